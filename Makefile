@@ -1,0 +1,37 @@
+# Everything a newcomer needs: `make demo`, `make test`. Each target sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check crds clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+$(STAMP): pyproject.toml
+	@if command -v uv >/dev/null 2>&1; then \
+		test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+		uv pip install --quiet --python $(BIN)/python --editable '.[llama]' --group dev; \
+	else \
+		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]' --group dev; \
+	fi
+	@touch $@
+
+demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
+	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
+
+test: $(STAMP)  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## linters and types only
+	$(BIN)/ruff check src tests
+	$(BIN)/flake8 src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove the virtual environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

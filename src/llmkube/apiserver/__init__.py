@@ -1,0 +1,1 @@
+"""The embedded Kubernetes API server that llmkube up runs on one machine."""

@@ -1,0 +1,1 @@
+"""Plumbing that knows nothing about language models or Kubernetes."""

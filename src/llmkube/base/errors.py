@@ -1,0 +1,31 @@
+"""The error nouns of the project: each says who is at fault, and so whether to try again.
+
+```
+LLMKubeError
+├── UserError    the input is at fault: say which field, keep what runs, do not retry
+└── WorldError   the world is at fault (network, disk, another process): retry with back-off
+```
+
+Anything else that is raised is a bug, and travels up as it is.
+"""
+
+
+class LLMKubeError(Exception):
+    """Something that LLMKube expects can go wrong, with a sentence fit for a user."""
+
+
+class UserError(LLMKubeError):
+    """The input is wrong and stays wrong until somebody edits it.
+
+    Args:
+        message: One sentence that names the value and the fix.
+        field: The path of the offending field as the user wrote it (`spec.source`), or empty.
+    """
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class WorldError(LLMKubeError):
+    """The world said no for now; the same call may succeed later."""

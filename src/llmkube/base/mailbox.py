@@ -1,0 +1,43 @@
+"""State is a mailbox, not a queue: the newest value wins and nothing piles up."""
+
+from typing import Generic, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Hold the newest value; readers that fall behind see the latest and miss nothing that still matters.
+
+    One writer or many, one reader or many: each reader remembers the version it has seen.
+    """
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._version = 0
+        self._changed = trio.Event()
+
+    @property
+    def value(self) -> T:
+        """The newest value."""
+        return self._value
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every `put_nowait`."""
+        return self._version
+
+    def put_nowait(self, value: T) -> None:
+        """Replace the value and wake every waiting reader."""
+        self._value = value
+        self._version += 1
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_newer(self, version: int) -> T:
+        """Return the newest value once its version is above `version`; a checkpoint even when it already is."""
+        await trio.lowlevel.checkpoint()
+        while self._version <= version:
+            await self._changed.wait()
+        return self._value

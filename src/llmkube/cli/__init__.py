@@ -1,0 +1,1 @@
+"""The command line: may import everything, imported by nothing."""

@@ -1,0 +1,1 @@
+"""The in-cluster half: derives status from what hosts and pods report."""

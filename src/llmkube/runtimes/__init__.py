@@ -1,0 +1,1 @@
+"""What to run, with no opinion on where: pure functions from objects to plans."""

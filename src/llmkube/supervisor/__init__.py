@@ -1,0 +1,1 @@
+"""The core: one nursery per InferenceService on the host that serves it."""

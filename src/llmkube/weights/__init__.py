@@ -1,0 +1,1 @@
+"""Model files: where they come from, where they are kept, what their headers say."""
