@@ -1,0 +1,195 @@
+"""The root of a host: which services run here, each in a nursery of its own. It wires, and never decides.
+
+```
+ run_agent
+ └ shielded support      what a dying service still needs; a deadline begins when the stop does
+   ├ outbox, repeats, reflectors, presence
+   └ services nursery    cancelled first; the support closes after the last service has gone
+     ├ run_service "chat"      life scope
+     └ run_service "embed"     life scope
+```
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.child import KILL_SECONDS
+from llmkube.supervisor.desired import Desired, desired_here, model_key
+from llmkube.supervisor.lifecycle import ServiceView
+from llmkube.supervisor.outbox import Outbox, run_outbox, run_repeats
+from llmkube.supervisor.ports import Ports
+from llmkube.supervisor.presence import run_presence
+from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.service import run_service
+from llmkube.supervisor.settings import AgentSettings
+
+log = structlog.get_logger(__name__)
+
+STOP_SLACK_SECONDS = 3.0
+"""Added to the sum of a stop's own deadlines before the support is taken away from under it."""
+
+
+@attrs.define(eq=False)
+class _Running:
+    """One service's task, as the agent holds it."""
+
+    desired: Mailbox[Desired]
+    life: trio.CancelScope
+    reporter: Reporter
+
+
+@attrs.define(eq=False)
+class AgentView:
+    """What one may ask a running agent; reads are synchronous and never wait.
+
+    `changed` is a mailbox whose version grows whenever an answer may have changed.
+    """
+
+    _running: Mapping[Key, _Running]
+    _synced: Callable[[], bool]
+    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+
+    def services(self) -> dict[Key, ServiceView]:
+        """A snapshot of every service that this host looks after."""
+        return {key: running.reporter.view for key, running in sorted(self._running.items())}
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether the agent has seen the API server's objects once, and what it waits for if not."""
+        return (True, "ok") if self._synced() else (False, "waiting for the first list from the API server")
+
+
+@attrs.define(eq=False)
+class _Agent:
+    """The table of services and the marks of those that need another look."""
+
+    settings: AgentSettings
+    ports: Ports
+    outbox: Outbox
+    models: Cache[Model]
+    services: Cache[InferenceService]
+    running: dict[Key, _Running] = attrs.field(factory=dict)
+    marked: set[Key] = attrs.field(factory=set)
+    wake: trio.Event = attrs.field(factory=trio.Event)
+    view: AgentView = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.view = AgentView(self.running, lambda: self.models.synced.is_set() and self.services.synced.is_set())
+
+    def mark(self, key: Key) -> None:
+        """Look at this service again."""
+        self.marked.add(key)
+        self.wake.set()
+
+    def mark_model(self, key: Key) -> None:
+        """Look again at every service that refers to this Model."""
+        for service in self.services.values():
+            if model_key(service) == key:
+                self.mark(service.key)
+
+    async def run(self) -> None:
+        """Never return: start, tell and end service tasks as the marks come in."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self.wake.wait()
+                self.wake = trio.Event()
+                for key in sorted(self.marked):
+                    self._reconcile(key, nursery)
+                self.marked.clear()
+
+    def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
+        running, service = self.running.get(key), self.services.get(key)
+        current = running.desired.value if running else None
+        model = self.models.get(model_key(service)) if service else None
+        wish = desired_here(service, model, current, self.settings.accelerators)
+        if wish is None:
+            if running is not None:
+                running.life.cancel(reason="deleted, or no longer this host's")
+        elif running is None:
+            nursery.start_soon(self._look_after, wish)
+        elif not running.life.cancel_called and not wish.same_wish(current):
+            running.desired.put_nowait(wish)
+        # A service that comes back while its task ends is marked again by the end of that task.
+
+    async def _look_after(self, wish: Desired) -> None:
+        reporter = Reporter(wish, self.settings, self.outbox, self.ports.utcnow, self._changed)
+        running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        with self._listed(wish.key, running), running.life:
+            await run_service(running.desired, reporter, self.ports, self.settings)
+        if running.life.cancelled_caught:
+            log.info("inference service ended", name=wish.key.name, namespace=wish.key.namespace)
+            reporter.farewell()
+
+    @contextmanager
+    def _listed(self, key: Key, running: _Running) -> Iterator[None]:
+        self.running[key] = running
+        try:
+            yield
+        finally:
+            del self.running[key]
+            self._changed()
+            self.mark(key)
+
+    def _changed(self) -> None:
+        self.view.changed.put_nowait(None)
+
+
+async def run_agent(
+    client: Client,
+    settings: AgentSettings,
+    ports: Ports,
+    *,
+    task_status: trio.TaskStatus[AgentView] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve on this host until cancelled; then stop every service in order, in bounded time, before returning.
+
+    Cancelling is the stop: endpoints are withdrawn, engines get TERM in parallel, one grace, KILL, and the last words
+    reach the API server if it is there. `task_status.started` receives the `AgentView`.
+    """
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_run_shielded, client, settings, ports, stop, task_status)
+        try:
+            await trio.sleep_forever()
+        finally:
+            stop.set()
+
+
+async def _run_shielded(
+    client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
+) -> None:
+    agent = _Agent(settings, ports, Outbox(), Cache(), Cache())
+    # Cancellation would reach the outbox together with the services that still have to speak through it. So the
+    # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
+    with trio.CancelScope(shield=True) as support:
+        async with trio.open_nursery() as outer:
+            reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
+            outer.start_soon(partial(run_outbox, agent.outbox, client, field_manager=settings.field_manager))
+            outer.start_soon(partial(run_repeats, agent.outbox, every_seconds=settings.reassert_seconds))
+            outer.start_soon(partial(reflect, InferenceService, agent.services, agent.mark))
+            outer.start_soon(partial(reflect, Model, agent.models, agent.mark_model))
+            outer.start_soon(run_presence, client, settings, ports.utcnow)
+            async with trio.open_nursery() as services:
+                services.start_soon(agent.run)
+                task_status.started(agent.view)
+                await stop.wait()
+                log.info("stopping", services=len(agent.running))
+                support.deadline = trio.current_time() + (
+                    2 * settings.withdraw_seconds + settings.grace_seconds + KILL_SECONDS + STOP_SLACK_SECONDS
+                )
+                services.cancel_scope.cancel(reason="the agent stops")
+            with trio.move_on_after(settings.withdraw_seconds):
+                await agent.outbox.wait_all_heard()
+            outer.cancel_scope.cancel(reason="every service has stopped")
+    if support.cancelled_caught:
+        log.error("the stop took longer than its deadlines allow")

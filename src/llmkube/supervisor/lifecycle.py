@@ -1,0 +1,111 @@
+"""One service's life as data: what can be said of it, and when it is tried again. No Trio, no clock, no dice of its own.
+
+```
+ WaitingForModel ─▶ Fetching ─▶ Pending ─▶ Loading ─▶ Loaded
+        ▲              │                     ▲           │ exit
+        │              ▼                     │           ▼
+    (Model gone)   FetchFailed            Restarting ◀── first exit in a while: at once
+                                             ▲           │ again: 1 s, 2 s, 4 s … 60 s
+                   ScaledToZero, Invalid     └── CrashLoopBackOff
+```
+"""
+
+import enum
+import random
+import signal
+
+import attrs
+
+from llmkube.base.backoff import Backoff
+
+
+class Reason(enum.StrEnum):
+    """Why a service is where it is: the reason of its `Loaded` condition."""
+
+    PENDING = "Pending"
+    WAITING_FOR_MODEL = "WaitingForModel"
+    FETCHING = "Fetching"
+    FETCH_FAILED = "FetchFailed"
+    INVALID = "Invalid"
+    LOADING = "Loading"
+    LOADED = "Loaded"
+    NOT_ANSWERING = "NotAnswering"
+    RESTARTING = "Restarting"
+    ENGINE_EXITED = "EngineExited"
+    CRASH_LOOP = "CrashLoopBackOff"
+    ENGINE_NOT_FOUND = "EngineNotFound"
+    LOAD_TIMED_OUT = "LoadTimedOut"
+    INTERNAL_ERROR = "InternalError"
+    STOPPING = "Stopping"
+    SCALED_TO_ZERO = "ScaledToZero"
+
+
+@attrs.frozen
+class Exit:
+    """How a process ended: an exit code of 0 or more, or the negated number of the signal that killed it."""
+
+    code: int
+
+    def __str__(self) -> str:
+        """`exit code 1`, or `killed by SIGKILL`."""
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+@attrs.frozen
+class Failure:
+    """One attempt that ended although nobody asked it to."""
+
+    reason: Reason
+    message: str
+    ready_seconds: float = 0.0
+
+
+@attrs.frozen
+class RestartPolicy:
+    """The first exit restarts at once, the next ones wait; a long healthy run is forgiven everything."""
+
+    backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=60.0)
+    forgiven_after_seconds: float = 300.0
+
+
+@attrs.frozen
+class RestartState:
+    """How many attempts in a row have failed."""
+
+    failures: int = 0
+
+
+def after_failure(
+    policy: RestartPolicy, state: RestartState, failure: Failure, rng: random.Random
+) -> tuple[RestartState, float]:
+    """Return the new state and the seconds to wait before the next attempt; 0 means at once."""
+    failures = 1 if failure.ready_seconds >= policy.forgiven_after_seconds else state.failures + 1
+    delay = 0.0 if failures == 1 else policy.backoff.delay(failures - 1, rng)
+    return RestartState(failures), delay
+
+
+@attrs.frozen
+class ServiceView:
+    """What the agent knows of one service right now; a snapshot, safe to keep.
+
+    `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although nobody asked
+    them to, since the agent started. `ready` is a claim about now.
+    """
+
+    reason: str
+    message: str = ""
+    host: str = ""
+    port: int = 0
+    pid: int | None = None
+    alias: str = ""
+    restarts: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is known to answer."""
+        return self.reason == Reason.LOADED

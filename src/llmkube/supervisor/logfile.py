@@ -1,0 +1,48 @@
+"""An engine's log: one append-only file per service, rotated by copy-truncate because the engine holds it open."""
+
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+
+MAX_READ_BYTES = 256 * 1024
+"""At most this much of a log's end is read to show its last lines."""
+
+MAX_LINE_CHARS = 500
+"""A longer line is cut: a condition is read by people."""
+
+
+def open_for_append(path: Path) -> tuple[int, int]:
+    """Open a log for appending, 0600, and return its present size and the file descriptor (the caller closes it)."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return os.fstat(descriptor).st_size, descriptor
+
+
+def read_lines(path: Path, offset: int, count: int) -> tuple[str, ...]:
+    """Return up to `count` last lines written at or after `offset`; empty lines and a missing file give none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = offset if offset <= size else 0  # the file was truncated meanwhile: all of it is newer
+            file.seek(max(start, size - MAX_READ_BYTES))
+            text = file.read(MAX_READ_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ()
+    lines = deque((line[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()), maxlen=count)
+    return tuple(lines)
+
+
+def rotate(path: Path, cap_bytes: int) -> bool:
+    """Copy a log that has outgrown its cap to `<name>.1` and truncate it in place; return whether it did.
+
+    What the engine writes between the copy and the truncation is lost: the price of not holding a pipe.
+    """
+    try:
+        if path.stat().st_size <= cap_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    os.truncate(path, 0)
+    return True

@@ -1,0 +1,209 @@
+"""The one mouth of a service: what its tasks know becomes conditions, endpoints, log lines and a snapshot.
+
+It decides nothing and waits for nothing but, at a stop, for "not ready" to arrive.
+"""
+
+import datetime
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.names import service_name, slice_name
+from llmkube.k8s.resource import Key
+from llmkube.supervisor import endpoints, status
+from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.lifecycle import Failure, Reason, ServiceView
+from llmkube.supervisor.outbox import Outbox, Slot
+from llmkube.supervisor.settings import AgentSettings
+from llmkube.weights.fetch import WeightsFile
+from llmkube.weights.gguf import GGUFFacts
+
+log = structlog.get_logger(__name__)
+
+
+@attrs.define(eq=False)
+class Reporter:
+    """Say what is true of one service.
+
+    Attributes:
+        wish: The newest wish; its objects' names, uids and generations are what is reported about.
+        view: The newest snapshot.
+        changed: Called after the snapshot has changed.
+    """
+
+    wish: Desired
+    settings: AgentSettings
+    outbox: Outbox
+    utcnow: Callable[[], datetime.datetime]
+    changed: Callable[[], None]
+    view: ServiceView = ServiceView(Reason.PENDING)
+    _restarts: int = 0
+    _of_service: status.Conditions = attrs.field(factory=status.Conditions)
+    _of_model: status.Conditions = attrs.field(factory=status.Conditions)
+
+    @property
+    def key(self) -> Key:
+        """The InferenceService's key."""
+        return self.wish.key
+
+    def follow(self, wish: Desired) -> None:
+        """Report about a newer wish from now on."""
+        if wish.model.metadata.uid != self.wish.model.metadata.uid:
+            self._of_model = status.Conditions()
+        self.wish = wish
+        self._publish_endpoint()
+
+    def accepted(self, not_honoured: tuple[str, ...]) -> None:
+        """The spec makes a plan; name the fields in it that have no effect here."""
+        self._set("Accepted", True, "Accepted", "the spec can be served on this host")
+        if not_honoured:
+            listed = ", ".join(not_honoured)
+            self._set("SpecHonoured", False, "FieldsIgnored", f"accepted, but without effect on a host: {listed}")
+        else:
+            self._set("SpecHonoured", True, "Honoured", "every given field has its effect")
+        self._write_status()
+
+    def refused(self, error: LLMKubeError) -> None:
+        """The spec makes no plan; whatever runs goes on with the last one that did."""
+        log.warning("spec refused", name=self.key.name, namespace=self.key.namespace, error=str(error))
+        self._set("Accepted", False, "Invalid", str(error))
+        self._write_status()
+
+    def fetching(self, message: str) -> None:
+        """The Model's file is on its way."""
+        self._set_model(False, "Fetching", message)
+
+    def fetched(self, weights: WeightsFile, facts: GGUFFacts) -> None:
+        """The Model's file is here, and this is what it says of itself."""
+        self._set_model(True, "Fetched", f"the file is on host {self.settings.host_name}", weights, facts)
+
+    def not_fetched(self, error: LLMKubeError) -> None:
+        """The Model's file cannot be had, or is not what it should be."""
+        log.warning("model not fetched", name=self.key.name, namespace=self.key.namespace, error=str(error))
+        self._set_model(False, status.fetch_reason(error), str(error))
+
+    def say(self, view: ServiceView) -> None:
+        """Replace the snapshot, and with it the `Loaded` condition and the endpoint."""
+        view = attrs.evolve(view, restarts=self._restarts)
+        if view == self.view:
+            return
+        self.view = view
+        self._set("Loaded", view.ready, str(view.reason), view.message)
+        self._write_status()
+        self._publish_endpoint()
+        self.changed()
+
+    def amend(self, reason: str, message: str = "") -> None:
+        """Change the reason of the snapshot and keep where the engine is."""
+        self.say(attrs.evolve(self.view, reason=reason, message=message))
+
+    def failed(self, failure: Failure, failures: int, delay_seconds: float) -> None:
+        """An attempt has failed; say why in the engine's own words, and when the next one comes."""
+        self._restarts += 1
+        if delay_seconds == 0:
+            head, reason = "restarting at once", Reason.RESTARTING
+        else:
+            at = status.timestamp(self.utcnow() + datetime.timedelta(seconds=delay_seconds))
+            head, reason = f"{failures} failures in a row; next attempt at {at}", Reason.CRASH_LOOP
+        if failure.reason is not Reason.ENGINE_EXITED:
+            reason = failure.reason
+        self.say(ServiceView(reason, f"{head}: {failure.message}"))
+
+    def answering(self, yes: bool) -> None:
+        """The running engine has stopped to answer, or answers again; the endpoint follows."""
+        if yes:
+            self.amend(Reason.LOADED, "the engine answers again")
+        else:
+            self.amend(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
+
+    @asynccontextmanager
+    async def serving(self, message: str) -> AsyncIterator[None]:
+        """Claim the endpoint for as long as the body runs; on the way out the claim is withdrawn before anything stops.
+
+        The wait for the API server is bounded: an engine must be stoppable while the cluster is away.
+        """
+        self.amend(Reason.LOADED, message)
+        log.info(
+            "registered endpoint",
+            name=self.key.name,
+            namespace=self.key.namespace,
+            hostIP=self.settings.advertise_address or self.view.host,
+            port=self.view.port,
+        )
+        try:
+            yield
+        finally:
+            self.amend(Reason.STOPPING, "the endpoint is withdrawn")
+            with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
+                await self.outbox.wait_heard(*self._endpoint_slots())
+            if bound.cancelled_caught:
+                log.warning("stopping before the API server knows", name=self.key.name, namespace=self.key.namespace)
+
+    def farewell(self) -> None:
+        """The service is no longer ours: take its endpoint back and say nothing more about it."""
+        for slot in self._endpoint_slots():
+            self.outbox.put_nowait(slot, None)
+        self.outbox.forget(self._slot(Service))
+        self.outbox.forget(self._status_slot)
+        self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+
+    # -- what becomes of it ---------------------------------------------------------------------------------------
+
+    @property
+    def _status_slot(self) -> Slot:
+        return Slot(InferenceService, self.key, "status")
+
+    def _slot(self, kind: type) -> Slot:
+        return Slot(kind, Key(self.key.namespace, service_name(self.key.name)))
+
+    def _endpoint_slots(self) -> tuple[Slot, ...]:
+        if self.settings.advertise_address is None:
+            return ()
+        if self.settings.endpoints_api == "endpoints":
+            return (self._slot(Endpoints),)
+        name = slice_name(service_name(self.key.name), self.settings.host_name)
+        return (Slot(EndpointSlice, Key(self.key.namespace, name)),)
+
+    def _publish_endpoint(self) -> None:
+        address, service, view = self.settings.advertise_address, self.wish.service, self.view
+        if address is None:
+            return
+        self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))
+        for slot in self._endpoint_slots():
+            if slot.kind is Endpoints:
+                manifest = endpoints.endpoints_manifest(service, address, view.port, ready=view.ready)
+            else:
+                host = self.settings.host_name
+                manifest = endpoints.slice_manifest(service, host, address, view.port, ready=view.ready)
+            self.outbox.put_nowait(slot, manifest)
+
+    def _set(self, kind: str, value: bool, reason: str, message: str) -> None:
+        generation = self.wish.service.metadata.generation or 0
+        self._of_service.set(kind, value, reason, message, generation=generation, now=self.utcnow())
+
+    def _write_status(self) -> None:
+        self.outbox.put_nowait(
+            self._status_slot, status.service_status(self.wish.service, self._of_service, self.view)
+        )
+
+    def _set_model(
+        self,
+        value: bool,
+        reason: str,
+        message: str,
+        weights: WeightsFile | None = None,
+        facts: GGUFFacts | None = None,
+    ) -> None:
+        model = self.wish.model
+        generation = model.metadata.generation or 0
+        self._of_model.set("Fetched", value, reason, message, generation=generation, now=self.utcnow())
+        self.outbox.put_nowait(
+            Slot(Model, model.key, "status"), status.model_status(model, self._of_model, weights, facts)
+        )

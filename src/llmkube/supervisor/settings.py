@@ -1,0 +1,55 @@
+"""What an operator may tune about one host's agent; every number says its unit."""
+
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+
+@attrs.frozen
+class AgentSettings:
+    """One host's agent, fully decided: nothing in here is looked up again later.
+
+    Attributes:
+        host_name: The name under which this host claims, publishes and reports; a DNS label.
+        state_dir: Private folder (0700) for logs and working directories.
+        store_dir: Where model files are kept.
+        llama_server: Path of the llama-server program.
+        advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
+            (one machine, reached through the local gateway).
+        bind_address: The address that engines listen on; never a wildcard.
+        namespace: The namespace to serve, or None for all.
+        accelerators: The `spec.hardware.accelerator` values that this host serves.
+        endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
+        lease_namespace: Where the host's Lease lives.
+        grace_seconds: Between TERM and KILL.
+        withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
+        load_timeout_seconds: How long an engine may load before the attempt counts as failed.
+        retry_cap_seconds: The longest pause before a failed fetch is tried again.
+        reassert_seconds: How often what was published is published again, in case somebody removed it.
+        lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
+        log_cap_bytes: An engine's log file is rotated when it grows beyond this.
+    """
+
+    host_name: str
+    state_dir: Path
+    store_dir: Path
+    llama_server: str
+    advertise_address: str | None = None
+    bind_address: str = "127.0.0.1"
+    namespace: str | None = None
+    accelerators: frozenset[str] = frozenset({"metal"})
+    endpoints_api: Literal["endpointslices", "endpoints"] = "endpointslices"
+    lease_namespace: str = "llmkube-system"
+    grace_seconds: float = 10.0
+    withdraw_seconds: float = 2.0
+    load_timeout_seconds: float = 1800.0
+    retry_cap_seconds: float = 60.0
+    reassert_seconds: float = 60.0
+    lease_renew_seconds: float = 10.0
+    log_cap_bytes: int = 16 * 1024 * 1024
+
+    @property
+    def field_manager(self) -> str:
+        """The name under which this agent owns fields."""
+        return f"llmkube-agent-{self.host_name}"

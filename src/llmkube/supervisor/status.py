@@ -1,0 +1,93 @@
+"""What the agent reports about a service and its Model: conditions of its own, under its own field manager. Pure.
+
+The controller turns these into phases; nothing here reads a status back.
+"""
+
+import datetime
+from typing import Any
+
+import attrs
+
+from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.units import format_bytes
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.lifecycle import Reason, ServiceView
+from llmkube.weights.fetch import WeightsFile
+from llmkube.weights.gguf import GGUFFacts
+
+MAX_MESSAGE_CHARS = 8192
+"""Kubernetes allows 32,768 in a condition; a quarter is already more than anybody reads."""
+
+
+@attrs.define
+class Conditions:
+    """The conditions that one writer holds on one object; a transition time moves only when the status flips."""
+
+    _items: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+    def set(self, kind: str, status: bool, reason: str, message: str, *, generation: int, now: datetime.datetime) -> None:
+        """State a condition."""
+        word = "True" if status else "False"
+        before = self._items.get(kind)
+        since = before["lastTransitionTime"] if before and before["status"] == word else timestamp(now)
+        self._items[kind] = {
+            "type": kind,
+            "status": word,
+            "reason": reason,
+            "message": message[:MAX_MESSAGE_CHARS],
+            "lastTransitionTime": since,
+            "observedGeneration": generation,
+        }
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """The conditions as the API wants them, in a stable order."""
+        return [dict(self._items[kind]) for kind in sorted(self._items)]
+
+
+def timestamp(moment: datetime.datetime) -> str:
+    """Return a moment as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:
+    """Return the status patch of one InferenceService: the agent's conditions and why it is not serving, if so."""
+    waiting = not view.ready and view.reason is not Reason.SCALED_TO_ZERO
+    return _patch(
+        InferenceService,
+        service.key,
+        {
+            "schedulingStatus": str(view.reason) if waiting else "",
+            "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
+            "conditions": conditions.as_list(),
+        },
+    )
+
+
+def model_status(
+    model: Model, conditions: Conditions, weights: WeightsFile | None, facts: GGUFFacts | None
+) -> dict[str, Any]:
+    """Return the status patch of one Model on this host: whether its file is here, and what its header says."""
+    status: dict[str, Any] = {"conditions": conditions.as_list()}
+    if weights is not None:
+        status |= {"path": str(weights.path), "size": format_bytes(weights.size_bytes)}
+        if weights.sha256:
+            status["sha256"] = weights.sha256
+    if facts is not None:
+        status["gguf"] = facts.as_status()
+    return _patch(Model, model.key, status)
+
+
+def fetch_reason(error: LLMKubeError) -> str:
+    """Return the reason of a `Fetched=False` condition: what kind of thing is wrong with the file or its source."""
+    return getattr(error, "reason", "") or ("SourceInvalid" if isinstance(error, UserError) else "FetchFailed")
+
+
+def _patch(kind: type[Any], key: Key, status: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": kind.RESOURCE.api_version,
+        "kind": kind.RESOURCE.kind,
+        "metadata": {"name": key.name, "namespace": key.namespace},
+        "status": status,
+    }

@@ -1,0 +1,47 @@
+import random
+
+import pytest
+
+from llmkube.supervisor.lifecycle import Exit, Failure, Reason, RestartPolicy, RestartState, after_failure
+
+POLICY = RestartPolicy()
+
+
+def exits(*ready_seconds: float) -> list[float]:
+    """The delays after a row of exits, each with the time that the engine had been ready."""
+    state, delays, rng = RestartState(), [], random.Random(0)
+    for seconds in ready_seconds:
+        state, delay = after_failure(POLICY, state, Failure(Reason.ENGINE_EXITED, "", seconds), rng)
+        delays.append(delay)
+    return delays
+
+
+def test_the_first_exit_restarts_at_once():
+    """An engine that dies for the first time is back without any pause."""
+    assert exits(0) == [0]
+
+
+def test_a_crash_loop_doubles_up_to_a_minute():
+    """The n-th exit in a row waits within 20 % below 1, 2, 4 … 60 seconds."""
+    delays = exits(*[0] * 12)
+    for delay, nominal in zip(delays[1:], [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60], strict=True):
+        assert 0.8 * nominal <= delay <= nominal
+
+
+def test_five_healthy_minutes_forgive_everything():
+    """After a long healthy run the next exit is a first one again."""
+    assert exits(0, 0, 0, 300) [-1] == 0
+
+
+def test_just_under_five_minutes_forgive_nothing():
+    """A loop that dies every 299 seconds is still a crash loop."""
+    assert exits(299, 299)[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")],
+)
+def test_an_exit_says_what_happened(code, words):
+    """A negative return code is a signal and is named."""
+    assert str(Exit(code)) == words
