@@ -1,0 +1,369 @@
+"""The built-in kinds that we read or write, typed where we look and faithful where we do not."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import attrs
+
+from llmkube.k8s.crd.meta import Condition, ObjectMeta, ObjectReference
+from llmkube.k8s.fields import REQUIRED, IntOrString, Wire, field, received
+from llmkube.k8s.resource import Key, Resource
+
+# -- core/v1 ----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class NamespaceStatus:
+    """Whether a namespace lives (`Active`) or is being emptied (`Terminating`)."""
+
+    phase: str = ""
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Namespace:
+    """A room for names."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
+    )
+    metadata: ObjectMeta
+    status: NamespaceStatus = NamespaceStatus()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The namespace's name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class ServicePort:
+    """One port of a Service and where its traffic goes."""
+
+    port: int = field("", REQUIRED)
+    name: str = ""
+    protocol: str = "TCP"
+    target_port: IntOrString | None = None
+    node_port: int | None = None
+    app_protocol: str | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ServiceSpec:
+    """A stable address; without a selector its endpoints are written by hand (by the agent)."""
+
+    type: str = "ClusterIP"
+    ports: tuple[ServicePort, ...] = ()
+    selector: Mapping[str, str] = field("", dict)
+    cluster_ip: str = field("", "", name="clusterIP")
+    cluster_ips: tuple[str, ...] = field("", (), name="clusterIPs")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Service:
+    """A name and an address for a set of endpoints."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "", "v1", "Service", "services", short_names=("svc",), subresources=("status",), categories=("all",)
+    )
+    metadata: ObjectMeta
+    spec: ServiceSpec = ServiceSpec()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The Service's namespace and name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class EndpointAddress:
+    """One address of a classic Endpoints object."""
+
+    ip: str = field("", REQUIRED)
+    hostname: str | None = None
+    node_name: str | None = None
+    target_ref: ObjectReference | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class EndpointPort:
+    """A port that endpoints answer on, named like the Service's port."""
+
+    port: int | None = None  # a slice may leave it open; nobody here does
+    name: str = ""
+    protocol: str = "TCP"
+    app_protocol: str | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class EndpointSubset:
+    """Addresses that share their ports."""
+
+    addresses: tuple[EndpointAddress, ...] = ()
+    not_ready_addresses: tuple[EndpointAddress, ...] = ()
+    ports: tuple[EndpointPort, ...] = ()
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Endpoints:
+    """The classic form of a Service's endpoints, deprecated since Kubernetes 1.33 but still what scripts read."""
+
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
+    metadata: ObjectMeta
+    subsets: tuple[EndpointSubset, ...] = ()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The namespace and name, the same as the Service's."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class Secret:
+    """Data that stays out of logs: neither map is part of `repr`."""
+
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "Secret", "secrets")
+    metadata: ObjectMeta
+    type: str = "Opaque"
+    data: Mapping[str, str] = field("", dict, repr=False)  # values are base64
+    string_data: Mapping[str, str] = field("", dict, repr=False)  # write-only: the server moves it into data
+    immutable: bool | None = None
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The Secret's namespace and name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class ConfigMap:
+    """Plain configuration data."""
+
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
+    metadata: ObjectMeta
+    data: Mapping[str, str] = field("", dict)
+    binary_data: Mapping[str, str] = field("", dict)  # values are base64
+    immutable: bool | None = None
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The ConfigMap's namespace and name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class ServiceAccount:
+    """An identity for pods."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",)
+    )
+    metadata: ObjectMeta
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The ServiceAccount's namespace and name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class EventSource:
+    """Which component, on which host, reports."""
+
+    component: str = ""
+    host: str = ""
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """Something that happened to an object; when it happens again `count` rises (core/v1, what `describe` reads)."""
+
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "Event", "events", short_names=("ev",))
+    metadata: ObjectMeta
+    involved_object: ObjectReference = field("", REQUIRED)
+    reason: str = ""
+    message: str = ""
+    type: str = ""  # Normal or Warning
+    count: int | None = None
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    action: str = ""
+    source: EventSource = EventSource()
+    reporting_component: str = ""
+    reporting_instance: str = ""
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The Event's namespace and name."""
+        return Key.of(self)
+
+
+# -- discovery.k8s.io/v1 ----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class EndpointConditions:
+    """What is known of an endpoint now; None means nobody said (consumers read that as ready)."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Endpoint:
+    """One process that answers, by its addresses (consumers use the first)."""
+
+    addresses: tuple[str, ...] = field("", REQUIRED)
+    conditions: EndpointConditions = EndpointConditions()
+    hostname: str | None = None
+    node_name: str | None = None
+    zone: str | None = None
+    target_ref: ObjectReference | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class EndpointSlice:
+    """Part of a Service's endpoints, tied to it by the label `kubernetes.io/service-name`."""
+
+    RESOURCE: ClassVar[Resource] = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+    metadata: ObjectMeta
+    address_type: str = field("", REQUIRED)  # IPv4, IPv6 or FQDN; immutable
+    endpoints: tuple[Endpoint, ...] = field("", (), required=True)
+    ports: tuple[EndpointPort, ...] = ()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The slice's namespace and name."""
+        return Key.of(self)
+
+
+# -- coordination.k8s.io/v1 -------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class LeaseSpec:
+    """Who holds the Lease and how long silence is tolerated; times are RFC 3339 with microseconds."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Lease:
+    """A sign of life, renewed by its holder."""
+
+    RESOURCE: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+    metadata: ObjectMeta
+    spec: LeaseSpec = LeaseSpec()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The Lease's namespace and name."""
+        return Key.of(self)
+
+
+# -- apiextensions.k8s.io/v1 ------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class CustomResourceNames:
+    """The words by which a custom kind is called."""
+
+    kind: str = field("", REQUIRED)
+    plural: str = field("", REQUIRED)
+    singular: str = ""
+    list_kind: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class CustomResourceVersion:
+    """One version of a custom kind; its schema, columns and subresources are kept as JSON in `wire.unknown`."""
+
+    name: str = field("", REQUIRED)
+    served: bool = field("", REQUIRED)
+    storage: bool = field("", REQUIRED)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class CustomResourceDefinitionSpec:
+    """What the API server needs to serve a custom kind."""
+
+    group: str = field("", REQUIRED)
+    names: CustomResourceNames = field("", REQUIRED)
+    scope: str = field("", REQUIRED)  # Namespaced or Cluster
+    versions: tuple[CustomResourceVersion, ...] = field("", REQUIRED)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class CustomResourceDefinitionStatus:
+    """`Established` is True once the API server serves the kind."""
+
+    conditions: tuple[Condition, ...] = ()
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class CustomResourceDefinition:
+    """A kind taught to the API server."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "apiextensions.k8s.io",
+        "v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        namespaced=False,
+        short_names=("crd", "crds"),
+        subresources=("status",),
+        categories=("api-extensions",),
+    )
+    metadata: ObjectMeta
+    spec: CustomResourceDefinitionSpec
+    status: CustomResourceDefinitionStatus = CustomResourceDefinitionStatus()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The definition's name, `<plural>.<group>`."""
+        return Key.of(self)
+
+
+BUILTINS: Final[tuple[Resource, ...]] = (
+    Namespace.RESOURCE,
+    Service.RESOURCE,
+    Endpoints.RESOURCE,
+    Secret.RESOURCE,
+    ConfigMap.RESOURCE,
+    ServiceAccount.RESOURCE,
+    Event.RESOURCE,
+    EndpointSlice.RESOURCE,
+    Lease.RESOURCE,
+    CustomResourceDefinition.RESOURCE,
+)

@@ -1,0 +1,273 @@
+"""JSON objects become typed ones and back, and nothing is lost on the way.
+
+* **Unknown fields survive.** A field that a class does not know, at any level, is kept in `wire.unknown` and written
+  back: a newer API server or a neighbour's field is never erased by our update.
+* **Values are effective, absence is remembered.** An attribute holds its default when the field is absent, so
+  consumers read `isvc.spec.replicas == 1`. `wire.given` remembers which fields were present: encoding writes a field
+  when it was given, when it is required, or when its value is not its default. `None` is never written. `attrs.evolve`
+  carries the memory along.
+* **Types are checked, values are not.** A string where a number belongs is a `DecodeError` that names the path and the
+  value. Enums and bounds are the API server's business (the CRD schema has them): an object that a newer schema
+  admitted must still be readable here.
+* An explicit `null` is absence, as it is to the API server. `apiVersion` and `kind` may be missing (items of a list
+  come without) and are always written.
+
+Decoded and encoded objects share the free-form parts (`unknown`, `Mapping[str, Any]`) with their source: treat both as
+values. The hooks are made once per class and walk over the fields that are present, not over those that could be: an
+InferenceService has 70 fields, of which a user writes five.
+"""
+
+import collections.abc
+import functools
+import json
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+
+from llmkube.base.errors import UserError
+from llmkube.k8s.fields import REQUIRED, IntOrString, Wire, slots
+from llmkube.k8s.resource import Key, Object, Resource
+
+__all__ = ["DecodeError", "Object", "decode", "encode"]
+
+W = TypeVar("W")
+_Hook = Callable[[Any, Any], Any]
+
+
+class DecodeError(UserError):
+    """A JSON object does not have the shape of its kind; `field` is the path of the first place that differs."""
+
+
+class _Misfit(Exception):  # noqa: N818 (never leaves this module: `decode` turns it into a DecodeError)
+    """What was expected and what was there; each level on the way up adds its step to the path."""
+
+    def __init__(self, expected: str, value: Any) -> None:
+        self.expected = expected
+        self.value = value
+        self.path: list[str] = []
+
+
+def decode(kind: type[W], data: Mapping[str, Any]) -> W:
+    """Read a JSON object as a typed one; parts of objects (a spec, a condition) work the same way.
+
+    Raises:
+        DecodeError: A value has the wrong type or a required field is missing.
+    """
+    try:
+        decoded: W = _converter.get_structure_hook(kind)(data, kind)
+    except _Misfit as misfit:
+        path = "".join(reversed(misfit.path)).removeprefix(".")
+        sentence = f"expected {misfit.expected}, got {_shown(misfit.value)}{_place(kind, data)}"
+        raise DecodeError(sentence, field=path) from None
+    return decoded
+
+
+def encode(obj: Any) -> dict[str, Any]:
+    """Write a typed object as JSON; None and untouched defaults are left out."""
+    encoded: dict[str, Any] = _converter.get_unstructure_hook(type(obj))(obj)
+    return encoded
+
+
+def _shown(value: Any) -> str:
+    """The value as the user wrote it, short enough for one line."""
+    if isinstance(value, _Absent):
+        return "nothing"
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _place(kind: type, data: Any) -> str:
+    """Which object the value is in, when that can be told."""
+    resource: Resource | None = getattr(kind, "RESOURCE", None)
+    if resource is None or not isinstance(data, Mapping) or not isinstance(data.get("metadata"), Mapping):
+        return ""
+    return f" in {resource.kind} {Key.of(data)}"
+
+
+class _Absent:
+    """Stands for a missing required field in a message."""
+
+
+_ABSENT = _Absent()
+
+# -- JSON to objects --------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _wire(given: frozenset[str]) -> Wire:
+    """Objects that came with the same fields share one memory of it."""
+    return Wire(given=given)
+
+
+def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
+    table = {slot.key: (slot.attribute, converter.get_structure_hook(slot.type), slot.type) for slot in slots(cls)}
+    required = {slot.attribute: slot.key for slot in slots(cls) if slot.default is REQUIRED}
+
+    def structure(data: Any, _: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Misfit("an object", data)
+        values: dict[str, Any] = {}
+        unknown: dict[str, Any] = {}
+        for key, value in data.items():
+            row = table.get(key)
+            if row is None:
+                unknown[key] = value
+            elif value is not None:
+                attribute, hook, type_ = row
+                try:
+                    values[attribute] = hook(value, type_)
+                except _Misfit as misfit:
+                    raise _at(f".{key}", misfit) from None
+        for attribute, key in required.items():
+            if attribute not in values:
+                raise _at(f".{key}", _Misfit("a value", _ABSENT))
+        given = frozenset(values)
+        return cls(**values, wire=Wire(unknown, given) if unknown else _wire(given))
+
+    type_meta = _type_meta(cls)
+    return _structure_kind(type_meta, structure) if type_meta else structure
+
+
+def _structure_kind(type_meta: Mapping[str, str], structure: _Hook) -> _Hook:
+    """Check that the object says it is of the kind asked for, if it says anything."""
+
+    def structure_kind(data: Any, kind: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Misfit("an object", data)
+        for key, word in type_meta.items():
+            if data.get(key, word) != word:
+                raise _at(f".{key}", _Misfit(_shown(word), data[key]))
+        return structure({key: value for key, value in data.items() if key not in type_meta}, kind)
+
+    return structure_kind
+
+
+def _type_meta(cls: Any) -> dict[str, str]:
+    resource: Resource | None = getattr(cls, "RESOURCE", None)
+    return {"apiVersion": resource.api_version, "kind": resource.kind} if resource else {}
+
+
+def _at(step: str, misfit: _Misfit) -> _Misfit:
+    misfit.path.append(step)
+    return misfit
+
+
+def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
+    item_type, _ellipsis = typing.get_args(cls)
+    hook = converter.get_structure_hook(item_type)
+
+    def structure(data: Any, _: Any) -> tuple[Any, ...]:
+        if not isinstance(data, list | tuple):
+            raise _Misfit("a list", data)
+        items = []
+        for index, item in enumerate(data):
+            try:
+                items.append(hook(item, item_type))
+            except _Misfit as misfit:
+                raise _at(f"[{index}]", misfit) from None
+        return tuple(items)
+
+    return structure
+
+
+def _structure_mapping(cls: Any, converter: cattrs.Converter) -> _Hook:
+    _, value_type = typing.get_args(cls)
+    hook = converter.get_structure_hook(value_type)
+
+    def structure(data: Any, _: Any) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise _Misfit("an object", data)
+        values = {}
+        for key, value in data.items():
+            try:
+                values[key] = hook(value, value_type)
+            except _Misfit as misfit:
+                raise _at(f"[{key}]", misfit) from None
+        return values
+
+    return structure
+
+
+def _scalar(expected: str, *accepted: type) -> _Hook:
+    """Pass a JSON scalar through untouched, or refuse it: nothing is coerced, so nothing is changed."""
+
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) in accepted:  # exact, since a bool is an int to Python
+            return value
+        raise _Misfit(expected, value)
+
+    return structure
+
+
+# -- Objects to JSON --------------------------------------------------------------------------------------------------
+
+
+def _unstructure_object(cls: Any, converter: cattrs.Converter) -> Callable[[Any], dict[str, Any]]:
+    rows = [
+        (slot.attribute, slot.key, slot.default, slot.facts.required, converter.get_unstructure_hook(slot.type))
+        for slot in slots(cls)
+    ]
+    type_meta = _type_meta(cls)
+
+    def unstructure(obj: Any) -> dict[str, Any]:
+        encoded: dict[str, Any] = dict(type_meta)
+        wire: Wire = obj.wire
+        given = wire.given
+        for attribute, key, default, required, hook in rows:
+            value = getattr(obj, attribute)
+            if value is not None and (required or attribute in given or value != default):
+                encoded[key] = hook(value)
+        encoded.update(wire.unknown)
+        return encoded
+
+    return unstructure
+
+
+def _unstructure_tuple(cls: Any, converter: cattrs.Converter) -> Callable[[Any], list[Any]]:
+    hook = converter.get_unstructure_hook(typing.get_args(cls)[0])
+    return lambda values: [hook(value) for value in values]
+
+
+def _unstructure_mapping(cls: Any, converter: cattrs.Converter) -> Callable[[Any], dict[str, Any]]:
+    hook = converter.get_unstructure_hook(typing.get_args(cls)[1])
+    return lambda values: {key: hook(value) for key, value in values.items()}
+
+
+def _is_tuple(cls: Any) -> bool:
+    return typing.get_origin(cls) is tuple
+
+
+def _is_mapping(cls: Any) -> bool:
+    return typing.get_origin(cls) is collections.abc.Mapping
+
+
+def _is_free(cls: Any) -> bool:
+    return cls is Any or cls == IntOrString
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False, forbid_extra_keys=False)
+    for applies, structure, unstructure in (
+        (attrs.has, _structure_object, _unstructure_object),
+        (_is_tuple, _structure_tuple, _unstructure_tuple),
+        (_is_mapping, _structure_mapping, _unstructure_mapping),
+    ):
+        converter.register_structure_hook_factory(applies, structure)
+        converter.register_unstructure_hook_factory(applies, unstructure)
+    for kind, hook in (
+        (str, _scalar("a string", str)),
+        (bool, _scalar("true or false", bool)),
+        (int, _scalar("an integer", int)),
+        (float, _scalar("a number", int, float)),
+    ):
+        converter.register_structure_hook(kind, hook)
+    int_or_string = _scalar("an integer or a string", int, str)
+    converter.register_structure_hook_func(lambda cls: cls == IntOrString, int_or_string)
+    converter.register_unstructure_hook_func(_is_free, lambda value: value)
+    return converter
+
+
+_converter = _make_converter()

@@ -1,0 +1,197 @@
+"""An InferenceService says how a Model is served; its status says how that goes."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import attrs
+
+from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
+from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
+from llmkube.k8s.crd.serving import (
+    CACHE_TYPES,
+    PersonaPlexConfig,
+    RopeScaling,
+    SpeculativeDecoding,
+    TGIConfig,
+    VLLMConfig,
+)
+from llmkube.k8s.fields import REQUIRED, Column, Scale, Wire, field, received
+from llmkube.k8s.resource import Key, Resource
+
+POD_RUNTIMES: Final = ("llamacpp", "vllm", "tgi", "personaplex", "generic")
+HOST_RUNTIMES: Final = ("llama-server", "omlx", "ollama")
+PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
+MODES: Final = ("chat", "embedding", "rerank")
+SERVICE_PHASES: Final = (
+    "Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"
+)  # fmt: skip
+
+# A pod's own types stay as they are (preserved, not expanded): the API server checks them when the pod is made.
+Embedded = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class InferenceServiceSpec:
+    """What to serve, how often, how, and where."""
+
+    # What
+    model_ref: str = field("Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1)
+    runtime: str = field("Engine that serves the model.", "llamacpp", enum=(*POD_RUNTIMES, *HOST_RUNTIMES))
+    mode: str | None = field("What the engine offers; unset means chat, unless endpoint.path tells.", enum=MODES)
+
+    # How often, how important
+    replicas: int = field("How many processes; 0 stops the service.", 1, minimum=0, maximum=10)
+    suspend: bool = field("Stops the service and keeps replicas as they are.", False)
+    autoscaling: Autoscaling | None = field("Lets an autoscaler choose the replica count.")
+    priority: str = field("Order for scarce GPUs and for eviction.", "normal", enum=PRIORITIES)
+    priority_class_name: str | None = field("PriorityClass of the pods; wins over priority there.")
+    eviction_protection: bool = field("Never evicted under memory pressure.", False)
+
+    # llama.cpp: context and slots
+    context_size: int | None = field("Context in tokens, shared by all slots.", minimum=128, maximum=2097152)
+    parallel_slots: int = field("Requests served at the same time.", 1, minimum=1, maximum=64)
+    batch_size: int | None = field("Logical batch size in tokens.", minimum=1, maximum=16384)
+    u_batch_size: int | None = field("Physical batch size in tokens.", minimum=1)
+    rope_scaling: RopeScaling | None = field("Stretches the context.")
+
+    # llama.cpp: memory and speed
+    flash_attention: bool | None = field("Flash attention; unset leaves it to the runtime.")
+    cache_type_k: str | None = field("Type of the K cache.", enum=CACHE_TYPES)
+    cache_type_v: str | None = field("Type of the V cache.", enum=CACHE_TYPES)
+    cache_type_custom_k: str | None = field("K cache type that a fork knows; wins over cacheTypeK.", min_length=1)
+    cache_type_custom_v: str | None = field("V cache type that a fork knows; wins over cacheTypeV.", min_length=1)
+    no_kv_offload: bool | None = field("Keeps the KV cache in host memory.")
+    moe_cpu_offload: bool | None = field("Keeps all experts in host memory.", name="moeCPUOffload")
+    moe_cpu_layers: int | None = field("Layers whose experts stay in host memory.", minimum=0, name="moeCPULayers")
+    tensor_overrides: tuple[str, ...] = field("Buffer for tensors by pattern: PATTERN=BUFFER.", ())
+    metadata_overrides: tuple[str, ...] = field("GGUF metadata to override: KEY=TYPE:VALUE.", ())
+    no_warmup: bool | None = field("Skips the empty run after loading.")
+    speculative_decoding: SpeculativeDecoding | None = field("Guesses several tokens ahead.")
+
+    # llama.cpp: answers
+    jinja: bool | None = field("Uses the model's own chat template, which tool calls need.")
+    reasoning_budget: int | None = field("Most tokens to think in; 0 turns thinking off.", minimum=0)
+    reasoning_budget_message: str | None = field("Text that ends thinking when the budget is spent.")
+
+    # oMLX
+    hot_cache_max_size: str | None = field("Most memory for hot KV blocks.")
+    paged_ssd_cache_dir: str | None = field("Folder for KV blocks on disk.", name="pagedSSDCacheDir")
+    paged_ssd_cache_max_size: str | None = field("Most disk space for KV blocks.", name="pagedSSDCacheMaxSize")
+    turbo_quant_bits: int | None = field("Bits per value in the quantized KV cache.", enum=(3, 6, 8))
+
+    # Other engines
+    vllm_config: VLLMConfig | None = field("Options of vLLM.")
+    tgi_config: TGIConfig | None = field("Options of TGI.")
+    persona_plex_config: PersonaPlexConfig | None = field("Options of PersonaPlex.")
+
+    # The process
+    image: str | None = field("Container image; unset means the runtime's own.", min_length=1)
+    image_pull_secrets: tuple[LocalObjectReference, ...] = field("Secrets for pulling the image.", ())
+    command: tuple[str, ...] = field("Replaces the entrypoint of the container.", ())
+    args: tuple[str, ...] = field("All arguments, for the generic runtime.", ())
+    extra_args: tuple[str, ...] = field("Arguments added to the engine's command line, such as --mlock.", ())
+    env: tuple[EnvVar, ...] = field("Environment variables of the engine.", ())
+    bind_address: str | None = field("Address that the engine listens on.")
+    container_port: int | None = field("Port that the engine listens on.", minimum=1, maximum=65535)
+    skip_model_init: bool | None = field("The engine fetches the weights by itself.")
+    probe_overrides: ProbeOverrides | None = field("Replaces the runtime's probes.")
+
+    # Where
+    endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
+    resources: ServiceResources = field("What each replica requests.", ServiceResources)
+    runtime_class_name: str | None = field("RuntimeClass of the pods, such as nvidia.")
+    node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)
+    tolerations: tuple[Embedded, ...] = field("Taints that pods tolerate.", ())
+    affinity: Embedded | None = field("Affinity of the pods.")
+    topology_spread_constraints: tuple[Embedded, ...] = field("How pods spread over the cluster.", ())
+    pod_labels: Mapping[str, str] = field("Labels for the pods; those of LLMKube win.", dict)
+    pod_annotations: Mapping[str, str] = field("Annotations for the pods.", dict)
+    pod_security_context: Embedded | None = field("Replaces the pod's security context.")
+    security_context: Embedded | None = field("Replaces the container's security context.")
+    extra_volumes: tuple[Embedded, ...] = field("Volumes added to the pods.", ())
+    extra_volume_mounts: tuple[Embedded, ...] = field("Mounts added to the engine's container.", ())
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class AccelerationStatus:
+    """How much of the model the accelerator took."""
+
+    device: str = field("Device that took the layers, or CPU.", "")
+    layers_offloaded: int | None = field("Layers on the accelerator.")
+    layers_total: int | None = field("Layers of the model.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class GatewayStatus:
+    """How the service is exposed through an AI gateway."""
+
+    model_name: str = field("Model name that clients send.", "")
+    endpoint: str = field("Address of the gateway.", "")
+    route_ready: bool | None = field("The gateway knows the route.")
+    auth_enabled: bool | None = field("The gateway asks for credentials.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class InferenceServiceStatus:
+    """How serving goes."""
+
+    phase: str = field("Where the service stands.", "", enum=SERVICE_PHASES)
+    conditions: tuple[Condition, ...] = field(
+        "Statements about the service, one per type.", (), list_map_keys=("type",)
+    )
+    endpoint: str = field("URL that clients use.", "")
+    replicas: int | None = field("Replicas that the scale subresource reports.")
+    ready_replicas: int | None = field("Replicas that answer.")
+    desired_replicas: int | None = field("Replicas that are wanted now; 0 while suspended.")
+    model_ready: bool | None = field("The Model is Ready.")
+    mode: str = field("What the engine offers.", "")
+    effective_priority: int | None = field("Weight of the priority.")
+    queue_position: int | None = field("Place in the queue for GPUs, from 1.")
+    waiting_for: str = field("What the service waits for.", "")
+    scheduling_status: str = field("Why it does not run, as one word.", "")
+    scheduling_message: str = field("Why it does not run, as a sentence.", "")
+    acceleration: AccelerationStatus | None = field("How much of the model the accelerator took.")
+    gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
+    last_updated: str | None = field("When the status last changed.", format="date-time")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class InferenceService:
+    """A Model being served under a name."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        GROUP,
+        VERSION,
+        "InferenceService",
+        "inferenceservices",
+        short_names=("isvc",),
+        subresources=("status", "scale"),
+        categories=("llmkube",),
+    )
+    SCALE: ClassVar = Scale(".spec.replicas", ".status.replicas")
+    COLUMNS: ClassVar = (
+        Column("Phase", ".status.phase"),
+        Column("Model", ".spec.modelRef"),
+        Column("Ready", ".status.readyReplicas", "integer"),
+        Column("Desired", ".status.desiredReplicas", "integer"),
+        Column("Reason", '.status.conditions[?(@.type=="Available")].reason'),
+        Column("Endpoint", ".status.endpoint"),
+        Column("Runtime", ".spec.runtime", wide=True),
+        Column("Priority", ".spec.priority", wide=True),
+        Column("Queue", ".status.queuePosition", "integer", wide=True),
+        Column("Scheduling", ".status.schedulingStatus", wide=True),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+    metadata: ObjectMeta
+    spec: InferenceServiceSpec
+    status: InferenceServiceStatus = field("How serving goes.", InferenceServiceStatus)
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The service's namespace and name."""
+        return Key.of(self)

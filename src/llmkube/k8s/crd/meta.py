@@ -1,0 +1,113 @@
+"""The parts that every Kubernetes object shares: its name tag, its owners, its conditions."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.fields import REQUIRED, Wire, field, received
+
+GROUP: Final = "inference.llmkube.dev"
+VERSION: Final = "v1alpha1"
+
+QUANTITY: Final = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$"
+"""What Kubernetes reads as an amount (`500m`, `1.5`, `24Gi`, `1e9`), without a sign: nothing here is negative."""
+
+
+@attrs.frozen(kw_only=True)
+class OwnerReference:
+    """Tie an object's life to its owner's: the garbage collector deletes it when the last owner is gone."""
+
+    api_version: str = field("API group and version of the owner.", REQUIRED)
+    kind: str = field("Kind of the owner.", REQUIRED)
+    name: str = field("Name of the owner.", REQUIRED)
+    uid: str = field("UID of the owner.", REQUIRED)
+    controller: bool | None = field("True for the one owner that manages the object.")
+    block_owner_deletion: bool | None = field("Hold a foreground deletion of the owner until this object is gone.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ObjectMeta:
+    """Name, version and life of an object; timestamps are RFC 3339 strings as the server wrote them."""
+
+    name: str = field("Name, unique within the namespace and the kind.", "")
+    namespace: str = field("Namespace; empty for cluster-scoped kinds.", "")
+    generate_name: str | None = field("Prefix for a name that the server makes up.")
+    uid: str = field("Identity in time and space, set by the server.", "")
+    resource_version: str = field("Opaque version for conflicts and watches.", "")
+    generation: int = field("Counts the changes of the spec.", 0, format="int64")
+    labels: Mapping[str, str] = field("Keys to select by.", dict)
+    annotations: Mapping[str, str] = field("Keys to carry along.", dict)
+    creation_timestamp: str | None = field("When the server created the object.")
+    deletion_timestamp: str | None = field("When deletion was asked for.")
+    deletion_grace_period_seconds: int | None = field("Seconds until removal.", format="int64")
+    finalizers: tuple[str, ...] = field("Who must act before removal.", ())
+    owner_references: tuple[OwnerReference, ...] = field("Who owns the object.", ())
+    managed_fields: tuple[Mapping[str, Any], ...] = field("Who set which field.", (), repr=False)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Condition:
+    """One statement about an object, with its reason; a list holds each type once."""
+
+    type: str = field(
+        "What the statement is about, in CamelCase.",
+        REQUIRED,
+        max_length=316,
+        pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+        r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+    )
+    status: str = field("Whether the statement holds.", REQUIRED, enum=("True", "False", "Unknown"))
+    reason: str = field(
+        "Why, as one CamelCase word for programs.",
+        "",
+        required=True,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+    )
+    message: str = field("Why, as a sentence for people.", "", required=True, max_length=32768)
+    last_transition_time: str = field("When the status last changed.", "", required=True, format="date-time")
+    observed_generation: int | None = field(
+        "The generation of the spec that the statement is about.", minimum=0, format="int64"
+    )
+    wire: Wire = received()
+
+
+def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    """The condition of one type, or None when nobody has stated it."""
+    return next((condition for condition in conditions if condition.type == kind), None)
+
+
+@attrs.frozen(kw_only=True)
+class LocalObjectReference:
+    """Name an object in the same namespace."""
+
+    name: str = field("Name of the object.", "")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class SecretKeySelector:
+    """Name one key of a Secret in the same namespace."""
+
+    key: str = field("Key within the Secret.", REQUIRED)
+    name: str = field("Name of the Secret.", "")
+    optional: bool | None = field("Tolerate that the Secret or its key is missing.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ObjectReference:
+    """Point at an object from elsewhere, as Events do."""
+
+    api_version: str = field("API group and version.", "")
+    kind: str = field("Kind.", "")
+    name: str = field("Name.", "")
+    namespace: str = field("Namespace; empty for cluster-scoped kinds.", "")
+    uid: str = field("UID, when a particular incarnation is meant.", "")
+    resource_version: str = field("Version that was seen.", "")
+    field_path: str = field("The part of the object that is meant.", "")
+    wire: Wire = received()

@@ -1,0 +1,105 @@
+"""A Model says where weights come from and what they run on."""
+
+from typing import ClassVar, Final
+
+import attrs
+
+from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, ObjectMeta
+from llmkube.k8s.crd.placement import Hardware, ModelResources
+from llmkube.k8s.fields import REQUIRED, Column, Wire, field, received
+from llmkube.k8s.resource import Key, Resource
+
+FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
+MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
+
+SOURCE_PATTERN: Final = (
+    r"^(https?|file|pvc|hf|s3|builtin)://.+$"  # a URL
+    r"|^/\S+$"  # an absolute path
+    r"|^[a-zA-Z0-9][\w./-]+(@[\w./-]+)?$"  # org/repo, perhaps at a revision
+)
+
+
+@attrs.frozen(kw_only=True)
+class ModelSpec:
+    """Which weights, in which format, on which hardware."""
+
+    source: str = field(
+        "Where the weights come from: a URL (http, https, file, pvc, hf, s3, builtin), an absolute path, "
+        "or a Hugging Face repository as org/repo or org/repo@revision.",
+        REQUIRED,
+        pattern=SOURCE_PATTERN,
+    )
+    format: str = field("Container format of the weights.", "gguf", enum=FORMATS)
+    quantization: str | None = field("Label for people, such as Q4_K_M; the file's own value is in status.gguf.")
+    hardware: Hardware = field("What the model runs on.", Hardware, apply_default=True)
+    resources: ModelResources = field("What serving pods request for this model.", ModelResources)
+    sha256: str | None = field("Digest that the file must have.", pattern=r"^[a-fA-F0-9]{64}$")
+    files: tuple[str, ...] = field("Files to fetch from a repository; the engine is given the first.", ())
+    mmproj: str | None = field("Multimodal projector file, fetched along with files.")
+    prefetch: bool | None = field("Fetch the weights before any service asks for them.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class GGUFStatus:
+    """Facts read from the header of a GGUF file."""
+
+    architecture: str = field("Model architecture, such as llama.", "")
+    model_name: str = field("Name that the file gives itself.", "")
+    quantization: str = field("Quantization of most tensors.", "")
+    context_length: int | None = field("Context that the model was trained for, in tokens.", format="int64")
+    layer_count: int | None = field("Number of transformer blocks.", format="int64")
+    embedding_size: int | None = field("Width of the embedding.", format="int64")
+    head_count: int | None = field("Number of attention heads.", format="int64")
+    tensor_count: int | None = field("Number of tensors.", format="int64")
+    file_version: int | None = field("Version of the GGUF container.")
+    license: str = field("License that the file names.", "")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ModelStatus:
+    """What is known of the weights."""
+
+    phase: str = field("Where the Model stands.", "", enum=MODEL_PHASES)
+    conditions: tuple[Condition, ...] = field("Statements about the Model, one per type.", (), list_map_keys=("type",))
+    path: str = field("Where the file lies for the engine.", "")
+    size: str = field('Size for people, such as "4.5 GiB".', "")
+    sha256: str = field("Digest of the file, when it was computed.", "")
+    gguf: GGUFStatus | None = field("Facts from the file's header.")
+    cache_key: str = field("Folder of the weights within a shared cache.", "")
+    staged_files: tuple[str, ...] = field("The files that were fetched, when there are several.", ())
+    accelerator_ready: bool | None = field("Whether something in the cluster can serve the accelerator.")
+    source_etag: str = field("ETag of the source when it was last looked at.", "", name="sourceETag")
+    source_content_length: int | None = field("Length of the source when it was last looked at.", format="int64")
+    last_revalidated: str | None = field("When the source was last compared with the copy.", format="date-time")
+    last_updated: str | None = field("When the Model last became Ready.", format="date-time")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Model:
+    """Weights that services can refer to by name."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        GROUP, VERSION, "Model", "models", short_names=("mdl",), subresources=("status",), categories=("llmkube",)
+    )
+    COLUMNS: ClassVar = (
+        Column("Phase", ".status.phase"),
+        Column("Size", ".status.size"),
+        Column("Accelerator", ".spec.hardware.accelerator"),
+        Column("Quant", ".status.gguf.quantization"),
+        Column("Arch", ".status.gguf.architecture", wide=True),
+        Column("Context", ".status.gguf.contextLength", "integer", wide=True),
+        Column("Source", ".spec.source", wide=True),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+    metadata: ObjectMeta
+    spec: ModelSpec
+    status: ModelStatus = field("What is known of the weights.", ModelStatus)
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The Model's namespace and name."""
+        return Key.of(self)

@@ -1,0 +1,183 @@
+"""The CRD YAML, made from the classes: what the codec reads is what the API server enforces.
+
+The output is an `apiextensions.k8s.io/v1` CustomResourceDefinition with a structural schema. Defaults are those of the
+classes. A block whose absence means all of its defaults (`Hardware`) is filled in by the API server only where its
+field says `apply_default=True`; elsewhere the API server leaves the object as short as the user wrote it, and the
+class supplies the same values.
+"""
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+import yaml
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import REQUIRED, Column, Facts, IntOrString, Rule, Scale, Slot, slots
+from llmkube.k8s.resource import Object, Resource
+
+KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService)
+"""Every custom kind of the project, in the order in which a cluster should learn them."""
+
+_SCALARS: Final[dict[Any, dict[str, Any]]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer", "format": "int32"},
+    float: {"type": "number"},
+    IntOrString: {"x-kubernetes-int-or-string": True},
+}
+
+# The identity of an object comes first in every CRD; the words are ours.
+_TYPE_META: Final[dict[str, Any]] = {
+    "apiVersion": {"type": "string", "description": "Group and version of this representation."},
+    "kind": {"type": "string", "description": "Kind of the object."},
+}
+
+
+def crd_manifest(kind: type[Object]) -> dict[str, Any]:
+    """The CustomResourceDefinition of one kind.
+
+    Args:
+        kind: A class with `RESOURCE`, and `COLUMNS` and `SCALE` where it has them.
+    """
+    resource = kind.RESOURCE
+    columns: Iterable[Column] = getattr(kind, "COLUMNS", ())
+    version: dict[str, Any] = {
+        "name": resource.version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": _kind_schema(kind)},
+        "subresources": _subresources(resource, getattr(kind, "SCALE", None)),
+        "additionalPrinterColumns": [_column(column) for column in columns],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": resource.full_name},
+        "spec": {
+            "group": resource.group,
+            "names": {
+                "kind": resource.kind,
+                "listKind": resource.list_kind,
+                "plural": resource.plural,
+                "singular": resource.singular,
+                "shortNames": list(resource.short_names),
+                "categories": list(resource.categories),
+            },
+            "scope": "Namespaced" if resource.namespaced else "Cluster",
+            "versions": [{key: value for key, value in version.items() if value}],
+        },
+    }
+
+
+def all_crds() -> list[dict[str, Any]]:
+    """The definitions of every custom kind, fresh on each call."""
+    return [crd_manifest(kind) for kind in KINDS]
+
+
+def crds_yaml() -> str:
+    """Every definition as one YAML stream, the same bytes for the same classes."""
+    return yaml.safe_dump_all(all_crds(), sort_keys=False, explicit_start=True, width=120, allow_unicode=True)
+
+
+# -- the schema of a class --------------------------------------------------------------------------------------------
+
+
+def _kind_schema(kind: type) -> dict[str, Any]:
+    schema = object_schema(kind)
+    properties = {**_TYPE_META, **schema["properties"], "metadata": {"type": "object"}}
+    required = [name for name in schema.get("required", []) if name != "metadata"]
+    return {**schema, "properties": properties, "required": required}
+
+
+def object_schema(cls: type) -> dict[str, Any]:
+    """The structural schema of one wire class: a property per field, its rules, its description."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0],
+        "properties": {slot.key: _field_schema(slot) for slot in slots(cls)},
+    }
+    required = [slot.key for slot in slots(cls) if slot.facts.required]
+    if required:
+        schema["required"] = required
+    rules: tuple[Rule, ...] = getattr(cls, "RULES", ())
+    return schema | _rules(rules)
+
+
+def _field_schema(slot: Slot) -> dict[str, Any]:
+    facts = slot.facts
+    schema = _type_schema(slot.type)
+    schema.update(_bounds(facts))
+    if facts.description:
+        schema["description"] = facts.description
+    if facts.list_map_keys:
+        schema["x-kubernetes-list-type"] = "map"
+        schema["x-kubernetes-list-map-keys"] = list(facts.list_map_keys)
+    if facts.atomic:
+        schema["x-kubernetes-map-type"] = "atomic"
+    schema.update(_rules((*getattr(slot.type, "RULES", ()), *facts.rules)))
+    schema.update(_default(slot))
+    return schema
+
+
+def _type_schema(annotation: Any) -> dict[str, Any]:
+    if annotation in _SCALARS:
+        return dict(_SCALARS[annotation])
+    if attrs.has(annotation):
+        return object_schema(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple:
+        return {"type": "array", "items": _type_schema(arguments[0])}
+    if origin is collections.abc.Mapping and arguments[1] is Any:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if origin is collections.abc.Mapping:
+        return {"type": "object", "additionalProperties": _type_schema(arguments[1])}
+    raise TypeError(f"no schema for {annotation!r}")
+
+
+def _bounds(facts: Facts) -> dict[str, Any]:
+    said = {
+        "format": facts.format,
+        "enum": list(facts.enum),
+        "minimum": facts.minimum,
+        "maximum": facts.maximum,
+        "minLength": facts.min_length,
+        "maxLength": facts.max_length,
+        "minItems": facts.min_items,
+        "maxItems": facts.max_items,
+        "pattern": facts.pattern,
+    }
+    return {key: value for key, value in said.items() if value is not None and value not in ("", [])}
+
+
+def _rules(rules: Iterable[Rule]) -> dict[str, Any]:
+    validations = [{"rule": rule.rule, "message": rule.message} for rule in rules]
+    return {"x-kubernetes-validations": validations} if validations else {}
+
+
+def _default(slot: Slot) -> dict[str, Any]:
+    """A scalar's default, or `{}` for a block that the API server is to fill in; nothing for empty and for None."""
+    default = slot.default
+    if default is REQUIRED or default is None or default in ("", ()) or slot.facts.required:
+        return {}
+    if attrs.has(type(default)):
+        return {"default": {}} if slot.facts.apply_default else {}
+    return {} if isinstance(default, Mapping) else {"default": default}
+
+
+def _subresources(resource: Resource, scale: Scale | None) -> dict[str, Any]:
+    subresources: dict[str, Any] = {"status": {}} if "status" in resource.subresources else {}
+    if scale is not None:
+        subresources["scale"] = {"specReplicasPath": scale.spec_path, "statusReplicasPath": scale.status_path}
+    return subresources
+
+
+def _column(column: Column) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    if column.description:
+        shown["description"] = column.description
+    return {**shown, "priority": 1} if column.wide else shown

@@ -1,0 +1,104 @@
+"""Names that both programs derive for themselves, so that they meet without asking each other.
+
+A host publishes a Service and one EndpointSlice per InferenceService and host; the controller finds them again by name
+and label. Kubernetes is stricter about these names than about the names of our own kinds:
+
+* a Service is a DNS-1035 label (RFC 1035: at most 63 characters, a letter first), because it becomes one label of a
+  host name, while an InferenceService may be called anything that is a DNS-1123 subdomain (253, dots, digits first);
+* an EndpointSlice and a Lease are DNS-1123 subdomains;
+* a label's value has at most 63 characters.
+
+Every function here is a pure function of its arguments and idempotent where that makes sense.
+"""
+
+import hashlib
+import re
+from typing import Final
+
+MAX_LABEL: Final = 63
+"""The longest DNS label and the longest label value, in characters."""
+
+SERVICE_LABEL: Final = "inference.llmkube.dev/service"
+"""Label on the Service and the slices of an InferenceService; its value is `label_value(name)`."""
+
+HOST_LABEL: Final = "inference.llmkube.dev/host"
+"""Label on slices and Leases; its value is `host_id(host_name)`."""
+
+ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
+"""Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
+
+MANAGED_BY_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+"""The well-known label that keeps other controllers away from a slice."""
+
+SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
+"""The well-known label that ties a slice to its Service."""
+
+SERVICE_PORT: Final = 8080
+"""The port of every Service in front of a host's engine; the engine's own port is in the slice."""
+
+AGENT_MANAGER: Final = "llmkube-agent"
+"""Value of `MANAGED_BY_LABEL` on the slices that agents write."""
+
+CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
+"""Field manager of everything that the controller applies."""
+
+_DIGEST_CHARS: Final = 6
+_DNS_1035_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+
+
+def service_name(isvc_name: str) -> str:
+    """Return the name of the Service in front of an InferenceService: its own name wherever a Service may have it.
+
+    Any other name is spelled with the characters that a Service allows and gets `-` and 6 hex digits of its SHA-256, so
+    that `a.b` and `a-b`, or two names that differ beyond the 63rd character, never share a Service.
+    """
+    if len(isvc_name) <= MAX_LABEL and _DNS_1035_LABEL.fullmatch(isvc_name):
+        return isvc_name
+    spelled = re.sub(r"[^a-z0-9]+", "-", isvc_name.lower()).strip("-")
+    if not spelled[:1].isalpha():
+        spelled = f"s-{spelled}".rstrip("-")
+    return _with_digest(spelled, isvc_name)
+
+
+def host_id(host_name: str) -> str:
+    """Return the name by which a host is known: the name of its Lease, a part of its slices' names and a label's value.
+
+    A name that is a DNS-1123 subdomain of at most 63 characters is itself; any other one (`Ann's Mac`, `mac_mini`) is
+    respelled and gets 6 hex digits of its SHA-256.
+    """
+    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name):
+        return host_name
+    spelled = re.sub(r"[^a-z0-9]+", "-", host_name.lower()).strip("-")
+    return _with_digest(spelled or "host", host_name)
+
+
+def label_value(name: str) -> str:
+    """Return an object's name as a label's value: itself up to 63 characters, else its head and 6 hex of its SHA-256.
+
+    A DNS-1123 subdomain is a valid label value as it is, except that it may be four times too long.
+    """
+    return name if len(name) <= MAX_LABEL else _with_digest(name, name)
+
+
+def slice_name(service: str, host: str) -> str:
+    """Return the name of the EndpointSlice in which one host lists its endpoint of one Service.
+
+    The separator is a dot, which no Service's name can contain: with a hyphen, `chat` on `mac-studio` and `chat-mac` on
+    `studio` would be one object that two hosts overwrite in turn. At most 127 characters; a slice's name may have 253.
+
+    Args:
+        service: What `service_name` returned.
+        host: The host's name, in any spelling.
+    """
+    return f"{service}.{host_id(host)}"
+
+
+def endpoint_url(service: str, namespace: str, port: int, path: str, cluster_domain: str = "cluster.local") -> str:
+    """Return the URL at which a client in the cluster reaches a Service; `path` begins with a slash or is empty."""
+    return f"http://{service}.{namespace}.svc.{cluster_domain}:{port}{path}"
+
+
+def _with_digest(spelled: str, original: str) -> str:
+    digest = hashlib.sha256(original.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{spelled[: MAX_LABEL - _DIGEST_CHARS - 1].rstrip('-.')}-{digest}"

@@ -1,0 +1,134 @@
+"""Each refusal becomes the error that says who is at fault."""
+
+import json
+
+import pytest
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.errors import (
+    AlreadyExistsError,
+    ApiError,
+    BadRequestError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    ServerError,
+    TooManyRequestsError,
+    TransportError,
+    UnauthorizedError,
+    error_from_response,
+    error_from_status,
+    excerpt,
+    root_words,
+)
+from k8s.scripted import status_object
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected", "fault"),
+    [
+        (400, "BadRequest", BadRequestError, UserError),
+        (401, "Unauthorized", UnauthorizedError, WorldError),
+        (403, "Forbidden", ForbiddenError, WorldError),
+        (404, "NotFound", NotFoundError, WorldError),
+        (409, "Conflict", ConflictError, WorldError),
+        (409, "AlreadyExists", AlreadyExistsError, WorldError),
+        (410, "Gone", GoneError, WorldError),
+        (410, "Expired", GoneError, WorldError),
+        (422, "Invalid", InvalidError, UserError),
+        (429, "TooManyRequests", TooManyRequestsError, WorldError),
+        (500, "InternalError", ServerError, WorldError),
+        (503, "ServiceUnavailable", ServerError, WorldError),
+        (504, "Timeout", ServerError, WorldError),
+    ],
+)
+def test_a_status_becomes_the_error_of_its_code(code, reason, expected, fault):
+    """Every failing code that an API server documents has its own class, with the fault in its ancestry."""
+    error = error_from_response("GET /x", code, json.dumps(status_object(code, reason, "because")).encode())
+    assert type(error) is expected
+    assert isinstance(error, fault)
+    assert isinstance(error, ApiError)
+    assert (error.code, error.reason, str(error)) == (code, reason, "because")
+
+
+def test_an_unlisted_code_is_nobodys_fault_in_particular():
+    """A 415 is neither the user's nor the world's: it is a plain ApiError."""
+    error = error_from_status(status_object(415, "UnsupportedMediaType"))
+    assert type(error) is ApiError
+
+
+@pytest.mark.parametrize("code", [200, 302, 400, 404, 409, 410, 422])
+def test_a_page_says_nothing_about_objects(code):
+    """A 404 (or any code that would change our belief) with an HTML body is a TransportError, never NotFoundError."""
+    error = error_from_response("GET /x", code, b"<html>Please log in</html>")
+    assert type(error) is TransportError
+    assert error.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(401, UnauthorizedError), (403, ForbiddenError), (429, TooManyRequestsError), (502, ServerError)],
+)
+def test_harmless_refusals_are_believed_without_a_status(code, expected):
+    """kube-apiserver's 429 and a proxy's 502 are plain text, and keep their meaning."""
+    error = error_from_response("GET /x", code, b"Too many requests, please try again later.", retry_after="7")
+    assert type(error) is expected
+    assert error.retry_after_seconds == 7
+    assert "Too many requests" in str(error)
+
+
+def test_a_plain_404_hints_at_the_missing_definition():
+    """The 404 of an unserved path names the likely cause."""
+    assert "CRD" in str(error_from_response("GET /apis/x", 404, b"404 page not found\n"))
+
+
+def test_an_invalid_object_names_its_field():
+    """InvalidError.field is the first cause's path, and the message is the server's own, unprefixed."""
+    details = {"causes": [{"field": "spec.source", "message": "Required value"}, {"field": "spec.sha256"}]}
+    error = error_from_status(status_object(422, "Invalid", "Model is invalid", details=details))
+    assert isinstance(error, InvalidError)
+    assert (error.field, str(error)) == ("spec.source", "Model is invalid")
+
+
+@pytest.mark.parametrize(
+    ("header", "details", "expected"),
+    [
+        ("3", {}, 3.0),
+        ("", {"retryAfterSeconds": 5}, 5.0),
+        ("3", {"retryAfterSeconds": 5}, 3.0),
+        ("", {}, None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", {}, None),
+        ("-1", {}, None),
+        ("²", {}, None),
+    ],
+)
+def test_retry_after_comes_from_header_or_status(header, details, expected):
+    """The header wins over the Status, and what is not a number of seconds reads as absent."""
+    body = json.dumps(status_object(429, "TooManyRequests", details=details)).encode()
+    assert error_from_response("GET /x", 429, body, retry_after=header).retry_after_seconds == expected
+
+
+def test_a_status_full_of_nulls_is_still_an_error():
+    """A Status whose fields are null yields a sentence and the HTTP code."""
+    error = error_from_response("GET /x", 503, b'{"kind":"Status","code":null,"message":null,"details":null}')
+    assert type(error) is ServerError
+    assert "503" in str(error)
+
+
+def test_an_excerpt_is_one_short_printable_line():
+    """Foreign bytes in a message neither break the line nor flood it."""
+    text = excerpt(b"a\nb\x1b[31m\xff" + b"x" * 10_000)
+    assert "\n" not in text
+    assert "\x1b" not in text
+    assert len(text) < 200
+
+
+def test_root_words_digs_up_the_cause():
+    """A wrapper without text is skipped in favour of the error that knew, also inside a group."""
+    inner = OSError("connection refused")
+    middle = RuntimeError()
+    middle.__cause__ = ExceptionGroup("connecting", [inner])
+    assert root_words(middle).endswith("connection refused")
+    assert root_words(KeyError()) == "KeyError"

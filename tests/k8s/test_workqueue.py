@@ -1,0 +1,163 @@
+"""Keys are worked on one at a time each, once for many wishes, and later when they fail."""
+
+import random
+
+import pytest
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import WorldError
+from llmkube.k8s.workqueue import WorkQueue, run_workers
+
+STEADY = Backoff(base_seconds=1.0, cap_seconds=8.0, jitter=0.0)
+
+
+@pytest.fixture
+def queue():
+    return WorkQueue(random.Random(1), STEADY)
+
+
+async def take(queue):
+    async with queue.acquire() as key:
+        return key
+
+
+async def test_keys_come_in_order_and_once(queue):
+    """A key that is added three times before anybody takes it comes once, in its first place."""
+    for key in "abaca":
+        queue.add_nowait(key)
+    assert len(queue) == 3
+    assert [await take(queue) for _ in range(3)] == ["a", "b", "c"]
+
+
+async def test_a_key_that_is_added_while_held_comes_again_but_not_at_the_same_time(queue, autojump_clock):
+    """Work on one key never overlaps, and a wish during the work is not lost."""
+    queue.add_nowait("a")
+    async with queue.acquire() as key:
+        queue.add_nowait("a")
+        queue.add_nowait("a")
+        with trio.move_on_after(100) as waiting:
+            await take(queue)
+        assert waiting.cancelled_caught
+    assert await take(queue) == key
+    assert len(queue) == 0
+
+
+async def test_another_key_passes_a_held_one(queue):
+    """A slow key does not hold up the others."""
+    queue.add_nowait("slow")
+    async with queue.acquire():
+        queue.add_nowait("quick")
+        assert await take(queue) == "quick"
+
+
+async def test_a_body_that_raises_releases_its_key(queue):
+    """An exception in the work neither loses the key for ever nor repeats it by itself."""
+    queue.add_nowait("a")
+    with pytest.raises(KeyError):
+        async with queue.acquire():
+            raise KeyError
+    assert len(queue) == 0
+    queue.add_nowait("a")
+    assert await take(queue) == "a"
+
+
+async def test_of_several_delays_the_earliest_counts(queue, autojump_clock):
+    """A key that is due in 50, 5 and 500 seconds comes after 5, and only once."""
+    start = trio.current_time()
+    for seconds in (50, 5, 500):
+        queue.add_after("a", seconds)
+    assert await take(queue) == "a"
+    assert trio.current_time() - start == pytest.approx(5)
+    with trio.move_on_after(1000) as waiting:
+        await take(queue)
+    assert waiting.cancelled_caught
+
+
+async def test_a_new_delay_wakes_a_sleeping_worker(queue, autojump_clock):
+    """A worker that sleeps towards a far time notices a nearer one."""
+    start = trio.current_time()
+    queue.add_after("far", 100)
+    taken = []
+
+    async def work():
+        taken.append((await take(queue), trio.current_time() - start))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        nursery.start_soon(work)
+        await trio.sleep(10)
+        queue.add_after("near", 5)
+    assert taken == [("near", pytest.approx(15)), ("far", pytest.approx(100))]
+
+
+async def test_a_key_that_falls_due_while_held_waits_for_its_turn(queue, autojump_clock):
+    """A delay that ends during the work brings the key back after it."""
+    queue.add_nowait("a")
+    async with queue.acquire():
+        queue.add_after("a", 1)
+        await trio.sleep(5)
+    assert await take(queue) == "a"
+
+
+async def test_retries_back_off_until_forgotten(queue, autojump_clock):
+    """Delays double per key up to the cap, and start afresh once the key is forgotten."""
+    assert [queue.retry_nowait("a") for _ in range(5)] == [1, 2, 4, 8, 8]
+    assert queue.retry_nowait("b") == 1
+    queue.forget("a")
+    assert queue.retry_nowait("a") == 1
+
+
+async def test_a_cancelled_wait_loses_no_key(queue, autojump_clock):
+    """A worker that is cancelled while it waits has not taken anything."""
+    with trio.move_on_after(1):
+        await take(queue)
+    queue.add_nowait("a")
+    assert await take(queue) == "a"
+
+
+async def test_workers_are_as_many_as_asked_for(queue, autojump_clock):
+    """Ten keys with three workers are worked on three at a time."""
+    running, most = 0, 0
+
+    async def handle(key):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await trio.sleep(1)
+        running -= 1
+
+    for key in range(10):
+        queue.add_nowait(key)
+    with trio.move_on_after(10):
+        await run_workers(queue, handle, workers=3)
+    assert (most, running, len(queue)) == (3, 0, 0)
+
+
+async def test_workers_retry_world_errors_and_honour_the_next_look(queue, autojump_clock):
+    """A key fails twice (after 1 and 2 s again), succeeds, asks to be seen in 10 s, and then rests."""
+    start = trio.current_time()
+    times = []
+
+    async def handle(key):
+        times.append(trio.current_time() - start)
+        if len(times) <= 2:
+            raise WorldError("the API server is away")
+        return 10.0 if len(times) == 3 else None
+
+    queue.add_nowait("a")
+    with trio.move_on_after(1000):
+        await run_workers(queue, handle, workers=2)
+    assert times == [pytest.approx(t) for t in (0, 1, 3, 13)]
+
+
+async def test_a_bug_in_the_work_ends_the_workers(queue):
+    """An error that is not the world's travels up as an exception group."""
+
+    async def handle(key):
+        raise ZeroDivisionError
+
+    queue.add_nowait("a")
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_workers(queue, handle, workers=2)
+    assert caught.group_contains(ZeroDivisionError)
