@@ -1,0 +1,27 @@
+"""What can go wrong between two HTTP peers; every one of these is the world's fault."""
+
+from llmkube.base.errors import WorldError
+
+
+class HttpError(WorldError):
+    """An exchange with a peer failed; the sentence names the peer."""
+
+
+class ConnectError(HttpError):
+    """No connection came about: refused, unreachable, unknown host."""
+
+
+class BrokenOffError(HttpError):
+    """The peer broke off before its message was complete."""
+
+
+class ProtocolError(HttpError):
+    """The peer sent something that is not HTTP/1.1, or is more than we take."""
+
+
+class BodyTooLargeError(HttpError):
+    """The answer's body is larger than the caller allowed."""
+
+
+class ClientGoneError(HttpError):
+    """The client went away, and the handler was shielded: without a shield it is cancelled instead."""

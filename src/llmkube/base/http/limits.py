@@ -1,0 +1,35 @@
+"""The bounds of the HTTP server, in one value."""
+
+import attrs
+
+
+@attrs.frozen
+class Limits:
+    """Nothing that a client sends, withholds or leaves unread grows or lasts beyond these.
+
+    Attributes:
+        max_head_bytes: Request line and headers together; above it the answer is 431.
+        max_headers: Header lines of one request; above it the answer is 431.
+        max_body_bytes: Body of one request; above it the answer is 413.
+        max_early_bytes: What a client may send ahead while its request is being answered. Above it the connection
+            is not read, so that a disconnect shows only at the next write.
+        max_connections: Connections at a time; the next one waits in the kernel's queue.
+        idle_seconds: Waiting for the first byte of a request.
+        head_seconds: From the first byte of a request to the end of its head, however slowly it drips in.
+        body_stall_seconds: Between two pieces of a request body.
+        send_stall_seconds: One write that the client does not read.
+        linger_seconds: After the last answer, for the client to read it before the socket goes.
+        drain_seconds: For requests in flight once the server is told to stop.
+    """
+
+    max_head_bytes: int = 64 * 1024
+    max_headers: int = 128
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_early_bytes: int = 64 * 1024
+    max_connections: int = 1024
+    idle_seconds: float = 75.0
+    head_seconds: float = 10.0
+    body_stall_seconds: float = 30.0
+    send_stall_seconds: float = 60.0
+    linger_seconds: float = 1.0
+    drain_seconds: float = 10.0

@@ -1,0 +1,56 @@
+"""Listening sockets, with errors that name the address."""
+
+import errno
+import socket
+from functools import partial
+
+import trio
+
+from llmkube.base.errors import UserError
+
+
+class ListenError(UserError):
+    """This address cannot be listened on; `field` is the flag that chose it."""
+
+
+class PortTakenError(ListenError):
+    """Another program listens on this port."""
+
+
+async def open_listeners(host: str, port: int, *, field: str = "") -> list[trio.SocketListener]:
+    """Listen on every address of `host`; port 0 takes any free port, on the first address only.
+
+    Args:
+        host: Name or address; "0.0.0.0" or "::" only when the caller means everybody.
+        port: TCP port; with 0, `listeners[0].socket.getsockname()[1]` is the port that was given.
+        field: The flag or setting that chose the port; errors name it.
+
+    Raises:
+        PortTakenError: Another program has the port.
+        ListenError: The host is not ours, unknown, or the port needs privileges.
+    """
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except UnicodeError as exc:  # a name that DNS cannot carry: an empty label, or one of more than 63 bytes
+        raise ListenError(f"cannot listen on {host!r}: not a host name", field=field) from exc
+    except OSError as exc:
+        error = PortTakenError if exc.errno == errno.EADDRINUSE else ListenError
+        raise error(_explain(host, port, exc), field=field) from exc
+    if port == 0:  # each address would get a port of its own
+        for surplus in listeners[1:]:
+            await surplus.aclose()
+        del listeners[1:]
+    return listeners
+
+
+def _explain(host: str, port: int, exc: OSError) -> str:
+    where = partial("cannot listen on {host}:{port}: {why}".format, host=host, port=port)
+    if isinstance(exc, socket.gaierror):
+        return where(why=f"unknown host ({exc.strerror})")
+    if exc.errno == errno.EADDRINUSE:
+        return where(why="another program listens there; stop it or choose another port")
+    if exc.errno == errno.EACCES:
+        return where(why="ports below 1024 need privileges; choose a higher one")
+    if exc.errno == errno.EADDRNOTAVAIL:
+        return where(why="this machine does not have that address")
+    return where(why=exc.strerror or str(exc))

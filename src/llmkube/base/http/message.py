@@ -1,0 +1,195 @@
+"""HTTP messages as values, and their heads as bytes."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, Self
+from urllib.parse import parse_qsl, unquote
+
+import attrs
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
+_UNSAFE_VALUE = re.compile(r"[\r\n\x00]")
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that mean one connection only and are never passed on (RFC 9110, 7.6.1)."""
+
+
+def _freeze(items: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in items)
+
+
+def _folded(items: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.lower(), value) for name, value in items)
+
+
+@attrs.frozen(repr=False)
+class Headers:
+    """Keep header lines in order and as written; find them whatever their case.
+
+    Two are equal when they hold the same lines in the same order, names compared without case.
+    """
+
+    _items: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_freeze, eq=_folded)
+    _names: tuple[str, ...] = attrs.field(init=False, eq=False)
+
+    @_names.default
+    def _fold_names(self) -> tuple[str, ...]:
+        return tuple(name.lower() for name, _ in self._items)
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, str]) -> Self:
+        """Make headers from a mapping, one line per key."""
+        return cls(mapping.items())
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """Return the value of the first line with this name, or `default`."""
+        folded = name.lower()
+        return self._items[self._names.index(folded)][1] if folded in self._names else default
+
+    def get_all(self, name: str) -> tuple[str, ...]:
+        """Return the values of every line with this name, in order."""
+        folded = name.lower()
+        return tuple(self._items[i][1] for i, other in enumerate(self._names) if other == folded)
+
+    def tokens(self, name: str) -> frozenset[str]:
+        """Return the comma-separated elements of every line with this name, in lower case."""
+        elements = (element.strip().lower() for value in self.get_all(name) for element in value.split(","))
+        return frozenset(filter(None, elements))
+
+    def without(self, *names: str) -> Self:
+        """Return a copy that lacks every line with one of these names."""
+        folded = {name.lower() for name in names}
+        return type(self)(item for item, name in zip(self._items, self._names, strict=True) if name not in folded)
+
+    def with_(self, name: str, value: str) -> Self:
+        """Return a copy in which this is the only line with this name; it comes last."""
+        return type(self)((*self.without(name), (name, value)))
+
+    def end_to_end(self) -> Self:
+        """Return a copy that a proxy may pass on: without hop-by-hop headers and those that `Connection` names."""
+        return self.without(*HOP_BY_HOP, *self.tokens("connection"))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._names
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"Headers({list(self._items)!r})"
+
+
+NO_HEADERS = Headers()
+
+
+@attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
+class Request:
+    """One whole request; `target` is what stood in the request line."""
+
+    method: str
+    target: str
+    headers: Headers = NO_HEADERS
+    body: bytes = b""
+
+    @cached_property
+    def origin_target(self) -> str:
+        """The target in origin form (`/path?query`); an absolute target (RFC 9112, 3.2.2) loses scheme and host."""
+        if self.target.startswith("/") or "://" not in self.target:
+            return self.target
+        authority_and_path = self.target.partition("://")[2]
+        cut = re.search(r"[/?]", authority_and_path)
+        rest = authority_and_path[cut.start() :] if cut else ""
+        return rest if rest.startswith("/") else f"/{rest}"
+
+    @property
+    def raw_path(self) -> str:
+        """The path as sent, without the query."""
+        return self.origin_target.partition("?")[0]
+
+    @cached_property
+    def path(self) -> str:
+        """The percent-decoded path without the query."""
+        return unquote(self.raw_path, errors="replace")
+
+    @cached_property
+    def query(self) -> tuple[tuple[str, str], ...]:
+        """The decoded query parameters in order; one without a value has the value ""."""
+        pairs = parse_qsl(self.origin_target.partition("?")[2], keep_blank_values=True, errors="replace")
+        return tuple(pairs)
+
+    def param(self, name: str, default: str = "") -> str:
+        """Return the first query parameter with this name, or `default`."""
+        return next((value for key, value in self.query if key == name), default)
+
+
+@attrs.frozen
+class Response:
+    """One whole answer; its Content-Length is written from the body."""
+
+    status: int
+    headers: Headers = NO_HEADERS
+    body: bytes = b""
+
+    @classmethod
+    def json(cls, status: int, obj: Any, *, headers: Headers = NO_HEADERS) -> Self:
+        """Answer with an object as JSON."""
+        return cls(status, headers.with_("Content-Type", "application/json"), json.dumps(obj).encode())
+
+    @classmethod
+    def text(cls, status: int, text: str, *, headers: Headers = NO_HEADERS) -> Self:
+        """Answer with plain text in UTF-8."""
+        return cls(status, headers.with_("Content-Type", "text/plain; charset=utf-8"), text.encode())
+
+
+def status_allows_body(status: int) -> bool:
+    """Tell whether an answer with this status has a body at all (RFC 9110, 6.4.1)."""
+    return status >= 200 and status not in (204, 304)
+
+
+def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
+    """Return the head of a request, ready to send.
+
+    Raises:
+        ValueError: A name or value would break out of its line; whoever built it has a bug.
+    """
+    if not _TOKEN.fullmatch(method) or not re.fullmatch(r"[!-~]+", target):
+        raise ValueError(f"not a request line: {method!r} {target!r}")
+    return _encode(f"{method} {target} HTTP/1.1\r\n", headers)
+
+
+def encode_response_head(status: int, headers: Headers) -> bytes:
+    """Return the head of an answer, ready to send.
+
+    Raises:
+        ValueError: A name or value would break out of its line; whoever built it has a bug.
+    """
+    return _encode(f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n", headers)
+
+
+def _encode(first_line: str, headers: Headers) -> bytes:
+    lines = [first_line]
+    for name, value in headers:
+        if not _TOKEN.fullmatch(name) or _UNSAFE_VALUE.search(value):
+            raise ValueError(f"not a header: {name!r}: {value!r}")
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode("latin-1")

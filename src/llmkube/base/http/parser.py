@@ -1,0 +1,278 @@
+"""Bytes in, heads and bodies out, no I/O: llhttp judges the grammar, this module knows where each message ends.
+
+llhttp alone does not tell where in its input a message ended, skips bodies after `Upgrade`, and cannot be told that an
+answer belongs to HEAD. So each head gets a parser of its own that is fed line by line (a head can only end at a line
+feed), and a body is decoded separately. The result never depends on how the network cut the bytes.
+"""
+
+from typing import Protocol
+
+import attrs
+import httptools
+
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Headers, status_allows_body
+
+_Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
+_MAX_FRAMING_BYTES = 16 * 1024  # chunk extensions and trailers between two pieces of data
+
+
+class MalformedError(Exception):
+    """The peer's bytes are refused; `status` is what a server answers."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class BodyDecoder(Protocol):
+    """Takes a body out of its framing."""
+
+    rest: bytes | None  # None until the body is complete, then the bytes that came after it
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes and return the payload in them."""
+        ...
+
+    def feed_eof(self) -> None:
+        """Take the end of the stream; raises `MalformedError` unless that ends the body."""
+        ...
+
+
+@attrs.frozen
+class RequestHead:
+    """Request line and headers, checked; `keep_alive` is what the client wishes."""
+
+    method: str
+    target: str
+    headers: Headers
+    version: str
+    keep_alive: bool
+
+
+@attrs.frozen
+class ResponseHead:
+    """Status line and headers, checked; `keep_alive` tells whether the connection may carry another exchange."""
+
+    status: int
+    headers: Headers
+    keep_alive: bool
+
+
+class _Collector:
+    """The callbacks that llhttp makes while it reads a head."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.lines: list[tuple[str, str]] = []
+        self.complete = False
+
+    def on_url(self, piece: bytes) -> None:
+        self.target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.lines.append((name.decode("latin-1"), value.decode("latin-1").rstrip(" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class HeadReader:
+    """Feed one head to an llhttp parser of its own and stop exactly behind it."""
+
+    def __init__(self, parser: type[_Parser], limits: Limits) -> None:
+        self._seen = _Collector()
+        self._parser = parser(self._seen)
+        self._limits = limits
+        self._room = limits.max_head_bytes
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take the next bytes; None while the head is incomplete, then the bytes that came after it.
+
+        Raises:
+            MalformedError: Refused, with the status to answer.
+        """
+        position = 0
+        while position < len(data):
+            if self._room == 0:
+                raise MalformedError(431, f"the head is longer than {self._limits.max_head_bytes} bytes")
+            end = data.find(b"\n", position) + 1 or len(data)
+            line = data[position : min(end, position + self._room)]
+            position += len(line)
+            self._room -= len(line)
+            try:
+                self._parser.feed_data(line)
+            except httptools.HttpParserUpgrade:
+                pass  # a wish to change the protocol, which a server may ignore (RFC 9110, 7.8)
+            except httptools.HttpParserError as exc:
+                raise MalformedError(400, f"malformed head: {exc}") from exc
+            if len(self._seen.lines) > self._limits.max_headers:
+                raise MalformedError(431, f"more than {self._limits.max_headers} headers")
+            if self._seen.complete:
+                return data[position:]
+        return None
+
+    def request(self) -> RequestHead:
+        """Return the complete head of a request, checked beyond what llhttp checks.
+
+        Raises:
+            MalformedError: Refused, with the status to answer.
+        """
+        assert isinstance(self._parser, httptools.HttpRequestParser)
+        method, headers = self._parser.get_method().decode("ascii"), Headers(self._seen.lines)
+        version = self._checked_version()
+        if method == "CONNECT":
+            raise MalformedError(501, "this is not a proxy")
+        hosts = len(headers.get_all("host"))
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
+        if version == "1.0" and "transfer-encoding" in headers:
+            raise MalformedError(400, "HTTP/1.0 has no Transfer-Encoding")
+        keep_alive = version == "1.1" and "close" not in headers.tokens("connection")
+        return RequestHead(method, self._seen.target.decode("ascii"), headers, version, keep_alive)
+
+    def response(self) -> ResponseHead:
+        """Return the complete head of an answer, checked beyond what llhttp checks.
+
+        Raises:
+            MalformedError: Not an answer that this client understands.
+        """
+        assert isinstance(self._parser, httptools.HttpResponseParser)
+        headers = Headers(self._seen.lines)
+        version, connection = self._checked_version(), headers.tokens("connection")
+        keep_alive = "close" not in connection if version == "1.1" else "keep-alive" in connection
+        return ResponseHead(self._parser.get_status_code(), headers, keep_alive)
+
+    def _checked_version(self) -> str:
+        version: str = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise MalformedError(505, f"HTTP/{version} is not spoken here, HTTP/1.1 is")
+        return version
+
+
+class LengthBody:
+    """A body of a known number of bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+        self.rest: bytes | None = None if length else b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes and return the payload in them."""
+        if self.rest is not None:
+            self.rest += data
+            return b""
+        payload = data[: self._missing]
+        self._missing -= len(payload)
+        if self._missing == 0:
+            self.rest = data[len(payload) :]
+        return payload
+
+    def feed_eof(self) -> None:
+        """Refuse the end of the stream while bytes are missing."""
+        if self.rest is None:
+            raise MalformedError(400, f"the body ends {self._missing} bytes early")
+
+
+class ChunkedBody:
+    """A body in chunks, ended by an empty one; trailers are checked and dropped.
+
+    llhttp decodes it behind a head that we write ourselves. It is fed line by line, since a chunked body can end only
+    at a line feed: so the bytes after it are known.
+    """
+
+    def __init__(self) -> None:
+        self.rest: bytes | None = None
+        self._pieces: list[bytes] = []
+        self._complete = False
+        self._framing_bytes = 0
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    def on_body(self, piece: bytes) -> None:
+        """Collect payload (llhttp calls this)."""
+        self._pieces.append(piece)
+        self._framing_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """Note the end (llhttp calls this)."""
+        self._complete = True
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes and return the payload in them."""
+        if self.rest is not None:
+            self.rest += data
+            return b""
+        position = 0
+        while position < len(data) and not self._complete:
+            end = data.find(b"\n", position) + 1 or len(data)
+            line = data[position:end]
+            position = end
+            self._framing_bytes += len(line)
+            try:
+                self._parser.feed_data(line)
+            except httptools.HttpParserError as exc:
+                raise MalformedError(400, f"malformed chunk: {exc}") from exc
+            if self._framing_bytes > _MAX_FRAMING_BYTES:
+                raise MalformedError(400, f"more than {_MAX_FRAMING_BYTES} bytes between two pieces of data")
+        if self._complete:
+            self.rest = data[position:]
+        payload = b"".join(self._pieces)
+        self._pieces.clear()
+        return payload
+
+    def feed_eof(self) -> None:
+        """Refuse the end of the stream before the last chunk."""
+        if self.rest is None:
+            raise MalformedError(400, "the body ends before its last chunk")
+
+
+class EofBody:
+    """The body of an answer without a length: it lasts until the stream ends."""
+
+    def __init__(self) -> None:
+        self.rest: bytes | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Return everything: it is all payload."""
+        return data
+
+    def feed_eof(self) -> None:
+        """Complete the body."""
+        self.rest = b""
+
+
+def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:
+    """Return the decoder for the body that follows a request's head (RFC 9112, 6.3).
+
+    Raises:
+        MalformedError: 413 for a declared length above the bound, 501 for an encoding other than chunked.
+    """
+    if "transfer-encoding" in head.headers:  # llhttp has refused one next to Content-Length
+        if not _is_chunked(head.headers):
+            raise MalformedError(501, "the only transfer encoding here is chunked")
+        return ChunkedBody()
+    length = int(head.headers.get("content-length") or 0)  # llhttp has refused anything but one number
+    if length > max_body_bytes:
+        raise MalformedError(413, f"the body is larger than {max_body_bytes} bytes")
+    return LengthBody(length)
+
+
+def response_body(method: str, head: ResponseHead) -> BodyDecoder:
+    """Return the decoder for the body that follows an answer's head, given the request's method (RFC 9112, 6.3).
+
+    Raises:
+        MalformedError: An encoding other than chunked.
+    """
+    if method == "HEAD" or not status_allows_body(head.status):
+        return LengthBody(0)
+    if "transfer-encoding" in head.headers:
+        if not _is_chunked(head.headers):
+            raise MalformedError(400, "the only transfer encoding here is chunked")
+        return ChunkedBody()
+    length = head.headers.get("content-length")
+    return EofBody() if length is None else LengthBody(int(length))
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return [value.lower() for value in headers.get_all("transfer-encoding")] == ["chunked"]

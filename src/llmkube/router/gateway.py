@@ -1,0 +1,197 @@
+"""One OpenAI-compatible address for every model on this machine: the request's `model` names the engine.
+
+Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import attrs
+import structlog
+
+from llmkube.base.http import Exchange, Handler, Headers, HttpClient, HttpError, Request, Response
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+_HINT = """LLMKube gateway: an OpenAI-compatible API.
+
+  GET  /v1/models              what is served here
+  POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
+"""
+
+
+@attrs.frozen
+class Backend:
+    """An engine that answers.
+
+    Attributes:
+        host: Address.
+        port: TCP port.
+        alias: The model id that the engine itself goes by.
+    """
+
+    host: str
+    port: int
+    alias: str
+
+
+@attrs.frozen
+class Unavailable:
+    """A model that exists and does not answer now.
+
+    Attributes:
+        reason: One CamelCase word.
+        message: A sentence for the client.
+        retry_after_seconds: When asking again may help.
+    """
+
+    reason: str
+    message: str
+    retry_after_seconds: int = 5
+
+
+class Directory(Protocol):
+    """What models there are and where; asked at every request, answers at once."""
+
+    def model_ids(self) -> Sequence[str]:
+        """Return the ids that clients may use, in order."""
+        ...
+
+    def lookup(self, model_id: str) -> Backend | Unavailable | None:
+        """Return where a model answers or why it does not; None when there is no such model."""
+        ...
+
+
+class _RefusedError(Exception):
+    """The request gets an answer of our own."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[], datetime]) -> Handler:
+    """Route `/v1` requests to engines by model name.
+
+    Args:
+        directory: The models.
+        client: Reaches the engines.
+        utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
+    """
+    created = int(utcnow().timestamp())  # a model has no birthday here; the gateway's is as good and never changes
+
+    async def handle(exchange: Exchange) -> None:
+        try:
+            local = _answer_locally(exchange.request, directory, created)
+            if local is None:
+                backend, body = _route(exchange.request, directory)
+                await _forward(exchange, client, backend, body)
+                return
+        except _RefusedError as refused:
+            local = refused.response
+        await exchange.respond(local)
+
+    return handle
+
+
+def _answer_locally(request: Request, directory: Directory, created: int) -> Response | None:
+    """Answer what needs no engine; None for a request that does."""
+    path, reading = request.path.rstrip("/") or "/", request.method in ("GET", "HEAD")
+    if path == "/" and reading:
+        return Response.text(200, _HINT)
+    if path == "/v1/models" or path.startswith("/v1/models/"):
+        if not reading:
+            raise _refused(405, f"{request.method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")
+        models = [_model_object(model_id, created) for model_id in directory.model_ids()]
+        if path == "/v1/models":
+            return Response.json(200, {"object": "list", "data": models})
+        wanted = path.removeprefix("/v1/models/")
+        found = next((model for model in models if model["id"] == wanted), None)
+        if found is None:
+            raise _no_such_model(wanted, directory)
+        return Response.json(200, found)
+    if not path.startswith("/v1/"):
+        raise _refused(404, f"nothing at {path}; the API is under /v1, for instance /v1/chat/completions", "not_found")
+    if request.method != "POST":
+        raise _refused(405, f"{request.method} is not allowed on {path}", "method_not_allowed", allow="POST")
+    return None
+
+
+def _model_object(model_id: str, created: int) -> dict[str, Any]:
+    return {"id": model_id, "object": "model", "created": created, "owned_by": "llmkube"}
+
+
+def _route(request: Request, directory: Directory) -> tuple[Backend, bytes]:
+    """Choose the engine by the body's `model` and return the body as that engine wants it."""
+    try:
+        payload = json.loads(request.body)
+    except (ValueError, RecursionError):
+        payload = None
+    if not isinstance(payload, dict):
+        raise _refused(400, "the body must be a JSON object", "invalid_json")
+    model_id = payload.get("model")
+    if model_id is None:
+        model_id = _only_model(directory)
+    if not isinstance(model_id, str):
+        raise _refused(400, '"model" must be a string', "invalid_model")
+    found = directory.lookup(model_id)
+    if found is None:
+        raise _no_such_model(model_id, directory)
+    if isinstance(found, Unavailable):
+        raise _not_ready(model_id, found)
+    if payload.get("model") == found.alias:
+        return found, request.body  # untouched: what a client wrote is what its engine reads
+    return found, json.dumps({**payload, "model": found.alias}).encode()
+
+
+def _only_model(directory: Directory) -> str:
+    model_ids = directory.model_ids()
+    if len(model_ids) == 1:
+        return model_ids[0]
+    raise _refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
+
+
+async def _forward(exchange: Exchange, client: HttpClient, backend: Backend, body: bytes) -> None:
+    """Pass the request on and the answer back, each byte as it comes.
+
+    The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
+    """
+    request = exchange.request
+    host = f"[{backend.host}]" if ":" in backend.host else backend.host
+    url = f"http://{host}:{backend.port}{request.origin_target}"
+    headers = request.headers.end_to_end().without("host", "content-length", "expect")
+    answering = False
+    try:
+        async with client.open_stream(request.method, url, headers=headers, body=body) as upstream:
+            answering = True
+            async with exchange.stream(upstream.status, upstream.headers.end_to_end()) as send:
+                while piece := await upstream.receive_some():
+                    await send(piece)
+    except HttpError as exc:
+        if answering:
+            raise  # half an answer is out: the server breaks the connection off, so nobody takes it for a whole one
+        _log.warning("engine did not answer", model=backend.alias, error=str(exc))
+        raise _refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc
+
+
+def _no_such_model(model_id: str, directory: Directory) -> _RefusedError:
+    return _refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", "model_not_found")
+
+
+def _there_is(model_ids: Sequence[str]) -> str:
+    return f"there is {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
+
+
+def _not_ready(model_id: str, state: Unavailable) -> _RefusedError:
+    message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
+    return _refused(503, message, "model_not_ready", retry_after=str(state.retry_after_seconds))
+
+
+def _refused(status: int, message: str, code: str, *, allow: str = "", retry_after: str = "") -> _RefusedError:
+    """Shape a refusal as OpenAI's clients expect it."""
+    kind = "invalid_request_error" if status < 500 else "unavailable_error" if status == 503 else "server_error"
+    lines = [("Allow", allow), ("Retry-After", retry_after)]
+    headers = Headers((name, value) for name, value in lines if value)
+    error = {"message": message, "type": kind, "code": code}
+    return _RefusedError(Response.json(status, {"error": error}, headers=headers))

@@ -1,0 +1,437 @@
+"""The pooled client: what it believes of a peer, and which connections it keeps."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from http_lab import GONE, MemoryListener, always, cut, echo, receive_until
+from llmkube.base.errors import WorldError
+from llmkube.base.http import (
+    BodyTooLargeError,
+    BrokenOffError,
+    ConnectError,
+    Headers,
+    HttpClient,
+    HttpError,
+    ProtocolError,
+    open_http_client,
+    run_server,
+    serve_connection,
+)
+
+URL = "http://engine:8080/x"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Script = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+def answers(*wires: bytes, then_hang: bool = False) -> Script:
+    """A peer's side of one connection: the nth request gets the nth bytes, then the connection ends (or hangs)."""
+
+    async def script(stream):
+        try:
+            for wire in wires:
+                request = b""
+                while not request.endswith(b"\r\n\r\n"):
+                    piece = await stream.receive_some()
+                    if not piece:
+                        return
+                    request += piece
+                for piece in wire.split(b"|"):
+                    await stream.send_all(piece)
+                    await trio.testing.wait_all_tasks_blocked()
+            if then_hang:
+                await stream.receive_some()
+        except GONE:
+            pass
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    return script
+
+
+class Peer:
+    """Answers each new connection with the next script; a script of None refuses the connection."""
+
+    def __init__(self, *scripts: Script | None) -> None:
+        self.listener = MemoryListener()
+        self.left = list(scripts)
+        self.client = HttpClient(self.connect)
+
+    async def connect(self, host, port):
+        if not self.left or self.left[0] is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await self.listener.connect(host, port)
+
+    @property
+    def connections(self):
+        return len(self.listener.dialled)
+
+    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED):
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                stream = await self.listener.accept()
+                nursery.start_soon(self.left.pop(0), stream)
+
+
+async def ask(*scripts, method="GET", times=1, **kwargs):
+    """The answers of a scripted peer to the same request, and how many connections that took."""
+    peer = Peer(*scripts)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peer.run)
+        got = []
+        for _ in range(times):
+            got.append(await peer.client.request(method, URL, **kwargs))
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    await peer.client.aclose()
+    return got, peer.connections
+
+
+async def failure(*scripts, method="GET", **kwargs):
+    """The error that a request to a scripted peer ends in."""
+    peer = Peer(*scripts)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peer.run)
+        with pytest.raises(HttpError) as caught:
+            await peer.client.request(method, URL, **kwargs)
+        nursery.cancel_scope.cancel()
+    assert not peer.client._idle
+    return caught.value
+
+
+async def test_a_request_on_the_wire():
+    """A request carries Host and its own framing, whatever the caller put there."""
+    listener = MemoryListener()
+    seen = []
+
+    async def peer():
+        stream = await listener.accept()
+        seen.append(await receive_until(stream, b"body"))
+        await stream.send_all(OK)
+
+    async with trio.open_nursery() as nursery, open_http_client(listener.connect) as client:
+        nursery.start_soon(peer)
+        headers = Headers.of({"A": "b", "Transfer-Encoding": "chunked", "Content-Length": "99"})
+        await client.request("POST", "http://[::1]:81/p?q=%20", headers=headers, body=b"body")
+    assert seen == [b"POST /p?q=%20 HTTP/1.1\r\nHost: [::1]:81\r\nA: b\r\nContent-Length: 4\r\n\r\nbody"]
+    assert listener.dialled == [("::1", 81)]
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "connections"),
+    [
+        (OK, b"ok", 1),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n", b"ok", 1),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nA: b\r\n|\r\n", b"ok", 1),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", 1),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" + OK, b"ok", 1),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", b"ok", 2),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok", 2),
+        (OK + b"surplus", b"ok", 2),
+    ],
+    ids=["length", "chunks", "trailers", "no body", "interim answers", "close", "HTTP/1.0", "surplus bytes"],
+)
+async def test_clean_answers_keep_the_connection(wire, body, connections):
+    """A connection serves again after an answer that ended cleanly and alone, and after no other."""
+    got, used = await ask(answers(wire, wire, then_hang=True), answers(wire, then_hang=True), times=2)
+    assert [answer.body for answer in got] == [body, body]
+    assert used == connections
+
+
+async def test_the_end_of_the_connection_can_be_the_end_of_the_body():
+    """A body without a length lasts until the connection ends, which is a clean end."""
+    got, _ = await ask(answers(b"HTTP/1.1 200 OK\r\n\r\nto the|end"))
+    assert got[0].body == b"to theend"
+
+
+async def test_head_has_no_body():
+    """After HEAD the announced length is not awaited, and the connection is used again."""
+    wire = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+    got, used = await ask(answers(wire, wire, then_hang=True), method="HEAD", times=2)
+    assert [(answer.body, answer.headers.get("content-length")) for answer in got] == [(b"", "1000")] * 2
+    assert used == 1
+
+
+@pytest.mark.parametrize(
+    ("wire", "error"),
+    [
+        (b"", BrokenOffError),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", BrokenOffError),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", BrokenOffError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", BrokenOffError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", BrokenOffError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n", BrokenOffError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", ProtocolError),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", ProtocolError),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", ProtocolError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70_000, ProtocolError),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 300, ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b"x" * 21, BodyTooLargeError),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 21, BodyTooLargeError),
+    ],
+)
+async def test_bad_answers_are_errors_that_name_the_peer(wire, error):
+    """An answer that is broken off, malformed or too large is an error of the world that names the peer."""
+    caught = await failure(answers(wire), max_body_bytes=20)
+    assert type(caught) is error or (error is BrokenOffError and isinstance(caught, BrokenOffError))
+    assert "engine:8080" in str(caught)
+    assert isinstance(caught, WorldError)
+
+
+async def test_no_connection_is_an_error_of_its_own():
+    """A refused connection says where it was refused."""
+    caught = await failure(None)
+    assert isinstance(caught, ConnectError)
+    assert "cannot connect to engine:8080: [Errno 111] Connection refused" in str(caught)
+
+
+@pytest.mark.parametrize("url", ["https://h/", "h:1/x", "http:///x", "http://user:pw@h/", "/x"])
+async def test_only_plain_http_urls(url):
+    """A URL that this client cannot serve is a bug of the caller, not an attempt."""
+    with pytest.raises(ValueError, match="not a plain http URL"):
+        await HttpClient().request("GET", url)
+
+
+async def test_a_stale_connection_is_replaced_once():
+    """A pooled connection that the peer has closed meanwhile costs the caller nothing."""
+    got, used = await ask(answers(OK), answers(OK), times=2)
+    assert ([answer.body for answer in got], used) == ([b"ok", b"ok"], 2)
+
+
+async def test_a_stale_connection_is_not_replaced_for_ever():
+    """When the fresh connection breaks off as well, that is the answer."""
+    peer = Peer(answers(OK), answers(b""), answers(OK))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peer.run)
+        await peer.client.request("GET", URL)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(BrokenOffError, match="without an answer"):
+            await peer.client.request("GET", URL)
+        assert peer.connections == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_that_has_begun_is_never_asked_for_again():
+    """Once a byte of the answer came, a break-off on a pooled connection is an error, not a second request."""
+    peer = Peer(answers(OK, b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"), answers(OK))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peer.run)
+        await peer.client.request("POST", URL)
+        with pytest.raises(BrokenOffError, match="1 bytes early"):
+            await peer.client.request("POST", URL)
+        assert peer.connections == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_idle_connections_age(autojump_clock):
+    """A connection that was idle for longer than its age is closed and not used again."""
+    peer = Peer(answers(OK, OK, OK, then_hang=True), answers(OK, then_hang=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peer.run)
+        await peer.client.request("GET", URL)
+        await trio.sleep(30)
+        await peer.client.request("GET", URL)
+        assert peer.connections == 1
+        await trio.sleep(30.1)
+        await peer.client.request("GET", URL)
+        assert peer.connections == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_pool_is_bounded():
+    """Of many connections used at once only so many are kept, per origin and in all; the others are closed."""
+    listener = MemoryListener()
+    client = HttpClient(listener.connect, max_idle_per_origin=2, max_idle=3)
+    barrier = trio.Event()
+
+    async def hold(port):
+        async with client.open_stream("GET", f"http://h:{port}/") as answer:
+            while await answer.receive_some():
+                pass
+            await barrier.wait()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(run_server, echo, [listener])
+        async with trio.open_nursery() as holders:
+            for port in (1, 1, 1, 2, 2, 2):
+                holders.start_soon(hold, port)
+            await trio.testing.wait_all_tasks_blocked()
+            barrier.set()
+        kept = [str(idle.origin) for idle in client._idle]
+        assert len(kept) == 3
+        assert max(kept.count("h:1"), kept.count("h:2")) == 2
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("way", ["break", "raise", "cancel"])
+async def test_a_stream_left_early_closes_its_connection(way):
+    """Leaving a stream before its end, however, tells the peer at once and keeps nothing."""
+    peer_saw_end = trio.Event()
+
+    async def endless(stream):
+        await receive_until(stream, b"\r\n\r\n")
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        assert await stream.receive_some() == b""
+        peer_saw_end.set()
+
+    peer = Peer(endless)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(peer.run)
+            try:
+                with trio.CancelScope() as scope:
+                    async with peer.client.open_stream("GET", URL) as answer:
+                        assert await answer.receive_some() == b"x"
+                        if way == "raise":
+                            raise KeyError
+                        if way == "cancel":
+                            scope.cancel()
+                            await answer.receive_some()
+            except KeyError:
+                pass
+            await peer_saw_end.wait()
+            assert not peer.client._idle
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_cancelled_wait_for_the_head_closes_its_connection():
+    """A caller's deadline while the answer is awaited ends the connection."""
+    peer_saw_end = trio.Event()
+
+    async def silent(stream):
+        await receive_until(stream, b"\r\n\r\n")
+        assert await stream.receive_some() == b""
+        peer_saw_end.set()
+
+    peer = Peer(silent)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(peer.run)
+            with trio.move_on_after(0.01):
+                await peer.client.request("GET", URL)
+            await peer_saw_end.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def test_pieces_arrive_as_they_are_sent():
+    """A piece of a streamed answer is handed out before the peer has made the next."""
+    first_seen = trio.Event()
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers()) as send:
+            await send(b"one")
+            await first_seen.wait()
+            await send(b"two")
+
+    listener = MemoryListener()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, open_http_client(listener.connect) as client:
+            await nursery.start(run_server, handler, [listener])
+            async with client.open_stream("GET", URL) as answer:
+                assert await answer.receive_some() == b"one"
+                first_seen.set()
+                assert await answer.receive_some() == b"two"
+                assert await answer.receive_some() == b""
+                assert await answer.receive_some() == b""
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_to_an_unfinished_request_is_read():
+    """A peer that refuses a large body half-way has its refusal read, and the connection is not used again."""
+    mine, theirs = trio.testing.memory_stream_pair()
+
+    async def connect(host, port):
+        await theirs.send_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
+        await theirs.receive_stream.aclose()
+        return mine
+
+    client = HttpClient(connect)
+    assert (await client.request("POST", URL, body=b"x" * 1000)).status == 413
+    assert not client._idle
+
+
+async def test_late_words_on_an_idle_connection_are_not_an_answer():
+    """What a peer says on an idle connection (a time-out notice, or its end) is not taken for the next answer."""
+    opened = []
+    late = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+
+    async def serve(stream):
+        opened.append(stream)
+        await receive_until(stream, b"\r\n\r\n")
+        await stream.send_all(OK + late if len(opened) == 1 else OK)
+        await trio.sleep_forever()
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, open_http_client() as client:
+            listeners = await nursery.start(trio.serve_tcp, serve, 0)
+            url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+            for _ in range(2):
+                assert (await client.request("GET", url)).status == 200
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert len(opened) == 2
+
+
+WIRES = {
+    "length": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\na\r\nbc",
+    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\na\r\r\n3\r\n\nbc\r\n0\r\nA: b\r\n\r\n",
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\na\r\nbc",
+    "end of stream": b"HTTP/1.1 200 OK\r\n\r\na\r\nbc",
+    "broken off": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\na\r\nbc",
+}
+
+
+async def outcome(pieces):
+    """What the client makes of an answer that comes in these pieces."""
+    mine, theirs = trio.testing.memory_stream_pair()
+
+    async def send():
+        for piece in pieces:
+            await theirs.send_all(piece)
+            await trio.testing.wait_all_tasks_blocked()
+        await theirs.aclose()
+
+    client = HttpClient(always(mine))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        try:
+            result = await client.request("GET", URL)
+        except BrokenOffError as exc:
+            result = str(exc)
+        kept = len(client._idle)
+        nursery.cancel_scope.cancel()
+    return result, kept
+
+
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+def test_an_answer_cut_at_any_byte_is_the_same(wire):
+    """An answer cut in two at any byte is read as in one piece."""
+    whole = trio.run(outcome, [wire])
+    for position in range(1, len(wire)):
+        assert trio.run(outcome, [wire[:position], wire[position:]]) == whole
+
+
+@settings(max_examples=50, deadline=None)
+@given(wire=st.sampled_from(list(WIRES.values())), positions=st.lists(st.integers(1, 200), max_size=9))
+def test_an_answer_in_any_pieces_is_the_same(wire, positions):
+    """An answer in any pieces is read as in one piece."""
+    assert trio.run(outcome, cut(wire, positions)) == trio.run(outcome, [wire])
+
+
+async def test_client_and_server_understand_each_other():
+    """Our client and our server agree on one connection in memory, request after request."""
+    mine, theirs = trio.testing.memory_stream_pair()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_connection, echo, theirs)
+        async with open_http_client(always(mine)) as client:
+            for method in ("GET", "POST", "PUT"):
+                answer = await client.request(method, URL, body=b"b")
+                assert answer.body == f"{method} /x b".encode()

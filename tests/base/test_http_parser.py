@@ -1,0 +1,247 @@
+"""Heads and bodies out of bytes, however the network cuts them."""
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from http_lab import cut
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.parser import (
+    ChunkedBody,
+    EofBody,
+    HeadReader,
+    LengthBody,
+    MalformedError,
+    RequestHead,
+    request_body,
+    response_body,
+)
+
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+SMALL = Limits(max_head_bytes=200, max_headers=5, max_body_bytes=50)
+BAD_REQUESTS = {
+    "two hosts": (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\nA: b\r\n\r\n", 400),
+    "two hosts in 1.0": (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    "chunks and length": (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 400),
+    "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\n", 400),
+    "list of lengths": (POST + b"Content-Length: 3, 3\r\n\r\n", 400),
+    "signed length": (POST + b"Content-Length: +3\r\n\r\n", 400),
+    "negative length": (POST + b"Content-Length: -3\r\n\r\n", 400),
+    "hex length": (POST + b"Content-Length: 0x3\r\n\r\n", 400),
+    "empty length": (POST + b"Content-Length:\r\n\r\n", 400),
+    "enormous length": (POST + b"Content-Length: 99999999999999999999\r\n\r\n", 400),
+    "length above the bound": (POST + b"Content-Length: 51\r\n\r\n", 413),
+    "chunked is not last": (POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n", 400),
+    "chunked twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n", 400),
+    "chunked on two lines": (
+        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        400,
+    ),
+    "gzip and chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501),
+    "unknown encoding": (POST + b"Transfer-Encoding: xchunked\r\n\r\n", 400),
+    "space before the colon": (POST + b"Transfer-Encoding : chunked\r\n\r\n", 400),
+    "chunks in HTTP/1.0": (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    "bare line feeds": (b"GET / HTTP/1.1\nHost: a\n\n", 400),
+    "bare carriage return": (b"GET / HTTP/1.1\r\nHost: a\rB: c\r\n\r\n", 400),
+    "folded header": (b"GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n", 400),
+    "nul in a value": (b"GET / HTTP/1.1\r\nHost: a\0\r\n\r\n", 400),
+    "header without colon": (b"GET / HTTP/1.1\r\nHost\r\n\r\n", 400),
+    "non-ascii name": (b"GET / HTTP/1.1\r\nH\xc3\xb6st: a\r\n\r\n", 400),
+    "non-ascii target": (b"GET /\xc3\xb6 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "unknown method": (b"FETCH / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "version 1.2": (b"GET / HTTP/1.2\r\nHost: a\r\n\r\n", 400),
+    "version 2.0": (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+    "version 0.9": (b"GET /\r\n\r\n", 505),
+    "a proxy request": (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", 501),
+    "a long target": (b"GET /" + b"x" * 300, 431),
+    "a long header": (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 300, 431),
+    "a long head": (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\n" * 5, 431),
+    "many headers": (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 6, 431),
+    "empty lines for ever": (b"\r\n" * 101, 431),
+}
+GOOD_REQUESTS = {
+    "plain": b"GET /x?y=z HTTP/1.1\r\nHost: a\r\n\r\n",
+    "old": b"GET / HTTP/1.0\r\n\r\n",
+    "after empty lines": b"\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nA:\r\n\r\n",
+    "last words": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: foo, CLOSE\r\n\r\n",
+    "with a body": POST + b"Content-Length: 7\r\n\r\nabc\r\ndeNEXT",
+    "in chunks": POST + b"Transfer-Encoding: Chunked\r\n\r\n"
+    b"3\r\na\r\n\r\n4;ext=1\r\nbcde\r\n0\r\nTrailer: 1\r\n\r\nGET /next",
+    "wish to upgrade": POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nabNEXT",
+    "wish to upgrade in chunks": POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\nNEXT",
+}
+BAD_CHUNKS = {
+    "no size": b"\r\n",
+    "prefixed size": b"0x3\r\nabc\r\n0\r\n\r\n",
+    "signed size": b"+3\r\nabc\r\n0\r\n\r\n",
+    "underscore": b"0_3\r\nabc\r\n0\r\n\r\n",
+    "space after the size": b"3 \r\nabc\r\n0\r\n\r\n",
+    "bare line feed": b"3\nabc\r\n0\r\n\r\n",
+    "line feed in an extension": b"3;a=\nx\r\nabc\r\n0\r\n\r\n",
+    "data longer than its size": b"3\r\nabcd\r\n0\r\n\r\n",
+    "size overflow": b"fffffffffffffffff\r\n",
+    "endless extension": b"3;a=" + b"x" * 20_000,
+    "endless trailers": b"0\r\n" + b"A: b\r\n" * 4_000,
+}
+
+
+def parse(pieces, limits=SMALL):
+    """What becomes of a request that comes in these pieces: head, body and the rest, or the refusal's status."""
+    reader = HeadReader(httptools.HttpRequestParser, limits)
+    head, decoder, body, rest = None, None, b"", b""
+    try:
+        for piece in pieces:
+            if head is None:
+                early = reader.feed(piece)
+                if early is None:
+                    continue
+                head, piece = reader.request(), early  # noqa: PLW2901 - the rest of the piece is the body's
+                decoder = request_body(head, limits.max_body_bytes)
+            if decoder.rest is None:
+                body += decoder.feed(piece)
+                rest = decoder.rest or b""
+            else:
+                rest += piece
+    except MalformedError as exc:
+        return exc.status
+    return head, body, rest if decoder and decoder.rest is not None else "incomplete"
+
+
+@pytest.mark.parametrize(("data", "status"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_malformed_requests_are_refused(data, status):
+    """Each malformed request gets its status, in one piece and byte by byte."""
+    assert parse([data]) == status
+    assert parse([data[i : i + 1] for i in range(len(data))]) == status
+
+
+def test_good_requests_are_understood():
+    """Head, body and the first bytes of the next request come out exactly."""
+    head, body, rest = parse([GOOD_REQUESTS["in chunks"]])
+    assert head == RequestHead("POST", "/", head.headers, "1.1", keep_alive=True)
+    assert (body, rest) == (b"a\r\nbcde", b"GET /next")
+    assert parse([GOOD_REQUESTS["with a body"]])[1:] == (b"abc\r\nde", b"NEXT")
+    assert parse([GOOD_REQUESTS["old"]])[0].keep_alive is False
+    assert parse([GOOD_REQUESTS["last words"]])[0].keep_alive is False
+
+
+@pytest.mark.parametrize("name", ["wish to upgrade", "wish to upgrade in chunks"])
+def test_a_wish_to_upgrade_does_not_hide_the_body(name):
+    """A client that offers h2c with its POST (Java's does) is served plainly, body and all."""
+    assert parse([GOOD_REQUESTS[name]])[1:] == (b"ab", b"NEXT")
+
+
+@pytest.mark.parametrize("data", GOOD_REQUESTS.values(), ids=GOOD_REQUESTS)
+def test_one_cut_anywhere_changes_nothing(data):
+    """A request cut in two at any byte means the same as in one piece."""
+    whole = parse([data])
+    assert whole[2] != "incomplete"
+    assert all(parse([data[:i], data[i:]]) == whole for i in range(len(data) + 1))
+
+
+@given(
+    data=st.sampled_from([*GOOD_REQUESTS.values(), *(data for data, _ in BAD_REQUESTS.values())]),
+    positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
+)
+def test_many_cuts_change_nothing(data, positions):
+    """A request, good or bad, means the same in any pieces."""
+    assert parse(cut(data, positions)) == parse([data])
+
+
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=5),
+    after=st.binary(max_size=10),
+    positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
+)
+def test_chunks_round_trip(chunks, after, positions):
+    """Any bytes in any chunks in any pieces come out whole, with what came after them set apart."""
+    wire = b"".join(b"%X\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    decoder = ChunkedBody()
+    payload = b"".join(decoder.feed(piece) for piece in cut(wire + after, positions))
+    assert (payload, decoder.rest) == (b"".join(chunks), after)
+
+
+@pytest.mark.parametrize("data", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
+def test_malformed_chunks_are_refused(data):
+    """Chunk framing that two parsers could read differently is refused by this one."""
+    with pytest.raises(MalformedError):
+        ChunkedBody().feed(data)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "data", "clean"),
+    [
+        (LengthBody(3), b"ab", False),
+        (LengthBody(3), b"abc", True),
+        (LengthBody(0), b"", True),
+        (ChunkedBody(), b"3\r\nabc\r\n", False),
+        (ChunkedBody(), b"3\r\nabc\r\n0\r\n", False),
+        (ChunkedBody(), b"3\r\nabc\r\n0\r\n\r\n", True),
+        (EofBody(), b"abc", True),
+    ],
+)
+def test_the_end_of_the_stream_is_clean_only_at_the_end_of_the_body(decoder, data, clean):
+    """Early end of stream is an error, except for a body that only the end of the stream ends."""
+    decoder.feed(data)
+    if clean:
+        decoder.feed_eof()
+        assert decoder.rest == b""
+    else:
+        with pytest.raises(MalformedError, match=r"early|before"):
+            decoder.feed_eof()
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "kind", "keep_alive"),
+    [
+        ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 3", LengthBody, True),
+        ("GET", b"HTTP/1.1 200\r\nContent-Length: 3", LengthBody, True),
+        ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close", LengthBody, False),
+        ("GET", b"HTTP/1.0 200 OK\r\nContent-Length: 3", LengthBody, False),
+        ("GET", b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\nConnection: Keep-Alive", LengthBody, True),
+        ("GET", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", ChunkedBody, True),
+        ("GET", b"HTTP/1.1 200 OK\r\nA: b", EofBody, True),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 3", LengthBody, True),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", LengthBody, True),
+        ("GET", b"HTTP/1.1 204 No Content\r\nA: b", LengthBody, True),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 3", LengthBody, True),
+    ],
+)
+def test_answers_are_framed(method, head, kind, keep_alive):
+    """The framing of an answer follows from its head and the request's method."""
+    reader = HeadReader(httptools.HttpResponseParser, Limits())
+    assert reader.feed(head + b"\r\n\r\nrest") == b"rest"
+    answer = reader.response()
+    decoder = response_body(method, answer)
+    assert type(decoder) is kind
+    assert answer.keep_alive is keep_alive
+    if method == "HEAD" or answer.status in (204, 304):
+        assert decoder.rest == b""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4",
+        b"HTTP/1.1 twohundred OK",
+        b"HTTP/3.0 200 OK",
+        b"SSH-2.0-OpenSSH_9.2",
+    ],
+)
+def test_malformed_answers_are_refused(head):
+    """An answer that cannot be framed without doubt is refused."""
+    reader = HeadReader(httptools.HttpResponseParser, Limits())
+
+    def read():
+        reader.feed(head + b"\r\n\r\n")
+        return response_body("GET", reader.response())
+
+    with pytest.raises(MalformedError):
+        read()

@@ -1,0 +1,405 @@
+"""One connection at a time: what a client sees of the server."""
+
+from contextlib import suppress
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from http_lab import GONE, converse, cut, echo, receive_all, receive_until
+from llmkube.base.errors import WorldError
+from llmkube.base.http import ClientGoneError, Headers, Limits, Response, serve_connection
+
+GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+POST_3 = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\n"
+SMALL = Limits(max_head_bytes=100, max_body_bytes=10, max_early_bytes=50)
+
+
+def bodies(received):
+    """The echoed bodies in what a server said."""
+    return [part.rpartition(b"\r\n\r\n")[2] for part in received.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+
+
+async def test_an_answer_on_the_wire():
+    """A whole answer has a length, and its last one says that the connection ends."""
+    assert await converse(echo, LAST) == (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 7\r\nConnection: close\r\n\r\n"
+        b"GET /z "
+    )
+
+
+async def test_requests_on_one_connection_are_answered_in_order():
+    """Requests sent one by one, or all at once, are answered one after the other on the same connection."""
+    post = b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxyz"
+    chunked = b"PUT /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
+    expected = [b"GET /a ", b"POST /b xyz", b"PUT /c abc", b"GET /z "]
+    assert bodies(await converse(echo, GET, post, chunked, LAST)) == expected
+    assert bodies(await converse(echo, GET + post + chunked + LAST)) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(positions=st.lists(st.integers(min_value=0, max_value=400), max_size=12))
+def test_cuts_change_no_answer(positions):
+    """However the network cuts a conversation, the server says the same, byte for byte."""
+    post = b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxyz"
+    chunked = b"PUT /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
+    data = GET + post + chunked + LAST
+    assert trio.run(converse, echo, *cut(data, positions)) == trio.run(converse, echo, data)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nb\r\nabcdefghijk\r\n0\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nExpect: a-miracle\r\nContent-Length: 1\r\n\r\n", 417),
+        (b"GET /" + b"x" * 100, 431),
+        (b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\n\r\n", 501),
+        (b"GET / HTTP/2.0\r\nHost: h\r\n\r\n", 505),
+    ],
+)
+async def test_refusals_end_the_connection(request_bytes, status):
+    """A request that cannot be trusted is answered with its status and nothing after it is believed."""
+    received = await converse(echo, request_bytes + LAST, limits=SMALL)
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nConnection: close\r\n" in received
+    assert received.count(b"\r\n\r\n") == 1
+
+
+async def test_continue_is_said_when_the_body_is_awaited():
+    """A client that asks before sending its body hears 100 first, and 413 instead when the body is too large."""
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    received = await converse(echo, head % 3, b"abc")
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert (await converse(echo, head % 3 + b"abc")).startswith(b"HTTP/1.1 200 OK\r\n")  # it did not wait
+    limits = Limits(max_head_bytes=1000, max_body_bytes=2)
+    assert (await converse(echo, head % 3, limits=limits)).startswith(b"HTTP/1.1 413 ")
+
+
+async def stream_three(exchange):
+    async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
+        for piece in (b"one", b"", b"two"):
+            await send(piece)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: h", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
+        (b"GET / HTTP/1.0", b"onetwo"),
+        (b"HEAD / HTTP/1.1\r\nHost: h", b""),
+    ],
+)
+async def test_streams_are_framed_for_their_reader(head, expected):
+    """A stream is chunked for HTTP/1.1, ended by the connection's end for HTTP/1.0, and empty for HEAD."""
+    received = await converse(stream_three, head + b"\r\nConnection: close\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert body == expected
+    assert (b"Transfer-Encoding: chunked" in head) == expected.startswith(b"3")
+
+
+async def test_a_stream_with_a_length_is_sent_plain():
+    """A stream whose length is known keeps its Content-Length, and the connection stays usable."""
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers.of({"Content-Length": "6"})) as send:
+            await send(b"one")
+            await send(b"two")
+
+    received = await converse(handler, GET, LAST)
+    assert received.count(b"\r\n\r\nonetwo") == 2
+    assert b"chunked" not in received
+
+
+async def test_head_tells_the_length_and_sends_no_body():
+    """HEAD gets the head that GET would get, and the next answer follows at once."""
+    received = await converse(echo, b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n", LAST)
+    first, _, rest = received.partition(b"\r\n\r\n")
+    assert b"Content-Length: 8" in first
+    assert rest.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_bodiless_statuses_have_neither_body_nor_length(status):
+    """An answer that cannot have a body is sent without one, whatever the handler gave."""
+
+    async def handler(exchange):
+        await exchange.respond(Response.text(status, "x"))
+
+    received = await converse(handler, LAST)
+    assert received.endswith(b"Connection: close\r\n\r\n")
+    assert b"Content-Length" not in received
+
+
+async def test_chunks_leave_before_the_next_is_made():
+    """The first chunk of a stream is at the client while the second does not exist yet."""
+    first_arrived = trio.Event()
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers()) as send:
+            await send(b"first")
+            await first_arrived.wait()
+            await send(b"second")
+
+    client, server = trio.testing.memory_stream_pair()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connection, handler, server)
+            await client.send_all(LAST)
+            assert b"second" not in await receive_until(client, b"5\r\nfirst\r\n")
+            first_arrived.set()
+            assert await receive_all(client) == b"6\r\nsecond\r\n0\r\n\r\n"
+            await client.aclose()
+
+
+@pytest.mark.parametrize("leave", ["close", "half-close"])
+async def test_a_client_that_leaves_cancels_its_handler(leave):
+    """When the client goes away while its request is handled, the handler is cancelled and the connection ends."""
+    started, cancelled = trio.Event(), trio.Event()
+
+    async def handler(exchange):
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    client, server = trio.testing.memory_stream_pair()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connection, handler, server)
+            await client.send_all(GET)
+            await started.wait()
+            await (client.aclose() if leave == "close" else client.send_eof())
+            await cancelled.wait()
+
+
+async def test_a_client_that_leaves_during_a_stream_cancels_its_handler():
+    """A handler that writes to a client that has gone is cancelled, not told by an error, and nothing is logged."""
+    ended_by = []
+
+    async def handler(exchange):
+        try:
+            async with exchange.stream(200, Headers()) as send:
+                while True:
+                    await send(b"x")
+        except BaseException as exc:
+            ended_by.append(type(exc))
+            raise
+
+    client, server = trio.testing.memory_stream_pair()
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connection, handler, server)
+            await client.send_all(GET)
+            await client.receive_some()
+            await client.aclose()
+    assert ended_by == [trio.Cancelled]
+    assert logs == []
+
+
+async def test_a_shielded_handler_hears_of_the_loss_by_an_error():
+    """A handler that shields its writes gets an error once the client is gone, so that it cannot go on for ever."""
+    gone = trio.Event()
+    seen = []
+
+    async def handler(exchange):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            await gone.wait()
+            try:
+                await exchange.respond(Response.text(200, "late"))
+            except ClientGoneError as exc:
+                seen.append(exc)
+                raise
+
+    client, server = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_connection, handler, server)
+        await client.send_all(GET)
+        await client.aclose()
+        gone.set()
+    assert len(seen) == 1
+
+
+class Counted(trio.abc.Stream):
+    """A stream that counts what is read from it, in small pieces."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.received = 0
+
+    async def send_all(self, data):
+        await self.inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self):
+        await self.inner.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes=None):
+        data = await self.inner.receive_some(20)
+        self.received += len(data)
+        return data
+
+    async def aclose(self):
+        await self.inner.aclose()
+
+
+async def test_early_requests_wait_up_to_a_bound():
+    """What a client sends ahead is kept for later up to a bound; above it the connection is not read."""
+    go_on = trio.Event()
+
+    async def handler(exchange):
+        await go_on.wait()
+        await echo(exchange)
+
+    client, inner = trio.testing.memory_stream_pair()
+    server = Counted(inner)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connection, handler, server, SMALL)
+            await client.send_all(GET * 20 + LAST)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(GET) <= server.received <= len(GET) + SMALL.max_early_bytes + 40
+            go_on.set()
+            assert len(bodies(await receive_all(client))) == 21
+            await client.aclose()
+
+
+async def crash(exchange):
+    await trio.lowlevel.checkpoint()
+    raise KeyError("bug")
+
+
+async def crash_in_a_group(exchange):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        raise KeyError("bug")
+
+
+async def forget(exchange):
+    await trio.lowlevel.checkpoint()
+
+
+async def answer_nonsense(exchange):
+    await exchange.respond(Response(200, Headers.of({"A": "b\r\nc"})))
+
+
+@pytest.mark.parametrize("handler", [crash, crash_in_a_group, forget, answer_nonsense])
+async def test_a_handler_that_fails_costs_its_own_request(handler):
+    """A bug in a handler is a logged 500 that ends this connection, and nothing else."""
+    with structlog.testing.capture_logs() as logs:
+        received = await converse(handler, GET, GET)
+    assert received.startswith(b"HTTP/1.1 500 ")
+    assert b"bug" not in received
+    assert received.count(b"HTTP/1.1") == 1
+    assert [log["event"] for log in logs] == ["request handler crashed"]
+    assert (logs[0]["log_level"], logs[0]["path"]) == ("error", "/a")
+
+
+async def test_an_expected_failure_is_logged_without_a_traceback():
+    """A world error that escapes a handler is a warning with its sentence, still a 500 to the client."""
+
+    async def handler(exchange):
+        await trio.lowlevel.checkpoint()
+        raise WorldError("the disk is full")
+
+    with structlog.testing.capture_logs() as logs:
+        assert (await converse(handler, LAST)).startswith(b"HTTP/1.1 500 ")
+    assert [(log["log_level"], log["error"]) for log in logs] == [("warning", "the disk is full")]
+
+
+@pytest.mark.parametrize("headers", [Headers(), Headers.of({"Content-Length": "9"})])
+async def test_half_an_answer_has_no_clean_end(headers):
+    """A handler that fails in mid-stream leaves neither a last chunk nor the promised length."""
+
+    async def handler(exchange):
+        async with exchange.stream(200, headers) as send:
+            await send(b"half")
+            raise KeyError("bug")
+
+    with structlog.testing.capture_logs() as logs:
+        received = await converse(handler, GET, GET)
+    assert received.endswith((b"4\r\nhalf\r\n", b"\r\n\r\nhalf"))
+    assert len(logs) == 1
+
+
+async def test_a_broken_promise_of_length_has_no_clean_end():
+    """A stream that ends short of its Content-Length is a bug, and the connection is broken off."""
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers.of({"Content-Length": "9"})) as send:
+            await send(b"short")
+
+    with structlog.testing.capture_logs() as logs:
+        received = await converse(handler, GET, GET)
+    assert received.count(b"HTTP/1.1") == 1
+    assert logs[0]["event"] == "request handler crashed"
+
+
+async def test_a_second_answer_is_a_bug():
+    """Answering twice is logged, and the client still has its one answer."""
+
+    async def handler(exchange):
+        await echo(exchange)
+        await echo(exchange)
+
+    with structlog.testing.capture_logs() as logs:
+        received = await converse(handler, GET, GET)
+    assert received.count(b"HTTP/1.1") == 1
+    assert logs[0]["event"] == "request handler crashed"
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends_at", "received"),
+    [
+        ([], 75, b""),
+        ([(0, GET[:5])], 10, b"HTTP/1.1 408"),
+        ([(1, GET[:5]), (9, GET[5:8]), (10, GET[8:10])], 11, b"HTTP/1.1 408"),
+        ([(70, GET)], 145, b"HTTP/1.1 200"),
+        ([(0, POST_3), (29, b"a"), (58, b"b")], 88, b"HTTP/1.1 408"),
+    ],
+    ids=["silent", "half a head", "dripping head", "idle after an answer", "stalled body"],
+)
+async def test_slow_clients_lose_their_connection(autojump_clock, steps, ends_at, received):
+    """Silence, a dripping head and a stalled body each have a deadline, to the second."""
+    client, server = trio.testing.memory_stream_pair()
+    ended = []
+
+    async def serve():
+        await serve_connection(echo, server, Limits(linger_seconds=0))
+        ended.append(trio.current_time())
+
+    started_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        for at, data in steps:
+            await trio.sleep_until(started_at + at)
+            with suppress(*GONE):
+                await client.send_all(data)
+        assert (await receive_all(client)).startswith(received)
+    assert ended[0] - started_at == pytest.approx(ends_at)
+
+
+async def test_a_client_that_does_not_read_loses_its_connection(autojump_clock):
+    """A write that nobody reads is given up after a while, and the handler is cancelled."""
+    client, server = trio.testing.lockstep_stream_pair()
+    ended = []
+
+    async def handler(exchange):
+        try:
+            await exchange.respond(Response.text(200, "x"))
+        finally:
+            ended.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_connection, handler, server)
+        started_at = trio.current_time()
+        await client.send_all(GET)
+    assert ended[0] - started_at == pytest.approx(60)

@@ -1,0 +1,71 @@
+"""The three addresses that an operator's tools ask."""
+
+import json
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry, Gauge
+
+from http_lab import MemoryListener
+from llmkube.base.http import Headers, open_http_client, run_server
+from llmkube.base.probes import probes_handler
+
+
+@pytest.fixture
+def state():
+    """What `ready` says; a test changes it."""
+    return {"ready": (True, "serving 2 models")}
+
+
+@pytest.fixture
+async def ask(state, nursery):
+    """A function that asks the probes in memory."""
+    registry = CollectorRegistry()
+    Gauge("llmkube_demo", "A figure.", registry=registry).set(7)
+    listener = MemoryListener()
+    await nursery.start(run_server, probes_handler(lambda: state["ready"], registry), [listener])
+    async with open_http_client(listener.connect) as client:
+
+        async def ask(method, path, **headers):
+            return await client.request(method, f"http://probes:9090{path}", headers=Headers.of(headers))
+
+        yield ask
+
+
+async def test_healthz_is_ok_whatever_the_world_does(ask, state):
+    """`/healthz` says ok even while nothing is ready: the process answers, and that is all that it claims."""
+    state["ready"] = (False, "the API server is away")
+    answer = await ask("GET", "/healthz")
+    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
+
+
+async def test_readyz_follows_the_work(ask, state):
+    """`/readyz` is 200 or 503 by what `ready` says at that moment, with its reason."""
+    answer = await ask("GET", "/readyz")
+    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "reason": "serving 2 models"})
+    state["ready"] = (False, "caches are not synced")
+    answer = await ask("GET", "/readyz?verbose")
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": "not ready", "reason": "caches are not synced"})
+
+
+async def test_metrics_in_the_format_that_is_asked_for(ask):
+    """`/metrics` is Prometheus text, and OpenMetrics for a client that accepts it."""
+    answer = await ask("GET", "/metrics")
+    assert answer.headers.get("content-type").startswith("text/plain")
+    assert b"\nllmkube_demo 7.0\n" in answer.body
+    answer = await ask("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers.get("content-type").startswith("application/openmetrics-text")
+    assert answer.body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/healthz/x", 404), ("POST", "/healthz", 405), ("HEAD", "/healthz", 200)],
+)
+async def test_nothing_else_is_here(ask, method, path, status):
+    """Other paths are 404, other methods 405, and HEAD works."""
+    with trio.fail_after(5):
+        answer = await ask(method, path)
+    assert answer.status == status
+    assert (answer.headers.get("allow") == "GET, HEAD") is (status == 405)
+    assert (answer.body == b"") is (method == "HEAD")

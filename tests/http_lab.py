@@ -1,0 +1,98 @@
+"""HTTP peers in memory, for tests that want to see every byte."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import pairwise
+
+import trio
+import trio.testing
+
+from llmkube.base.http import Exchange, Handler, Limits, Response, serve_connection
+
+Pair = tuple[trio.abc.Stream, trio.abc.Stream]
+_LIMITS = Limits()
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+    """Accepts what `connect` opens; after `aclose` connecting is refused."""
+
+    def __init__(self, make_pair: Callable[[], Pair] = trio.testing.memory_stream_pair) -> None:
+        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
+        self._make_pair = make_pair
+        self.dialled: list[tuple[str, int]] = []
+
+    async def accept(self) -> trio.abc.Stream:
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        self._receive.close()
+        await trio.lowlevel.checkpoint()
+
+    async def connect(self, host: str, port: int) -> trio.abc.Stream:
+        self.dialled.append((host, port))
+        mine, theirs = self._make_pair()
+        try:
+            await self._send.send(theirs)
+        except trio.BrokenResourceError as exc:
+            raise ConnectionRefusedError(111, "Connection refused") from exc
+        return mine
+
+
+def always(stream: trio.abc.Stream) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
+    """A way to connect that gives this one stream."""
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return stream
+
+    return connect
+
+
+def cut(data: bytes, positions: Iterable[int]) -> list[bytes]:
+    """The same bytes in several pieces, none of them empty."""
+    edges = sorted({0, *(position % len(data) for position in positions), len(data)})
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
+    """Everything up to the end of the stream."""
+    received = b""
+    while piece := await stream.receive_some():
+        received += piece
+    return received
+
+
+async def receive_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
+    """Bytes up to and including `end`."""
+    received = b""
+    while not received.endswith(end):
+        piece = await stream.receive_some()
+        assert piece, f"the stream ended after {received!r}"
+        received += piece
+    return received
+
+
+async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS) -> bytes:
+    """What a server says to a client that sends these pieces, up to the end of the connection."""
+    client, server = trio.testing.memory_stream_pair()
+
+    async def send() -> None:
+        try:
+            for piece in pieces:
+                await client.send_all(piece)
+                await trio.testing.wait_all_tasks_blocked()
+        except GONE:
+            pass
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_connection, handler, server, limits)
+        nursery.start_soon(send)
+        received = await receive_all(client)
+        await client.aclose()
+    return received
+
+
+async def echo(exchange: Exchange) -> None:
+    """Answer with what was asked."""
+    request = exchange.request
+    await exchange.respond(Response.text(200, f"{request.method} {request.target} {request.body.decode('latin-1')}"))

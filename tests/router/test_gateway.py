@@ -1,0 +1,315 @@
+"""The gateway: which engine gets a request, and what a client sees when none can."""
+
+import datetime
+import json
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from http_lab import MemoryListener, always, converse, receive_until
+from llmkube.base.http import BrokenOffError, Headers, Response, open_http_client, run_server, serve_connection
+from llmkube.router.gateway import Backend, Unavailable, gateway_handler
+
+BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+GATEWAY = "http://gateway:8080"
+CHAT = "/v1/chat/completions"
+
+
+class Models:
+    """A directory from a dict."""
+
+    def __init__(self, **entries):
+        self.entries = entries
+
+    def model_ids(self):
+        return list(self.entries)
+
+    def lookup(self, model_id):
+        return self.entries.get(model_id)
+
+
+class Engine:
+    """An engine at one port that notes what it is asked and answers through `handler`."""
+
+    def __init__(self, handler=None):
+        self.listener = MemoryListener()
+        self.requests = []
+        self._handler = handler
+
+    async def handle(self, exchange):
+        self.requests.append(exchange.request)
+        if self._handler is not None:
+            await self._handler(exchange)
+        else:
+            headers = Headers.of({"X-Engine": "yes", "Keep-Alive": "timeout=5"})
+            await exchange.respond(Response.json(200, {"answer": 42}, headers=headers))
+
+
+class World:
+    """A gateway in memory, and somebody to ask it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.front = MemoryListener()
+
+    async def ask(self, method, path, body=None, headers=None):
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        async with open_http_client(self.front.connect) as client:
+            return await client.request(method, GATEWAY + path, headers=Headers.of(headers or {}), body=data)
+
+
+@pytest.fixture
+async def world(nursery):
+    """Start a gateway over the given engines."""
+    by_port = {}
+
+    async def dial(host, port):
+        if port not in by_port:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await by_port[port].listener.connect(host, port)
+
+    async with open_http_client(dial) as upstream:
+
+        async def make(directory=None, **engines):
+            by_port.update({int(name.removeprefix("port")): engine for name, engine in engines.items()})
+            world = World(directory or TWO)
+            for engine in by_port.values():
+                await nursery.start(run_server, engine.handle, [engine.listener])
+            handler = gateway_handler(world.directory, upstream, lambda: BORN)
+            await nursery.start(run_server, handler, [world.front])
+            return world
+
+        yield make
+
+
+TWO = Models(
+    chat=Backend("127.0.0.1", 1, "chat"),
+    embed=Backend("::1", 2, "embed-alias"),
+    slow=Unavailable("Loading", "the engine loads its weights", retry_after_seconds=7),
+)
+ONE = Models(only=Backend("127.0.0.1", 1, "only"))
+NONE = Models()
+
+
+@pytest.mark.parametrize(
+    ("directory", "body", "port", "forwarded"),
+    [
+        (TWO, b'{"model": "chat" , "x":1}', 1, b'{"model": "chat" , "x":1}'),
+        (TWO, b'{"model": "embed", "x": 1}', 2, b'{"model": "embed-alias", "x": 1}'),
+        (ONE, b'{"model": "only"}', 1, b'{"model": "only"}'),
+        (ONE, b'{"x": 1.5}', 1, b'{"x": 1.5, "model": "only"}'),
+        (ONE, b'{"model": null}', 1, b'{"model": "only"}'),
+    ],
+)
+async def test_model_chooses_the_engine(world, directory, body, port, forwarded):
+    """A request reaches the engine that its model names, untouched unless the engine goes by another name."""
+    engines = {"port1": Engine(), "port2": Engine()}
+    gateway = await world(directory, **engines)
+    answer = await gateway.ask("POST", CHAT, body)
+    assert (answer.status, json.loads(answer.body)) == (200, {"answer": 42})
+    asked = {name: [request.body for request in engine.requests] for name, engine in engines.items()}
+    assert asked == {"port1": [], "port2": [], f"port{port}": [forwarded]}
+
+
+@pytest.mark.parametrize(
+    ("directory", "method", "path", "body", "status", "code", "words"),
+    [
+        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; there is 'chat', 'embed', 'slow'"),
+        (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
+        (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
+        (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),
+        (TWO, "POST", CHAT, {"model": 7}, 400, "invalid_model", "must be a string"),
+        (TWO, "POST", CHAT, b"", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"{", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"\xff", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"[1]", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"[" * 100_000, 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, {"model": "slow"}, 503, "model_not_ready", "(Loading): the engine loads its weights"),
+        (TWO, "POST", CHAT, {"model": "chat"}, 502, "engine_failed", "127.0.0.1:1"),
+        (TWO, "GET", CHAT, None, 405, "method_not_allowed", "GET"),
+        (TWO, "POST", "/v1/models", {}, 405, "method_not_allowed", "POST"),
+        (TWO, "GET", "/v1/models/gone", None, 404, "model_not_found", "'chat'"),
+        (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
+        (TWO, "GET", "/v1", None, 404, "not_found", "/v1"),
+        (TWO, "GET", "/favicon.ico", None, 404, "not_found", "/v1"),
+    ],
+)
+async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's columns, not an interface)
+    world, directory, method, path, body, status, code, words
+):
+    """What cannot be served gets a status, a code and a sentence that helps, in the shape that clients parse."""
+    gateway = await world(directory)
+    answer = await gateway.ask(method, path, body)
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"]) == (status, code)
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "code"}
+    assert (error["type"] == "invalid_request_error") is (status < 500)
+    assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
+    assert ("allow" in answer.headers) is (status == 405)
+
+
+async def test_models_are_listed_from_the_directory(world):
+    """`/v1/models` shows every model, ready or not, and one by its id, namespace and all."""
+    directory = Models(**{"a": Backend("h", 1, "a"), "ns/b": Unavailable("Loading", "")})
+    gateway = await world(directory)
+    listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["a", "ns/b"]
+    one = {"id": "ns/b", "object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    assert json.loads((await gateway.ask("GET", "/v1/models/ns/b")).body) == one
+    assert json.loads((await gateway.ask("GET", "/v1/models/ns%2Fb")).body) == one
+
+
+async def test_the_root_says_what_this_is(world):
+    """Somebody who opens the gateway in a browser is told where to go."""
+    answer = await (await world()).ask("GET", "/")
+    assert answer.status == 200
+    assert b"/v1/chat/completions" in answer.body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank?x=%20y", "/v1/responses"])
+async def test_every_v1_path_goes_through(world, path):
+    """The gateway keeps no list of the engine's paths: target and query arrive as sent."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
+    assert engine.requests[0].target == path
+
+
+async def test_hop_by_hop_headers_stay_on_their_hop(world):
+    """Headers of one connection are passed on in neither direction; all others are."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    headers = {"Authorization": "Bearer k", "TE": "trailers", "X-Id": "7"}
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
+    seen = engine.requests[0].headers
+    assert (seen.get("authorization"), seen.get("x-id"), seen.get("host")) == ("Bearer k", "7", "127.0.0.1:1")
+    assert (answer.headers.get("x-engine"), answer.headers.get("keep-alive")) == ("yes", None)
+    # our test client drops `Connection` itself, so this one is written by hand
+    body = b'{"model": "only"}'
+    wire = (
+        b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close, X-Private\r\nX-Private: 1\r\n"
+        b"Content-Length: %d\r\n\r\n%b"
+    )
+    client = await gateway.front.connect("g", 1)
+    await client.send_all(wire % (len(body), body))
+    await receive_until(client, b'{"answer": 42}')
+    assert "x-private" not in engine.requests[1].headers
+    assert "connection" not in engine.requests[1].headers
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 500, 503])
+async def test_the_engines_own_words_pass_unchanged(world, status):
+    """Status and body of an engine's answer are the client's, errors too."""
+
+    async def handler(exchange):
+        await exchange.respond(Response.json(status, {"error": {"message": "own words"}}))
+
+    gateway = await world(ONE, port1=Engine(handler))
+    answer = await gateway.ask("POST", CHAT, {"model": "only"})
+    assert (answer.status, json.loads(answer.body)) == (status, {"error": {"message": "own words"}})
+
+
+async def test_streams_pass_unbuffered(world):
+    """The client has the first event before the engine has made the second."""
+    first_seen = trio.Event()
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
+            await send(b"data: one\n\n")
+            await first_seen.wait()
+            await send(b"data: [DONE]\n\n")
+
+    gateway = await world(ONE, port1=Engine(handler))
+    with trio.fail_after(5):
+        async with (
+            open_http_client(gateway.front.connect) as client,
+            client.open_stream("POST", GATEWAY + CHAT, body=b'{"stream": true}') as answer,
+        ):
+            assert answer.headers.get("content-type") == "text/event-stream"
+            assert await answer.receive_some() == b"data: one\n\n"
+            first_seen.set()
+            assert await answer.receive_some() == b"data: [DONE]\n\n"
+            assert await answer.receive_some() == b""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_leaves_stops_its_generation(world, begun):
+    """When the client goes away the engine's connection is closed, before as well as during the answer."""
+    asked, cancelled = trio.Event(), trio.Event()
+
+    async def handler(exchange):
+        try:
+            if begun:
+                async with exchange.stream(200, Headers()) as send:
+                    await send(b"x")
+                    asked.set()
+                    await trio.sleep_forever()
+            asked.set()
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    gateway = await world(ONE, port1=Engine(handler))
+    with trio.fail_after(5):
+        client = await gateway.front.connect("g", 1)
+        await client.send_all(b"POST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}")
+        await asked.wait()
+        await client.aclose()
+        await cancelled.wait()
+
+
+async def dying(stream, answer):
+    """An engine that dies after these bytes."""
+    await receive_until(stream, b"}")
+    await stream.send_all(answer)
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"what?\r\n\r\n"])
+async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
+    """An engine that breaks off before its head is complete costs the client a 502 that says so."""
+    listener = MemoryListener()
+
+    async def accept():
+        await dying(await listener.accept(), answer)
+
+    nursery.start_soon(accept)
+    body = b'{"model": "only"}'
+    wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with structlog.testing.capture_logs() as logs:
+        async with open_http_client(listener.connect) as upstream:
+            received = await converse(gateway_handler(ONE, upstream, lambda: BORN), wire)
+    assert received.startswith(b"HTTP/1.1 502 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "engine_failed"
+    assert [log["event"] for log in logs] == ["engine did not answer"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\none",
+    ],
+)
+async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
+    """An engine that dies in mid-answer breaks the client's connection off too, and that is one warning."""
+    listener = MemoryListener()
+
+    async def accept():
+        await dying(await listener.accept(), answer)
+
+    nursery.start_soon(accept)
+    with structlog.testing.capture_logs() as logs:
+        async with open_http_client(listener.connect) as upstream:
+            front, back = trio.testing.memory_stream_pair()
+            nursery.start_soon(serve_connection, gateway_handler(ONE, upstream, lambda: BORN), back)
+            async with open_http_client(always(front)) as client:
+                with pytest.raises(BrokenOffError):
+                    await client.request("POST", GATEWAY + CHAT, body=b'{"model": "only"}')
+            await trio.testing.wait_all_tasks_blocked()
+    assert [(log["event"], log["log_level"]) for log in logs] == [("request failed", "warning")]
