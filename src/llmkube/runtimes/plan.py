@@ -1,0 +1,74 @@
+"""A plan is what to run as a value, with slots for what only the host knows: program, model path, address, port."""
+
+import hashlib
+import json
+from enum import StrEnum
+
+import attrs
+
+from llmkube.base.errors import UserError
+
+
+class PlanError(UserError):
+    """The objects ask for something that no engine on this path can run; `field` says where."""
+
+
+class Slot(StrEnum):
+    """A place in argv that the supervisor fills at launch. An equal plain string of a user's is not a slot."""
+
+    PROGRAM = "{program}"
+    MODEL = "{model}"
+    HOST = "{host}"
+    PORT = "{port}"
+
+
+@attrs.frozen
+class EngineInfo:
+    """One engine binary as its own `--help` describes it."""
+
+    program: str
+    version: str
+    flags: frozenset[str]
+
+    def first_known(self, *flags: str) -> str | None:
+        """Return the first of these spellings that the engine understands."""
+        return next((flag for flag in flags if flag in self.flags), None)
+
+
+@attrs.frozen
+class LaunchPlan:
+    """A process to run for one InferenceService.
+
+    Attributes:
+        argv: The command line, with `Slot` members where the host fills in.
+        env: Variables to add to the engine's environment, in the user's order.
+        runtime: The engine family (`llamacpp`).
+        alias: The model id that the engine answers to.
+        weights_identity: Changes when the weights' bytes may have changed.
+        ready_path: GET it: 200 means loaded and able to answer.
+        not_honoured: Paths of fields that were given but have no effect on this path.
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    runtime: str
+    alias: str
+    weights_identity: str = ""
+    ready_path: str = "/health"
+    not_honoured: tuple[str, ...] = ()
+
+    def render(self, *, program: str, model: str, host: str, port: int) -> tuple[str, ...]:
+        """Return argv with every slot filled."""
+        fill = {Slot.PROGRAM: program, Slot.MODEL: model, Slot.HOST: host, Slot.PORT: str(port)}
+        return tuple(fill[arg] if isinstance(arg, Slot) else arg for arg in self.argv)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that a running engine would have to be restarted for.
+
+        Program, host, port and model path are slots, so another port is not another plan; the order of environment
+        variables and the list of fields without effect do not count.
+        """
+        argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in self.argv]
+        facts = [self.runtime, argv, sorted(self.env), self.weights_identity]
+        return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,48 @@
+import attrs
+import pytest
+
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Slot
+
+PLAN = LaunchPlan(
+    argv=(Slot.PROGRAM, "--model", Slot.MODEL, "--host", Slot.HOST, "--port", Slot.PORT, "--echo", "{port}"),
+    env=(("OMP_NUM_THREADS", "2"), ("GGML_X", "1")),
+    runtime="llamacpp",
+    alias="demo",
+    weights_identity="sha256:aa",
+)
+
+
+def test_rendering_fills_the_slots_and_nothing_else():
+    """Slots are filled, and a user's argument that only looks like a slot is left alone."""
+    assert PLAN.render(program="/bin/x", model="/m.gguf", host="127.0.0.1", port=80) == (
+        "/bin/x", "--model", "/m.gguf", "--host", "127.0.0.1", "--port", "80", "--echo", "{port}"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"argv": (*PLAN.argv, "--jinja")},
+        {"argv": tuple(map(str, PLAN.argv))},
+        {"env": (("OMP_NUM_THREADS", "3"), ("GGML_X", "1"))},
+        {"env": ()},
+        {"runtime": "other"},
+        {"weights_identity": "sha256:bb"},
+    ],
+)
+def test_the_digest_changes_with_what_a_running_engine_cannot_take_up(change):
+    """Another command line, environment, engine or file is another digest."""
+    assert attrs.evolve(PLAN, **change).digest != PLAN.digest
+
+
+@pytest.mark.parametrize("change", [{"not_honoured": ("spec.image",)}, {"env": PLAN.env[::-1]}, {}])
+def test_the_digest_ignores_what_makes_no_difference(change):
+    """Neither the order of variables nor fields without effect ask for a restart."""
+    assert attrs.evolve(PLAN, **change).digest == PLAN.digest
+
+
+def test_an_engine_knows_the_first_spelling_that_it_lists():
+    """Of several spellings, the first that the engine lists is used, and none if it lists none."""
+    engine = EngineInfo("x", "1", frozenset({"--no-webui", "--old"}))
+    assert engine.first_known("--no-ui", "--no-webui", "--old") == "--no-webui"
+    assert engine.first_known("--no-ui") is None

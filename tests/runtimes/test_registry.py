@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.plan import EngineInfo, PlanError
+from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
+from llmkube.weights.gguf import GGUFFacts
+from llmkube.weights.store import WeightsFile
+
+MODEL = decode(Model, {"metadata": {"name": "m"}, "spec": {"source": "builtin://demo"}})
+
+
+def service(runtime):
+    return decode(InferenceService, {"metadata": {"name": "chat"}, "spec": {"modelRef": "m", "runtime": runtime}})
+
+
+def plan(runtime):
+    facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
+    engine = EngineInfo("llama-server", "1", frozenset())
+    return plan_for(service(runtime), MODEL, WeightsFile(Path("/m"), 1, None, "i"), facts, engine, alias="chat")
+
+
+@pytest.mark.parametrize("runtime", LLAMACPP_NAMES)
+def test_llamacpp_runs_on_a_host_under_both_names(runtime):
+    """The two names of llama.cpp make the same plan, so renaming restarts nothing."""
+    check(service(runtime), MODEL)
+    assert plan(runtime).digest == plan("llamacpp").digest
+
+
+@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {*LLAMACPP_NAMES}))
+def test_every_other_runtime_is_refused_by_name(runtime):
+    """A runtime that the schema admits and no host can run is refused with its field, before and after the download."""
+    for refuse in (lambda: check(service(runtime), MODEL), lambda: plan(runtime)):
+        with pytest.raises(PlanError, match=f"{runtime} is not supported on a host yet") as caught:
+            refuse()
+        assert caught.value.field == "spec.runtime"
