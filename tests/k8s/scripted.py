@@ -1,11 +1,12 @@
 """An API server that follows a script: the n-th request gets the n-th answer, and the times are written down."""
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube.k8s.client import Client
@@ -31,7 +32,7 @@ class Body(httpx.AsyncByteStream):
                 return step
             if isinstance(step, Exception):
                 raise step
-            await (trio.sleep_forever() if step is None else trio.sleep(step))
+            await trio.sleep(math.inf if step is None else step)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -85,16 +86,28 @@ def ok(obj: Any) -> httpx.Response:
     return httpx.Response(200, json=obj)
 
 
-def status(code: int, reason: str, message: str = "no", *, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+def status(
+    code: int, reason: str, message: str = "no", *, headers: dict[str, str] | None = None, **more: Any
+) -> httpx.Response:
     return httpx.Response(code, json=status_object(code, reason, message, **more), headers=headers)
 
 
 def status_object(code: int, reason: str, message: str = "no", **more: Any) -> dict[str, Any]:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message, **more}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        **more,
+    }
 
 
 def html(code: int = 200) -> httpx.Response:
-    return httpx.Response(code, text="<html><body>Please log in to the café Wi-Fi</body></html>", headers={"content-type": "text/html"})
+    return httpx.Response(
+        code, text="<html><body>Please log in to the café Wi-Fi</body></html>", headers={"content-type": "text/html"}
+    )
 
 
 def config_map(name: str, version: int | str, **data: Any) -> dict[str, Any]:

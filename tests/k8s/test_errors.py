@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from k8s.scripted import status_object
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.errors import (
     AlreadyExistsError,
@@ -23,7 +24,6 @@ from llmkube.k8s.errors import (
     excerpt,
     root_words,
 )
-from k8s.scripted import status_object
 
 
 @pytest.mark.parametrize(

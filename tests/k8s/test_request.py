@@ -52,9 +52,7 @@ def test_apply_fills_in_the_kind_and_keeps_what_is_given():
     assert request.path == f"{MODELS}/llama/status"
     assert dict(request.params) == {"fieldManager": "me", "force": "true"}
     assert request.content_type == "application/apply-patch+yaml"
-    assert json.loads(request.body) == {
-        "apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "Model", **manifest
-    }
+    assert json.loads(request.body) == {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "Model", **manifest}
     assert "force" not in dict(build.apply(RESOURCE, manifest, field_manager="me", force=False).params)
 
 
@@ -71,7 +69,12 @@ def test_delete_carries_preconditions_only_when_given():
 def test_an_object_without_a_name_is_never_its_collection(name):
     """Deleting, reading or patching a nameless key is refused: its path would be the whole collection's."""
     key = Key("team", name or "")
-    for make in (build.get, build.delete, lambda r, k: build.merge_patch(r, k, {}), lambda r, k: build.update(r, k, {})):
+    for make in (
+        build.get,
+        build.delete,
+        lambda r, k: build.merge_patch(r, k, {}),
+        lambda r, k: build.update(r, k, {}),
+    ):
         with pytest.raises(ValueError, match="name"):
             make(RESOURCE, key)
     with pytest.raises(ValueError, match="name"):

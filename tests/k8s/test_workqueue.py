@@ -100,8 +100,9 @@ async def test_a_key_that_falls_due_while_held_waits_for_its_turn(queue, autojum
     assert await take(queue) == "a"
 
 
-async def test_retries_back_off_until_forgotten(queue, autojump_clock):
+async def test_retries_back_off_until_forgotten(queue):
     """Delays double per key up to the cap, and start afresh once the key is forgotten."""
+    await trio.lowlevel.checkpoint()
     assert [queue.retry_nowait("a") for _ in range(5)] == [1, 2, 4, 8, 8]
     assert queue.retry_nowait("b") == 1
     queue.forget("a")
@@ -141,6 +142,7 @@ async def test_workers_retry_world_errors_and_honour_the_next_look(queue, autoju
 
     async def handle(key):
         times.append(trio.current_time() - start)
+        await trio.lowlevel.checkpoint()
         if len(times) <= 2:
             raise WorldError("the API server is away")
         return 10.0 if len(times) == 3 else None
@@ -155,9 +157,9 @@ async def test_a_bug_in_the_work_ends_the_workers(queue):
     """An error that is not the world's travels up as an exception group."""
 
     async def handle(key):
+        await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 
     queue.add_nowait("a")
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.RaisesGroup(ZeroDivisionError):
         await run_workers(queue, handle, workers=2)
-    assert caught.group_contains(ZeroDivisionError)

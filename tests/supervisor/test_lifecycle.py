@@ -30,7 +30,7 @@ def test_a_crash_loop_doubles_up_to_a_minute():
 
 def test_five_healthy_minutes_forgive_everything():
     """After a long healthy run the next exit is a first one again."""
-    assert exits(0, 0, 0, 300) [-1] == 0
+    assert exits(0, 0, 0, 300)[-1] == 0
 
 
 def test_just_under_five_minutes_forgive_nothing():

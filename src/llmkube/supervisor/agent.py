@@ -27,9 +27,9 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.child import KILL_SECONDS
 from llmkube.supervisor.desired import Desired, desired_here, model_key
 from llmkube.supervisor.lifecycle import ServiceView
-from llmkube.supervisor.outbox import Outbox, run_outbox, run_repeats
+from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Ports
-from llmkube.supervisor.presence import run_presence
+from llmkube.supervisor.presence import run_presence, withdraw_presence
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.service import run_service
 from llmkube.supervisor.settings import AgentSettings
@@ -124,6 +124,7 @@ class _Agent:
     async def _look_after(self, wish: Desired) -> None:
         reporter = Reporter(wish, self.settings, self.outbox, self.ports.utcnow, self._changed)
         running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        reporter.greet()
         with self._listed(wish.key, running), running.life:
             await run_service(running.desired, reporter, self.ports, self.settings)
         if running.life.cancelled_caught:
@@ -168,14 +169,14 @@ async def run_agent(
 async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
-    agent = _Agent(settings, ports, Outbox(), Cache(), Cache())
+    agent = _Agent(settings, ports, Outbox(ports.rng), Cache(), Cache())
     # Cancellation would reach the outbox together with the services that still have to speak through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
-            outer.start_soon(partial(run_outbox, agent.outbox, client, field_manager=settings.field_manager))
-            outer.start_soon(partial(run_repeats, agent.outbox, every_seconds=settings.reassert_seconds))
+            outer.start_soon(partial(agent.outbox.run, client, field_manager=settings.field_manager))
+            outer.start_soon(partial(agent.outbox.run_repeats, every_seconds=settings.reassert_seconds))
             outer.start_soon(partial(reflect, InferenceService, agent.services, agent.mark))
             outer.start_soon(partial(reflect, Model, agent.models, agent.mark_model))
             outer.start_soon(run_presence, client, settings, ports.utcnow)
@@ -189,7 +190,8 @@ async def _run_shielded(
                 )
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
-                await agent.outbox.wait_all_heard()
+                await agent.outbox.wait_heard()
+                await withdraw_presence(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
         log.error("the stop took longer than its deadlines allow")

@@ -26,11 +26,12 @@ class Desired:
 
     def same_wish(self, other: "Desired | None") -> bool:
         """Whether nothing that matters here differs: identity and specs, not status or labels."""
-        return other is not None and self._wish() == other._wish()
+        return other is not None and _wish(self) == _wish(other)
 
-    def _wish(self) -> tuple[object, ...]:
-        service, model = self.service, self.model
-        return (service.metadata.uid, service.spec, model.key, model.metadata.uid, model.spec)
+
+def _wish(desired: Desired) -> tuple[object, ...]:
+    service, model = desired.service, desired.model
+    return (service.metadata.uid, service.spec, model.key, model.metadata.uid, model.spec)
 
 
 def model_key(service: InferenceService) -> Key:

@@ -14,14 +14,12 @@ from llmkube.k8s.names import (
     MANAGED_BY_LABEL,
     SERVICE_LABEL,
     SERVICE_NAME_LABEL,
+    SERVICE_PORT,
     host_id,
     label_value,
     service_name,
     slice_name,
 )
-
-SERVICE_PORT = 8080
-"""The port of every Service that we publish, as in the guide."""
 
 
 def service_manifest(service: InferenceService) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def service_manifest(service: InferenceService) -> dict[str, Any]:
 def slice_manifest(service: InferenceService, host: str, address: str, port: int, *, ready: bool) -> dict[str, Any]:
     """Return this host's EndpointSlice: one address, ready only while the engine is known to answer.
 
-    With port 0 (no engine yet) it lists nothing, which still replaces whatever an earlier agent claimed.
+    With port 0 (no engine has been ready yet) it lists nothing, which replaces whatever an earlier agent claimed.
     """
     name = service_name(service.key.name)
     metadata = _metadata(service, slice_name(name, host))

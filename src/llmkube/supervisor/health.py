@@ -19,7 +19,7 @@ async def wait_ready(http: HttpClient, url: str) -> None:
     The first questions follow each other closely, since a small model loads in less time than a comfortable poll.
     """
     pause = FIRST_POLL_SECONDS
-    while await ask(http, url) != "ok":  # noqa: ASYNC110 - the engine offers no event: its port is all we see of it
+    while await ask(http, url) != "ok":
         await trio.sleep(pause)
         pause = min(pause * 1.5, POLL_CAP_SECONDS)
 

@@ -1,4 +1,4 @@
-"""One service's life as data: what can be said of it, and when it is tried again. No Trio, no clock, no dice of its own.
+"""One service's life as data: what can be said of it, and when it is tried again. No Trio, no clock, no own dice.
 
 ```
  WaitingForModel ─▶ Fetching ─▶ Pending ─▶ Loading ─▶ Loaded

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import attrs
 import trio
@@ -14,7 +15,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.http import open_http_client
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.llamacpp import parse_help
+from llmkube.runtimes.llamacpp import parse_help, parse_version
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.child import open_child
 from llmkube.supervisor.orphans import OWNER_VARIABLE
@@ -23,7 +24,7 @@ from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
 from llmkube.weights.source import parse_source
-from llmkube.weights.store import Store
+from llmkube.weights.store import Store, open_store
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
@@ -52,15 +53,15 @@ class LocalEngines:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
         program = self.settings.llama_server
         try:
-            identity = (program, os.stat(program).st_mtime_ns)
+            identity = (program, Path(program).stat().st_mtime_ns)
         except OSError as error:
             raise EngineNotFoundError(
                 f"no llama-server at {program} ({error.strerror}); give --llama-server or install one"
             ) from error
         if identity not in self._known:
             text = await self._output(program, "--help")
-            version = await self._output(program, "--version")
-            self._known[identity] = EngineInfo(program, version.strip().partition("\n")[0], parse_help(text))
+            version = parse_version(await self._output(program, "--version"))
+            self._known[identity] = EngineInfo(program, version, parse_help(text))
         return self._known[identity]
 
     async def _output(self, program: str, flag: str) -> str:
@@ -79,7 +80,8 @@ class LocalEngines:
             raise EngineNotFoundError(f"{program} {flag} gave no answer in {HELP_SECONDS:g} s") from error
         text: str = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
-            raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {text[-500:].strip()}")
+            said = text[-500:].strip()
+            raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
         return text
 
     def free_port(self) -> int:
@@ -111,20 +113,20 @@ class LocalWeights:
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
         """Make the file present, then read its header."""
         source = parse_source(model.spec.source)
-        weights = await fetch(
-            source, self.store, sha256=model.spec.sha256, progress=progress, limiter=self.limiter
-        )
+        weights = await fetch(source, self.store, sha256=model.spec.sha256, progress=progress, limiter=self.limiter)
         return weights, await trio.to_thread.run_sync(read_header, weights.path, limiter=self.limiter)
 
 
 @asynccontextmanager
 async def open_local_ports(settings: AgentSettings) -> AsyncIterator[Ports]:
     """Give the agent this machine."""
+    limiter = trio.CapacityLimiter(MAX_FILE_THREADS)
+    store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     async with open_http_client() as http:
         yield Ports(
             engines=LocalEngines(settings),
-            weights=LocalWeights(Store(settings.store_dir), trio.CapacityLimiter(MAX_FILE_THREADS)),
+            weights=LocalWeights(store, limiter),
             http=http,
             utcnow=lambda: datetime.datetime.now(datetime.UTC),
-            rng=random.Random(),
+            rng=random.Random(),  # noqa: S311 - jitter, not a secret
         )

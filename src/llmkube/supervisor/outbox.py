@@ -3,29 +3,35 @@
 Everything that is written goes through here, so a slow or absent API server costs a service nothing but the news of it.
 """
 
+import random
+from functools import partial
 from typing import Any
 
 import attrs
 import structlog
 import trio
 
+from llmkube.base.backoff import Backoff
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.resource import Key
-from llmkube.k8s.workqueue import WorkQueue
+from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.workqueue import WorkQueue, run_workers
 
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 15.0
 """A write that takes longer is tried again; the API server may have gone away without a word."""
 
+WORKERS = 8
+RETRY = Backoff(base_seconds=0.2, cap_seconds=15.0)
+
 
 @attrs.frozen
 class Slot:
     """One thing that this agent says: an object, or one of its subresources."""
 
-    kind: type[Any]
+    kind: type[Object]
     key: Key
     subresource: str = ""
 
@@ -41,19 +47,23 @@ class _Word:
 
 @attrs.define(eq=False)
 class Outbox:
-    """The newest manifest per slot, and which of them the API server has not heard yet."""
+    """The newest word per slot, and which of them the API server has heard."""
 
-    queue: WorkQueue[Slot]
-    _words: dict[Slot, _Word] = attrs.field(factory=dict)
-    _heard: dict[Slot, _Word] = attrs.field(factory=dict)
-    _progress: trio.Event = attrs.field(factory=trio.Event)
+    rng: random.Random
+    _queue: WorkQueue[Slot] = attrs.field(init=False)
+    _words: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
+    _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
+    _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._queue = WorkQueue(self.rng, RETRY)
 
     def put_nowait(self, slot: Slot, manifest: dict[str, Any] | None) -> None:
-        """Say something new about a slot, or with None that its object shall be deleted; saying it again is free."""
+        """Say something new about a slot, or with None that its object shall be gone; repeating oneself is free."""
         word = _Word(manifest)
         if self._words.get(slot) != word:
             self._words[slot] = word
-            self.queue.add_nowait(slot)
+            self._queue.add_nowait(slot)
 
     def forget(self, slot: Slot) -> None:
         """Say nothing more about a slot, not even what is still unheard."""
@@ -61,42 +71,41 @@ class Outbox:
         self._heard.pop(slot, None)
         self._wake()
 
-    def repeat_nowait(self) -> None:
-        """Say everything that still stands again, in case somebody removed or changed it."""
-        for slot in self._words:
-            self.queue.add_nowait(slot)
-
     async def wait_heard(self, *slots: Slot) -> None:
-        """Return when the API server has heard the newest word on each slot; the deadline is the caller's."""
+        """Return when the API server has heard the newest word on each slot, or on all; deadlines are callers'."""
         await trio.lowlevel.checkpoint()
-        while any(self._words.get(slot) != self._heard.get(slot) for slot in slots):
+        while any(self._words.get(slot) != self._heard.get(slot) for slot in slots or self._words):
             await self._progress.wait()
 
-    def _wake(self) -> None:
-        self._progress.set()
-        self._progress = trio.Event()
+    async def run(self, client: Client, *, field_manager: str) -> None:
+        """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
+        await run_workers(self._queue, partial(self._send, client, field_manager), workers=WORKERS)
 
-    async def _send(self, client: Client, slot: Slot, field_manager: str) -> None:
+    async def run_repeats(self, *, every_seconds: float) -> None:
+        """Never return: say what stands again at a slow, fixed pace, so that what somebody removed comes back."""
+        while True:
+            await trio.sleep(every_seconds)
+            for slot in self._words:
+                self._queue.add_nowait(slot)
+
+    async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
         """Write one slot's newest word; a refusal for good is logged and not repeated until there is something new."""
         word = self._words.get(slot)
         if word is None:
             return
         try:
             with trio.fail_after(WRITE_SECONDS):
-                if word.manifest is None:
-                    await client.delete(slot.kind, slot.key)
-                else:
-                    await client.apply(
-                        slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource
-                    )
+                await self._write(client, field_manager, slot, word)
         except NotFoundError:
-            # Its object is gone (deleted while we were writing about it), which ends the subject.
+            # What we speak about, or its namespace, is gone: that ends the subject, unless there is news.
             if self._words.get(slot) == word:
-                self._words.pop(slot, None)
-                self._heard.pop(slot, None)
+                self.forget(slot)
         except UserError as refused:
-            log.error("write refused", object=str(slot), error=str(refused))
+            log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
             self._heard[slot] = word
+        except WorldError as error:
+            log.warning("write failed; will be repeated", object=str(slot), error=str(error))
+            raise
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         else:
@@ -105,18 +114,12 @@ class Outbox:
                 self.forget(slot)
         self._wake()
 
+    async def _write(self, client: Client, field_manager: str, slot: Slot, word: _Word) -> None:
+        if word.manifest is None:
+            await client.delete(slot.kind, slot.key)
+        else:
+            await client.apply(slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource)
 
-async def run_outbox(outbox: Outbox, client: Client, *, field_manager: str, workers: int = 8) -> None:
-    """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
-
-    async def send(slot: Slot) -> None:
-        await outbox._send(client, slot, field_manager)  # noqa: SLF001 - the other half of this class
-
-    await outbox.queue.run(send, workers=workers)
-
-
-async def run_repeats(outbox: Outbox, *, every_seconds: float) -> None:
-    """Never return: say what stands again at a slow, fixed pace, so that what somebody deleted comes back."""
-    while True:
-        await trio.sleep(every_seconds)
-        outbox.repeat_nowait()
+    def _wake(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()

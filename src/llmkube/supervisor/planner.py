@@ -48,16 +48,16 @@ async def run_planner(
         version, wish, failures = desired.version, desired.value, 0
         reporter.follow(wish)
         async with trio.open_nursery() as nursery:
-
-            async def interrupt(version: int = version, scope: trio.CancelScope = nursery.cancel_scope) -> None:
-                await desired.wait_newer(version)
-                scope.cancel(reason="a newer wish arrived")
-
-            nursery.start_soon(interrupt)
+            nursery.start_soon(_interrupt, desired, version, nursery.cancel_scope)
             while not await _plan(wish, target, reporter, ports):
                 failures += 1
                 await trio.sleep(backoff.delay(failures, ports.rng))
             await trio.sleep_forever()
+
+
+async def _interrupt(desired: Mailbox[Desired], version: int, scope: trio.CancelScope) -> None:
+    await desired.wait_newer(version)
+    scope.cancel(reason="a newer wish arrived")
 
 
 async def _plan(wish: Desired, target: Mailbox[Target], reporter: Reporter, ports: Ports) -> bool:

@@ -11,6 +11,7 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL, host_id
+from llmkube.k8s.resource import Key
 from llmkube.supervisor.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,14 @@ def lease_manifest(settings: AgentSettings, now: datetime.datetime) -> dict[str,
             "renewTime": now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
     }
+
+
+async def withdraw_presence(client: Client, settings: AgentSettings) -> None:
+    """Delete the Lease, so that nobody has to wait for its expiry; best effort, the deadline is the caller's."""
+    try:
+        await client.delete(Lease, Key(settings.lease_namespace, host_id(settings.host_name)))
+    except LLMKubeError as error:
+        log.info("lease not deleted; it will expire", host=settings.host_name, error=str(error))
 
 
 async def run_presence(client: Client, settings: AgentSettings, utcnow: Callable[[], datetime.datetime]) -> None:

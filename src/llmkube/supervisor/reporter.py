@@ -43,8 +43,9 @@ class Reporter:
     outbox: Outbox
     utcnow: Callable[[], datetime.datetime]
     changed: Callable[[], None]
-    view: ServiceView = ServiceView(Reason.PENDING)
+    view: ServiceView = ServiceView("")
     _restarts: int = 0
+    _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
     _of_model: status.Conditions = attrs.field(factory=status.Conditions)
 
@@ -52,6 +53,12 @@ class Reporter:
     def key(self) -> Key:
         """The InferenceService's key."""
         return self.wish.key
+
+    def greet(self) -> None:
+        """Speak first: nothing that an earlier agent said of this service is true any more."""
+        self.say(ServiceView(Reason.PENDING, "the agent has just started with this service"))
+        if self.settings.advertise_address is None:
+            self.outbox.put_nowait(self._slice_slot, None)  # it would name an engine that is gone
 
     def follow(self, wish: Desired) -> None:
         """Report about a newer wish from now on."""
@@ -95,6 +102,8 @@ class Reporter:
         if view == self.view:
             return
         self.view = view
+        if view.ready:
+            self._endpoint_port = view.port
         self._set("Loaded", view.ready, str(view.reason), view.message)
         self._write_status()
         self._publish_endpoint()
@@ -168,20 +177,29 @@ class Reporter:
             return ()
         if self.settings.endpoints_api == "endpoints":
             return (self._slot(Endpoints),)
+        return (self._slice_slot,)
+
+    @property
+    def _slice_slot(self) -> Slot:
         name = slice_name(service_name(self.key.name), self.settings.host_name)
-        return (Slot(EndpointSlice, Key(self.key.namespace, name)),)
+        return Slot(EndpointSlice, Key(self.key.namespace, name))
 
     def _publish_endpoint(self) -> None:
-        address, service, view = self.settings.advertise_address, self.wish.service, self.view
+        address, service, port, ready = (
+            self.settings.advertise_address,
+            self.wish.service,
+            self._endpoint_port,
+            self.view.ready,
+        )
         if address is None:
             return
         self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))
         for slot in self._endpoint_slots():
             if slot.kind is Endpoints:
-                manifest = endpoints.endpoints_manifest(service, address, view.port, ready=view.ready)
+                manifest = endpoints.endpoints_manifest(service, address, port, ready=ready)
             else:
                 host = self.settings.host_name
-                manifest = endpoints.slice_manifest(service, host, address, view.port, ready=view.ready)
+                manifest = endpoints.slice_manifest(service, host, address, port, ready=ready)
             self.outbox.put_nowait(slot, manifest)
 
     def _set(self, kind: str, value: bool, reason: str, message: str) -> None:
@@ -189,9 +207,7 @@ class Reporter:
         self._of_service.set(kind, value, reason, message, generation=generation, now=self.utcnow())
 
     def _write_status(self) -> None:
-        self.outbox.put_nowait(
-            self._status_slot, status.service_status(self.wish.service, self._of_service, self.view)
-        )
+        self.outbox.put_nowait(self._status_slot, status.service_status(self.wish.service, self._of_service, self.view))
 
     def _set_model(
         self,

@@ -135,28 +135,24 @@ async def _end_when_superseded(
 
 
 async def _incarnation(launch: Launch, reporter: Reporter, ports: Ports, settings: AgentSettings) -> Failure:
-    """Spawn, wait until it answers, serve until it exits; every way out leads through not-ready, TERM, KILL and reap."""
+    """Spawn, wait until it answers, serve until it exits; every way out leads through not-ready, TERM and reap."""
     key, plan, port = reporter.key, launch.plan, ports.engines.free_port()
     engine = await ports.engines.info()
     log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
-    reporter.say(ServiceView(Reason.LOADING, "the engine is starting", settings.bind_address, port, None, plan.alias))
     folder = f"{key.namespace}/{key.name}"
     command = Command(
-        argv=plan.render(
-            program=engine.program, model=str(launch.weights.path), host=settings.bind_address, port=port
-        ),
+        argv=plan.render(program=engine.program, model=str(launch.weights.path), host=settings.bind_address, port=port),
         env=dict(plan.env),
         work_dir=settings.state_dir / "work" / folder,
         log_path=settings.state_dir / "logs" / f"{folder}.log",
     )
     async with ports.engines.open_child(command) as child:
-        reporter.say(attrs.evolve(reporter.view, pid=child.pid, message="the engine is loading the model"))
+        view = ServiceView(Reason.LOADING, "the engine is loading the model", settings.bind_address, port)
+        reporter.say(attrs.evolve(view, pid=child.pid, alias=plan.alias))
         return await _serve(child, plan.ready_path, reporter, ports, settings)
 
 
-async def _serve(
-    child: Child, ready_path: str, reporter: Reporter, ports: Ports, settings: AgentSettings
-) -> Failure:
+async def _serve(child: Child, ready_path: str, reporter: Reporter, ports: Ports, settings: AgentSettings) -> Failure:
     """Return when the child has exited, or has not become ready in time."""
     host, port = reporter.view.host, reporter.view.port
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{ready_path}"

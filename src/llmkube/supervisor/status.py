@@ -27,7 +27,9 @@ class Conditions:
 
     _items: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
-    def set(self, kind: str, status: bool, reason: str, message: str, *, generation: int, now: datetime.datetime) -> None:
+    def set(
+        self, kind: str, status: bool, reason: str, message: str, *, generation: int, now: datetime.datetime
+    ) -> None:
         """State a condition."""
         word = "True" if status else "False"
         before = self._items.get(kind)
@@ -75,8 +77,25 @@ def model_status(
         if weights.sha256:
             status["sha256"] = weights.sha256
     if facts is not None:
-        status["gguf"] = facts.as_status()
+        status["gguf"] = gguf_status(facts)
     return _patch(Model, model.key, status)
+
+
+def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
+    """Return `status.gguf`: the header's facts under their API names, those that the header does not give left out."""
+    named = {
+        "architecture": facts.architecture,
+        "contextLength": facts.context_length,
+        "embeddingSize": facts.embedding_size,
+        "fileVersion": facts.file_version,
+        "headCount": facts.head_count,
+        "layerCount": facts.layer_count,
+        "license": facts.license,
+        "modelName": facts.name,
+        "quantization": facts.quantization,
+        "tensorCount": facts.tensor_count,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def fetch_reason(error: LLMKubeError) -> str:

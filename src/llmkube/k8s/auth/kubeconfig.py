@@ -1,0 +1,276 @@
+"""Read kubeconfigs and service accounts; the only module that knows the `kubernetes` package.
+
+The package finds, parses and merges the files. Choosing and checking happens here, because the package runs exec
+plugins without a deadline, prefers the last current-context where kubectl prefers the first, and leaves keys behind in
+temporary files.
+"""
+
+import base64
+import binascii
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+from kubernetes.client import Configuration
+from kubernetes.config.config_exception import ConfigException
+from kubernetes.config.incluster_config import InClusterConfigLoader
+from kubernetes.config.kube_config import KubeConfigMerger
+
+from llmkube.k8s.auth.config import (
+    Anonymous,
+    BasicAuth,
+    BearerToken,
+    ClusterConfig,
+    ConfigError,
+    ExecPlugin,
+    Identity,
+    InlinePem,
+    Pem,
+    PemFile,
+    TlsSettings,
+    TokenFile,
+    is_token,
+)
+
+_EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_EXEC_CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
+
+
+def read_service_account(directory: Path, environ: Mapping[str, str]) -> ClusterConfig:
+    """Return the configuration of the pod that we run in; ConfigError when its files are not there."""
+    token, ca, namespace = directory / "token", directory / "ca.crt", directory / "namespace"
+    found = Configuration()
+    try:
+        loader: Any = InClusterConfigLoader  # untyped
+        loader(str(token), str(ca), try_refresh_token=False, environ=environ).load_and_set(found)
+        default = namespace.read_text().strip() if namespace.is_file() else "default"
+    except (ConfigException, OSError) as error:
+        raise ConfigError(f"service account in {directory}: {error}") from error
+    return ClusterConfig(
+        server=found.host,
+        namespace=default,
+        context="in-cluster",
+        tls=TlsSettings(ca=PemFile(ca)),
+        identity=TokenFile(token),
+    )
+
+
+def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
+    """Return the configuration of one context.
+
+    Args:
+        paths: One file, or several as in `KUBECONFIG`: separated by colons, the first to name something wins, those
+            that do not exist are passed over.
+        context: None means the current one.
+
+    Raises:
+        ConfigError: As `load_config` says.
+    """
+    try:
+        merger: Any = KubeConfigMerger(paths)  # type: ignore[no-untyped-call]  # the package has no types
+        current = [
+            entries["current-context"] for entries in merger.config_files.values() if entries.get("current-context")
+        ]
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        # the first is what the package raises on purpose, the rest what its walk over unchecked data runs into
+        raise ConfigError(f"kubeconfig {paths} cannot be read: {error}") from error
+    if merger.config is None:
+        raise ConfigError(f"kubeconfig {paths} does not exist")
+    if context is None and not current:
+        raise ConfigError(f"kubeconfig {paths} has no current-context: choose a context by name")
+    name = context if context is not None else str(current[0])
+    chosen = _find(merger, "context", name)
+    cluster = _find(merger, "cluster", chosen.text("cluster"))
+    user = _find(merger, "user", chosen.text("user")) if chosen.text("user") else None
+    return _cluster_config(name, chosen, cluster, user or Section("no user", {}, cluster.directory))
+
+
+@attrs.frozen
+class Section:
+    """One named entry of a kubeconfig, with the folder that its relative paths start from."""
+
+    label: str
+    entries: Mapping[str, Any] = attrs.field(repr=False)
+    directory: Path
+
+    def text(self, name: str) -> str:
+        """A string, empty when absent."""
+        value = self.entries.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):  # a token of digits without quotes, for one, reads as a number
+            raise ConfigError(f"{self.label}: {name} must be a string, not {type(value).__name__}", field=name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A boolean, False when absent."""
+        value = self.entries.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{self.label}: must be true or false, not {value!r}", field=name)
+        return bool(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings, empty when absent."""
+        values = self.entries.get(name) or []
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{self.label}: must be a list of strings", field=name)
+        return tuple(values)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """A mapping, empty when absent."""
+        value = self.entries.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.label}: must be a mapping", field=name)
+        return value
+
+    def path(self, name: str) -> Path | None:
+        """A path, made absolute from the kubeconfig's folder; None when absent."""
+        text = self.text(name)
+        return self.directory / text if text else None
+
+    def pem(self, name: str) -> Pem | None:
+        """Certificates or a key: inline data wins over a file, as in kubectl."""
+        data = self.text(f"{name}-data")
+        if data:
+            try:
+                return InlinePem(base64.b64decode(data, validate=False))
+            except binascii.Error as error:
+                raise ConfigError(f"{self.label}: not base64: {error}", field=f"{name}-data") from error
+        path = self.path(name)
+        return PemFile(path) if path else None
+
+
+def _find(merger: Any, what: str, name: str) -> Section:
+    """Return one entry of the merged `clusters`, `contexts` or `users`."""
+    if not name:
+        raise ConfigError(f"the context names no {what}")
+    try:
+        entry = merger.config[f"{what}s"].get_with_name(name)
+        entries = entry.value.get(what) or {}
+        directory = Path(entry.path).absolute().parent
+    except (ConfigException, TypeError, AttributeError) as error:
+        raise ConfigError(f"kubeconfig has no {what} {name!r}") from error
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"kubeconfig: {what} {name!r} is not a mapping")
+    return Section(f"kubeconfig {what} {name!r}", entries, directory)
+
+
+def _cluster_config(name: str, context: Section, cluster: Section, user: Section) -> ClusterConfig:
+    server = cluster.text("server")
+    if urllib.parse.urlsplit(server).scheme not in ("http", "https"):
+        raise ConfigError(f"{cluster.label}: must be an http or https URL, not {server!r}", field="server")
+    tls = TlsSettings(
+        ca=cluster.pem("certificate-authority"),
+        certificate=user.pem("client-certificate"),
+        key=user.pem("client-key"),
+        server_name=cluster.text("tls-server-name"),
+        insecure=cluster.flag("insecure-skip-tls-verify"),
+    )
+    if (tls.certificate is None) != (tls.key is None):
+        raise ConfigError(f"{user.label}: client-certificate and client-key come together")
+    if tls.insecure and tls.ca is not None:
+        raise ConfigError(
+            f"{cluster.label}: insecure-skip-tls-verify and a certificate-authority contradict each other"
+        )
+    return ClusterConfig(
+        server=server.rstrip("/"),
+        namespace=context.text("namespace") or "default",
+        context=name,
+        tls=tls,
+        identity=_identity(user, cluster),
+        headers=_impersonation(user),
+        proxy_url=_proxy_url(cluster, tls),
+    )
+
+
+def _identity(user: Section, cluster: Section) -> Identity:
+    """Say who we are; where several are given, the order is client-go's."""
+    if "auth-provider" in user.entries:
+        raise ConfigError(
+            f"{user.label}: auth-provider was removed from Kubernetes; use an exec plugin", field="auth-provider"
+        )
+    token_file = user.path("tokenFile")
+    if token_file:
+        return TokenFile(token_file)
+    token = user.text("token").strip()
+    if token:
+        if not is_token(token):
+            raise ConfigError(f"{user.label}: has characters that no token has", field="token")
+        return BearerToken(token)
+    if user.text("username"):
+        return BasicAuth(user.text("username"), user.text("password"))
+    if "exec" in user.entries:
+        return _exec_plugin(Section(f"{user.label}: exec", user.mapping("exec"), user.directory), cluster)
+    return Anonymous()
+
+
+def _exec_plugin(section: Section, cluster: Section) -> ExecPlugin:
+    api_version, command = section.text("apiVersion"), section.text("command")
+    if api_version not in _EXEC_API_VERSIONS:
+        raise ConfigError(
+            f"{section.label}: {api_version!r} is none of {', '.join(_EXEC_API_VERSIONS)}", field="apiVersion"
+        )
+    if not command:
+        raise ConfigError(f"{section.label}: must name a program", field="command")
+    if section.text("interactiveMode") == "Always":
+        raise ConfigError(f"{section.label}: Always needs a terminal, and a daemon has none", field="interactiveMode")
+    if "/" in command:
+        command = str(section.directory / command)
+    env = section.entries.get("env") or []
+    try:
+        env = {str(item["name"]): str(item["value"]) for item in env}
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"{section.label}: must be a list of name and value", field="env") from error
+    return ExecPlugin(
+        api_version=api_version,
+        argv=(command, *section.texts("args")),
+        env=env,
+        install_hint=section.text("installHint"),
+        cluster=_exec_cluster(cluster) if section.flag("provideClusterInfo") else None,
+    )
+
+
+def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
+    """Say what a plugin with provideClusterInfo is told: the Cluster type of client.authentication.k8s.io/v1."""
+    ca = cluster.pem("certificate-authority")
+    try:
+        ca_data = ca.path.read_bytes() if isinstance(ca, PemFile) else ca.data if ca else b""
+    except OSError as error:
+        raise ConfigError(f"{cluster.label}: {error}", field="certificate-authority") from error
+    extensions = cluster.entries.get("extensions") or []
+    config = [
+        e.get("extension") for e in extensions if isinstance(e, Mapping) and e.get("name") == _EXEC_CONFIG_EXTENSION
+    ]
+    told = {
+        "server": cluster.text("server"),
+        "tls-server-name": cluster.text("tls-server-name"),
+        "insecure-skip-tls-verify": cluster.flag("insecure-skip-tls-verify"),
+        "certificate-authority-data": base64.b64encode(ca_data).decode(),
+        "proxy-url": cluster.text("proxy-url"),
+        "config": config[0] if config else None,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
+    headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
+    headers += [("Impersonate-Group", group) for group in user.texts("as-groups")]
+    for name, values in user.mapping("as-user-extra").items():
+        extra = f"Impersonate-Extra-{urllib.parse.quote(str(name).lower(), safe='')}"
+        headers += [(extra, str(value)) for value in values]
+    headers = [(name, value) for name, value in headers if value]
+    if headers and not user.text("as"):
+        raise ConfigError(f"{user.label}: as-uid, as-groups and as-user-extra need as", field="as")
+    return tuple(headers)
+
+
+def _proxy_url(cluster: Section, tls: TlsSettings) -> str:
+    url = cluster.text("proxy-url")
+    if url and urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"{cluster.label}: only http and https proxies are supported", field="proxy-url")
+    if url and tls.server_name:  # httpcore checks the tunnelled server against the URL's host alone
+        raise ConfigError(f"{cluster.label}: cannot be combined with proxy-url", field="tls-server-name")
+    return url

@@ -1,0 +1,160 @@
+"""An httpx transport that brings credentials and TLS, and keeps both fresh.
+
+Authentication sits below the client: a client over an in-memory transport has none, and is the same client.
+"""
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Final
+
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import trio
+
+from llmkube.k8s.auth.config import ClusterConfig, ConfigError, TlsSettings
+from llmkube.k8s.auth.credentials import Credential, make_credentials
+from llmkube.k8s.auth.tls import ClientCertificate, make_context, stamp_of
+from llmkube.k8s.errors import CredentialsError
+
+Connect = Callable[[ssl.SSLContext], httpx.AsyncBaseTransport]
+
+KEEPALIVE_EXPIRY_SECONDS: Final = 60.0
+"""Below kube-apiserver's own idle limit of 90 s, above the 10 s of a Lease: renewals reuse their connection."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long the goodbyes to a pool's peers may take."""
+
+
+def _utcnow() -> datetime:
+    return datetime.now(tz=UTC)
+
+
+class AuthTransport(httpx.AsyncBaseTransport):
+    """Send requests as the identity that the configuration names.
+
+    A 401 renews the credentials and repeats the request, once. When a certificate, key or CA file changes, or a plugin
+    issues another certificate, new requests go over new connections; the old ones close when their answers have ended.
+
+    Args:
+        config: Where to connect, and as whom.
+        connect: Makes what really sends, from a TLS context; by default a pool of TCP connections.
+        utcnow: The wall clock, which expiry times are compared with.
+
+    Raises:
+        ConfigError: A certificate or key cannot be used.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, *, connect: Connect | None = None, utcnow: Callable[[], datetime] = _utcnow
+    ) -> None:
+        self._config = config
+        self._connect = connect or (lambda context: _open_pool(context, config.proxy_url))
+        self._credentials = make_credentials(config.identity, utcnow)
+        self._lane = _Lane(self._connect, config.tls, None)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request with fresh credentials; CredentialsError when there are none to be had."""
+        credential = await self._credentials.current()
+        response = await self._send(request, credential)
+        if response.status_code != httpx.codes.UNAUTHORIZED:
+            return response
+        async with AsyncExitStack() as refused:
+            refused.push_async_callback(response.aclose)
+            renewed = await self._credentials.renew(credential)
+            if renewed == credential:
+                refused.pop_all()
+                return response
+        return await self._send(request, renewed)
+
+    async def aclose(self) -> None:
+        """Close all idle connections."""
+        await self._lane.retire()
+
+    async def _send(self, request: httpx.Request, credential: Credential) -> httpx.Response:
+        lane = await self._choose_lane(credential.certificate)
+        headers = [*request.headers.multi_items(), *self._config.headers]
+        if credential.authorization:
+            headers.append(("Authorization", credential.authorization))
+        extensions = dict(request.extensions)
+        if self._config.tls.server_name:
+            extensions["sni_hostname"] = self._config.tls.server_name
+        outgoing = httpx.Request(
+            request.method, request.url, headers=headers, stream=request.stream, extensions=extensions
+        )
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(lane)
+            response = await lane.transport.handle_async_request(outgoing)
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            response.stream = _HeldStream(response.stream, held.pop_all())
+        return response
+
+    async def _choose_lane(self, issued: ClientCertificate | None) -> "_Lane":
+        """Return the lane for the certificates of now; a rotation that is half done leaves us in the old one."""
+        old = self._lane
+        if old.issued == issued and old.stamp == stamp_of(self._config.tls):
+            return old
+        try:
+            self._lane = _Lane(self._connect, self._config.tls, issued)
+        except ConfigError as error:
+            if old.issued != issued:
+                raise CredentialsError(f"the auth plugin's certificate: {error}") from error
+            return old
+        await old.retire()
+        return self._lane
+
+
+class _Lane:
+    """A pool of connections with one TLS context; entered once for each answer that is still being read."""
+
+    def __init__(self, connect: Connect, settings: TlsSettings, issued: ClientCertificate | None) -> None:
+        self.stamp = stamp_of(settings)  # before reading: a change in between is noticed next time
+        self.issued = issued
+        self.transport = connect(make_context(settings, issued))
+        self._answers = 0
+        self._retired = False
+
+    async def __aenter__(self) -> None:
+        self._answers += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._answers -= 1
+        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            await self._close_if_unused()
+
+    async def retire(self) -> None:
+        """Close when the last answer has ended."""
+        self._retired = True
+        await self._close_if_unused()
+
+    async def _close_if_unused(self) -> None:
+        if self._retired and self._answers == 0:
+            await self.transport.aclose()
+
+
+class _HeldStream(httpx.AsyncByteStream):
+    """An answer's body that keeps its lane open until it is closed."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, lane: AsyncExitStack) -> None:
+        self._stream = stream
+        self._lane = lane
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._stream.__aiter__()
+
+    async def aclose(self) -> None:
+        async with self._lane:
+            await self._stream.aclose()
+
+
+def _open_pool(context: ssl.SSLContext, proxy_url: str) -> httpx.AsyncHTTPTransport:
+    # every watch holds a connection, so their number is not limited here
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=KEEPALIVE_EXPIRY_SECONDS)
+    return httpx.AsyncHTTPTransport(
+        verify=context,
+        trust_env=False,
+        limits=limits,
+        proxy=httpx.Proxy(proxy_url) if proxy_url else None,
+        socket_options=[(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],
+    )

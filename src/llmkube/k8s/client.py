@@ -1,0 +1,334 @@
+"""A typed client: requests are values (`k8s.request`), sending is thin, and every failure is an `ApiError`.
+
+Deadlines belong to callers (`trio.fail_after`); httpx's own are off. Two exceptions, both because no caller could set
+them: a watch must open within `OPEN_SECONDS`, and must not fall silent (`k8s.watch`).
+
+What is retried here, so that callers need not: a 429 that says when to come back (the server has not acted), a 5xx
+that says so in answer to a GET, and a GET whose connection was dropped (once, at once: the pool handed out a connection
+that the server was just closing). At most `ATTEMPTS` in all, and never a wait above `LONGEST_WAIT_SECONDS`.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import trio
+
+from llmkube import __version__
+from llmkube.k8s import request as build
+from llmkube.k8s.auth import AuthTransport, ClusterConfig
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.errors import (
+    ApiError,
+    GoneError,
+    ServerError,
+    TooManyRequestsError,
+    TransportError,
+    error_from_response,
+    excerpt,
+    root_words,
+)
+from llmkube.k8s.request import ApiRequest
+from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.watch import Watch, has_name, resource_version_of
+
+T = TypeVar("T", bound=Object)
+
+PAGE_SIZE: Final = 500
+ATTEMPTS: Final = 4
+LONGEST_WAIT_SECONDS: Final = 30.0
+OPEN_SECONDS: Final = 30.0
+MAX_BODY_BYTES: Final = 256 * 1024 * 1024
+"""A page of 500 objects of kube-apiserver's largest practical size; more is not an API server."""
+
+_DROPPED: Final = "ConnectionDropped"
+
+
+@attrs.frozen
+class Listing(Generic[T]):
+    """A whole collection at one resourceVersion; never a part of one."""
+
+    kind: type[T]
+    raw: tuple[Mapping[str, Any], ...] = attrs.field(repr=False)
+    resource_version: str
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        """The objects, decoded now; DecodeError when one is malformed."""
+        return tuple(decode(self.kind, item) for item in self.raw)
+
+
+class Client:
+    """Talk to one API server; `http` brings its address and its credentials."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def get(self, kind: type[T], key: Key) -> T:
+        """Read one object; NotFoundError only when the server itself says so."""
+        return await self._send_for(kind, build.get(kind.RESOURCE, key))
+
+    async def list(
+        self, kind: type[T], *, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
+    ) -> Listing[T]:
+        """Read a whole collection, page by page; when the server forgets a page's token, again in one piece."""
+        selectors = {"label_selector": label_selector, "field_selector": field_selector}
+        try:
+            return await self._list(kind, namespace, selectors, PAGE_SIZE)
+        except GoneError:
+            return await self._list(kind, namespace, selectors, 0)
+
+    async def create(self, obj: T, *, field_manager: str = "") -> T:
+        """Create an object; AlreadyExistsError when the name is taken."""
+        resource, namespace = obj.RESOURCE, obj.metadata.namespace
+        return await self._send_for(
+            type(obj), build.create(resource, namespace, encode(obj), field_manager=field_manager)
+        )
+
+    async def update(self, obj: T, *, subresource: str = "", field_manager: str = "") -> T:
+        """Replace an object; ConflictError when it has changed since it was read."""
+        request = build.update(obj.RESOURCE, obj.key, encode(obj), subresource=subresource, field_manager=field_manager)
+        return await self._send_for(type(obj), request)
+
+    async def patch(
+        self, kind: type[T], key: Key, patch: Mapping[str, Any], *, subresource: str = "", field_manager: str = ""
+    ) -> T:
+        """Merge a patch into an object; a resourceVersion inside makes it conditional."""
+        request = build.merge_patch(kind.RESOURCE, key, patch, subresource=subresource, field_manager=field_manager)
+        return await self._send_for(kind, request)
+
+    async def apply(
+        self,
+        kind: type[T],
+        manifest: Mapping[str, Any],
+        *,
+        field_manager: str,
+        force: bool = True,
+        subresource: str = "",
+    ) -> T:
+        """Server-side apply of a plain manifest; ConflictError when another manager owns a field and not `force`."""
+        request = build.apply(
+            kind.RESOURCE, manifest, field_manager=field_manager, force=force, subresource=subresource
+        )
+        return await self._send_for(kind, request)
+
+    async def delete(
+        self, kind: type[T], key: Key, *, uid: str = "", resource_version: str = "", propagation: str = ""
+    ) -> None:
+        """Ask for an object's deletion; ConflictError when a precondition does not hold."""
+        request = build.delete(kind.RESOURCE, key, uid=uid, resource_version=resource_version, propagation=propagation)
+        await self._send(request)
+
+    async def request_json(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = build.JSON,
+    ) -> Any:
+        """Send any request and return the answer's JSON: for kinds that are known by their data only."""
+        return await self._send(build.any_request(method, path, params=params, body=body, content_type=content_type))
+
+    async def get_json(self, path: str, *, params: Mapping[str, str] | None = None) -> Any:
+        """GET a path and return the answer's JSON."""
+        return await self.request_json("GET", path, params=params)
+
+    @asynccontextmanager
+    async def open_watch(
+        self,
+        kind: type[T],
+        *,
+        resource_version: str,
+        namespace: str | None = None,
+        label_selector: str = "",
+        timeout_seconds: int = 300,
+    ) -> AsyncGenerator[Watch[T], None]:
+        """Follow a collection from a resourceVersion; the connection is closed on exit.
+
+        Args:
+            kind: What to watch.
+            resource_version: Changes after this one are sent; from a Listing or an earlier event.
+            namespace: None watches all.
+            label_selector: As kubectl takes it.
+            timeout_seconds: When the server shall end the watch in good order.
+
+        Raises:
+            GoneError: The server has forgotten the resourceVersion.
+            ApiError: The watch could not be opened.
+        """
+        request = build.watch(
+            kind.RESOURCE,
+            namespace,
+            resource_version=resource_version,
+            label_selector=label_selector,
+            timeout_seconds=timeout_seconds,
+        )
+        with trio.move_on_after(OPEN_SECONDS) as opening:
+            response = await self._open(request)
+            if response.status_code != 200 or not _is_json(response):
+                raise await _refusal(request, response)
+        if opening.cancelled_caught:
+            raise TransportError(f"{request.call}: the watch did not open within {OPEN_SECONDS:g} s")
+        async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+
+            async def receive() -> bytes:
+                with _translated(request):
+                    return await anext(chunks, b"")
+
+            yield Watch(kind, receive)
+
+    async def _list(self, kind: type[T], namespace: str | None, selectors: dict[str, str], limit: int) -> Listing[T]:
+        items: list[Mapping[str, Any]] = []
+        token = ""
+        while True:
+            request = build.list_page(kind.RESOURCE, namespace, limit=limit, continue_token=token, **selectors)
+            page = _expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
+            resource_version = resource_version_of(page)
+            page_items = page.get("items", "absent") or []  # Go servers write an empty list as null
+            if not resource_version or not isinstance(page_items, list) or not all(map(has_name, page_items)):
+                raise TransportError(f"{request.call}: the {page['kind']} has no resourceVersion or no proper items")
+            items += page_items
+            next_token = page["metadata"].get("continue") or ""
+            if not next_token:
+                return Listing(kind, tuple(items), resource_version)
+            if next_token == token:
+                raise TransportError(f"{request.call}: the server serves the same page again and again")
+            token = next_token
+
+    async def _send_for(self, kind: type[T], request: ApiRequest) -> T:
+        return decode(kind, _expect_kind(request, await self._send(request), kind.RESOURCE.kind))
+
+    async def _send(self, request: ApiRequest) -> Any:
+        attempt = 1
+        while True:
+            try:
+                return await self._send_once(request)
+            except ApiError as error:
+                pause_seconds = pause_before_retry(request, error, attempt)
+                if pause_seconds is None:
+                    raise
+            await trio.sleep(pause_seconds)
+            attempt += 1
+
+    async def _send_once(self, request: ApiRequest) -> Any:
+        response = await self._open(request)
+        if not response.is_success or not _is_json(response):
+            raise await _refusal(request, response)
+        body = await _read_body(request, response)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
+
+    async def _open(self, request: ApiRequest) -> httpx.Response:
+        headers = {"Accept": build.JSON}
+        if request.content_type:
+            headers["Content-Type"] = request.content_type
+        with _translated(request):
+            outgoing = self._http.build_request(
+                request.method,
+                request.path,
+                params=request.params,
+                headers=headers,
+                content=request.body or None,
+                timeout=None,
+            )
+            return await self._http.send(outgoing, stream=True)
+
+
+def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> float | None:
+    """Return the seconds after which the client itself asks again, or None when that is the caller's decision."""
+    if attempt >= ATTEMPTS:
+        return None
+    if error.reason == _DROPPED:
+        return 0.0 if request.method == "GET" and attempt == 1 else None
+    after = error.retry_after_seconds
+    if after is None or after > LONGEST_WAIT_SECONDS:
+        return None
+    if isinstance(error, TooManyRequestsError) or (isinstance(error, ServerError) and request.method == "GET"):
+        return after
+    return None
+
+
+@asynccontextmanager
+async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
+    """Connect to the cluster that a configuration names; connections are pooled and closed on exit.
+
+    Raises:
+        ConfigError: A certificate or key of the configuration cannot be used.
+    """
+    async with httpx.AsyncClient(
+        transport=AuthTransport(config),
+        base_url=config.server,
+        headers={"User-Agent": f"llmkube/{__version__}"},
+        timeout=None,  # noqa: S113 (deadlines are the callers', see above)
+        trust_env=False,  # a proxy is the kubeconfig's to name
+    ) as http:
+        yield Client(http)
+
+
+def _expect_kind(request: ApiRequest, answer: Any, kind: str) -> dict[str, Any]:
+    """Refuse an answer of another kind: a wrong server's `{}` must never read as an empty object or list."""
+    got = answer.get("kind") if isinstance(answer, dict) else type(answer).__name__
+    if got != kind:
+        raise TransportError(f"{request.call}: expected a {kind}, the answer is a {got}")
+    checked: dict[str, Any] = answer
+    return checked
+
+
+def _is_json(response: httpx.Response) -> bool:
+    media_type: str = response.headers.get("content-type", "").partition(";")[0]
+    return media_type.strip().lower() == build.JSON
+
+
+async def _refusal(request: ApiRequest, response: httpx.Response) -> ApiError:
+    body = await _read_body(request, response)
+    return error_from_response(
+        request.call, response.status_code, body, retry_after=response.headers.get("retry-after", "")
+    )
+
+
+async def _read_body(request: ApiRequest, response: httpx.Response) -> bytes:
+    """Read a whole body and close the answer; TransportError when it breaks off or never ends."""
+    body = bytearray()
+    async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+        with _translated(request):
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+@asynccontextmanager
+async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    """Iterate over a body; on exit the generators that httpx nests are unwound from the innermost outwards.
+
+    `aclose()` on the outermost would leave the inner ones to the garbage collector. A read under a cancelled scope ends
+    all of them where they wait.
+    """
+    chunks = response.aiter_bytes()
+    try:
+        yield chunks
+    finally:
+        with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError):  # noqa: ASYNC100 (reads block)
+            unwinding.cancel()
+            async for _ in chunks:  # noqa: ASYNC102 (the scope is cancelled already: nothing waits here)
+                pass
+
+
+@contextlib.contextmanager
+def _translated(request: ApiRequest) -> Generator[None, None, None]:
+    """Translate what httpx raises while sending and reading."""
+    try:
+        yield
+    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+        raise TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=_DROPPED) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise TransportError(f"{request.call}: {root_words(error)}") from error

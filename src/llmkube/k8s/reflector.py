@@ -1,0 +1,266 @@
+"""Keep a local copy of a collection true, whatever the server and the network do to the watch.
+
+The copy errs on the side of keeping: an outage, a failed or partial list, an old answer or a page of HTML never remove
+anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
+what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
+quorum read says so too.
+
+How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`, and `RESUMES_BEFORE_LIST`
+failures in a row make the next attempt a list.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Generic, Never, TypeVar
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.k8s.client import Client, Listing
+from llmkube.k8s.codec import DecodeError, decode
+from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError
+from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.watch import Watch, WatchEvent, resource_version_of
+
+T = TypeVar("T", bound=Object)
+
+LIST_SECONDS: Final = 60.0
+"""kube-apiserver itself gives up on a request after 60 s."""
+
+STABLE_SECONDS: Final = 10.0
+"""A watch that lived this long was a success: back-off starts afresh."""
+
+RESUMES_BEFORE_LIST: Final = 3
+"""A restored etcd answers 504, never 410, to a version from its future: resuming alone would go on for ever."""
+
+WATCH_SECONDS: Final = (240, 300)
+"""Each watch's length is drawn from this range, so that a fleet does not reconnect in step."""
+
+RECONNECT: Final = Backoff(base_seconds=0.8, cap_seconds=30.0, factor=2.0, jitter=0.5)
+
+_log = structlog.get_logger()
+
+
+class Cache(Generic[T]):
+    """The last known state of a collection, read without waiting; only its reflector writes to it.
+
+    Attributes:
+        synced: Set once the first whole list is in.
+    """
+
+    def __init__(self) -> None:
+        self.synced = trio.Event()
+        self._position = ""
+        self._versions: dict[Key, str] = {}  # every object that exists, readable or not
+        self._objects: dict[Key, T] = {}
+        self._misfits: dict[Key, DecodeError] = {}
+
+    @property
+    def position(self) -> str:
+        """The resourceVersion up to which the server's changes are in; empty before the first list."""
+        return self._position
+
+    def get(self, key: Key) -> T | None:
+        """Return the object as last seen, or None when there is none as far as we know."""
+        return self._objects.get(key)
+
+    def items(self) -> tuple[tuple[Key, T], ...]:
+        """Return all objects with their keys, as a snapshot."""
+        return tuple(self._objects.items())
+
+    def values(self) -> tuple[T, ...]:
+        """Return all objects, as a snapshot."""
+        return tuple(self._objects.values())
+
+    def misfit(self, key: Key) -> DecodeError | None:
+        """Say why an object's newest state could not be read; `get` still returns the last readable one."""
+        return self._misfits.get(key)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._objects
+
+    def apply(self, event: WatchEvent[T]) -> bool:
+        """Take in one event; True when it changed an object, False for bookmarks and for what is not news."""
+        before, self._position = self._position, newest(self._position, event.resource_version)
+        if event.type == "BOOKMARK":
+            return False
+        key = event.key
+        if event.type == "DELETED":
+            return not is_older(event.resource_version, self._versions.get(key, "")) and self._forget(key)
+        if key not in self._versions and is_older(event.resource_version, before):
+            return False  # a replayed event of an object that has been deleted since
+        return self._store(event.kind, key, event.raw)
+
+    def is_doubtful(self, listing: Listing[T]) -> bool:
+        """Say whether a list contradicts what is known so much that a second read must confirm it."""
+        lost = self._versions.keys() - {Key.of(raw) for raw in listing.raw}
+        return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
+
+    def replace(self, listing: Listing[T]) -> list[Key]:
+        """Take in a whole list; return the keys whose state changed, those of vanished objects first."""
+        if is_older(
+            listing.resource_version, self._position
+        ):  # the server's history was set back: versions mean nothing
+            self._versions = dict.fromkeys(self._versions, "")
+        self._position = listing.resource_version
+        present = {Key.of(raw): raw for raw in listing.raw}
+        gone = sorted(self._versions.keys() - present.keys())
+        for key in gone:
+            self._forget(key)
+        return gone + [key for key, raw in present.items() if self._store(listing.kind, key, raw)]
+
+    def _forget(self, key: Key) -> bool:
+        self._objects.pop(key, None)
+        self._misfits.pop(key, None)
+        return self._versions.pop(key, None) is not None
+
+    def _store(self, kind: type[T], key: Key, raw: Mapping[str, Any]) -> bool:
+        version = resource_version_of(raw)
+        known = self._versions.get(key)
+        if known and (version == known or is_older(version, known)):
+            return False
+        self._versions[key] = version
+        try:
+            self._objects[key] = decode(kind, _without_managed_fields(raw))
+            self._misfits.pop(key, None)
+        except DecodeError as error:
+            _log.warning("cannot read object", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
+            self._misfits[key] = error
+        return True
+
+
+async def run_reflector(
+    client: Client,
+    kind: type[T],
+    cache: Cache[T],
+    notify: Callable[[Key], None],
+    *,
+    namespace: str | None = None,
+    label_selector: str = "",
+    rng: random.Random,
+    backoff: Backoff = RECONNECT,
+) -> Never:
+    """Fill `cache` and keep it true until cancelled; no failure of the API server ends this.
+
+    Args:
+        client: Where to list and watch.
+        kind: What to watch.
+        cache: Written here and nowhere else; wait for `cache.synced` before believing an absence.
+        notify: Called with the key of every object that changed or vanished, after the cache has its new state. It must
+            not block; what it raises is a bug and travels up.
+        namespace: None watches all.
+        label_selector: As kubectl takes it.
+        rng: Spreads watch lengths and back-off.
+        backoff: Delays after failures in a row.
+    """
+    collection = _Collection(client, kind, namespace, label_selector)
+    must_list = True
+    failures = 0
+    while True:
+        stable = False
+        problem: ApiError | None = None
+        try:
+            if must_list:
+                await _refresh(collection, cache, notify, confirm_after_seconds=backoff.delay(1, rng))
+                must_list = False
+            async with collection.open_watch(cache.position, rng.randint(*WATCH_SECONDS)) as watch:
+                opened_at = trio.current_time()
+                try:
+                    await _follow(watch, cache, notify)
+                finally:
+                    stable = trio.current_time() - opened_at >= STABLE_SECONDS
+        except ApiError as error:
+            problem = error
+        if stable and problem is None:
+            failures = 0
+            continue
+        failures = 1 if stable else failures + 1
+        must_list = must_list or failures >= RESUMES_BEFORE_LIST or isinstance(problem, GoneError | WatchDataError)
+        delay_seconds = backoff.delay(failures, rng)
+        _log.warning(
+            "watch interrupted",
+            kind=kind.RESOURCE.kind,
+            error=str(problem or "the server ended it at once"),
+            failures=failures,
+            retry_seconds=round(delay_seconds, 1),
+        )
+        await trio.sleep(delay_seconds)
+
+
+@attrs.frozen
+class _Collection(Generic[T]):
+    """What is watched, and where."""
+
+    client: Client
+    kind: type[T]
+    namespace: str | None
+    label_selector: str
+
+    async def list(self) -> Listing[T]:
+        with trio.move_on_after(LIST_SECONDS):
+            return await self.client.list(self.kind, namespace=self.namespace, label_selector=self.label_selector)
+        raise TransportError(f"list of {self.kind.RESOURCE.plural} took longer than {LIST_SECONDS:g} s")
+
+    def open_watch(self, position: str, timeout_seconds: int) -> AbstractAsyncContextManager[Watch[T]]:
+        return self.client.open_watch(
+            self.kind,
+            resource_version=position,
+            namespace=self.namespace,
+            label_selector=self.label_selector,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+async def _refresh(
+    collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None], *, confirm_after_seconds: float
+) -> None:
+    """List into the cache; a doubtful list is read once more, and the second answer counts."""
+    listing = await collection.list()
+    if cache.is_doubtful(listing):
+        _log.warning(
+            "doubtful list: reading it again",
+            kind=collection.kind.RESOURCE.kind,
+            listed=len(listing.raw),
+            known=len(cache),
+        )
+        await trio.sleep(confirm_after_seconds)
+        listing = await collection.list()
+    changed = cache.replace(listing)
+    cache.synced.set()
+    for key in changed:
+        notify(key)
+
+
+async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None]) -> None:
+    """Take in events until the server ends the watch in good order."""
+    while (event := await watch.next_event()) is not None:
+        if cache.apply(event):
+            notify(event.key)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Compare resourceVersions; False when either is not a number and so tells nothing.
+
+    They are etcd revisions in every server that kube-apiserver's storage conformance covers (KEP-5504 makes this a
+    promise); anything else is compared for equality only.
+    """
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+def newest(known: str, version: str) -> str:
+    """Return the position after an event: never backwards, whatever a confused server sends."""
+    return known if not version or is_older(version, known) else version
+
+
+def _without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out who owns which field: half of an object's size, and an update without it leaves it alone."""
+    metadata = raw.get("metadata")
+    if not isinstance(metadata, Mapping) or "managedFields" not in metadata:
+        return raw
+    return {**raw, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}

@@ -1,0 +1,146 @@
+"""A watch is a stream of lines that may stop, lie or fall silent; each of these has one outcome here.
+
+| what happens                                        | what `Watch.next_event` does               |
+|-----------------------------------------------------|--------------------------------------------|
+| the server ends the answer                          | None; the tail of a partial line is dropped |
+| an ERROR event                                      | raises the error that its `Status` names   |
+| reset, or nothing at all for `READ_IDLE_SECONDS`    | raises `TransportError`: resume            |
+| an endless line, a page of HTML, a wrong kind       | raises `WatchDataError`: do not resume     |
+"""
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Generic, Literal, TypeVar, cast
+
+import attrs
+import trio
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.errors import TransportError, WatchDataError, error_from_status, excerpt
+from llmkube.k8s.resource import Key, Object
+
+T = TypeVar("T", bound=Object)
+
+Receive = Callable[[], Awaitable[bytes]]
+"""The next bytes of an answer's body, b"" at its clean end; TransportError when it breaks off."""
+
+EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+
+READ_IDLE_SECONDS: Final = 90.0
+"""Silence that proves a connection dead: kube-apiserver sends a bookmark every 60 to 75 seconds."""
+
+MAX_LINE_BYTES: Final = 16 * 1024 * 1024
+"""No object is larger: etcd refuses requests above 1.5 MiB and kube-apiserver bodies above 3 MiB."""
+
+
+@attrs.frozen
+class WatchEvent(Generic[T]):
+    """One change; the object is decoded when it is looked at, so events that nobody reads cost little."""
+
+    kind: type[T]
+    type: EventType  # below `kind`: from here on, `type` means this field
+    raw: Mapping[str, Any] = attrs.field(repr=False)
+
+    @property
+    def key(self) -> Key:
+        """Whose change it is; meaningless for a BOOKMARK."""
+        return Key.of(self.raw)
+
+    @property
+    def resource_version(self) -> str:
+        """Where to resume after this event."""
+        return resource_version_of(self.raw)
+
+    @property
+    def object(self) -> T:
+        """The object after the change, or as it was last when it was deleted; DecodeError when it is malformed."""
+        return decode(self.kind, self.raw)
+
+
+class Watch(Generic[T]):
+    """The events of one open watch, in order; made by `Client.open_watch`."""
+
+    def __init__(
+        self,
+        kind: type[T],
+        receive: Receive,
+        *,
+        read_idle_seconds: float = READ_IDLE_SECONDS,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        self._kind = kind
+        self._receive = receive
+        self._read_idle_seconds = read_idle_seconds
+        self._max_line_bytes = max_line_bytes
+        self._tail = bytearray()
+        self._lines: deque[bytes] = deque()
+
+    async def next_event(self) -> WatchEvent[T] | None:
+        """Return the next change, or None when the server ended the watch in good order.
+
+        Raises:
+            GoneError: The place to resume from is forgotten; list again.
+            WatchDataError: The answer is not a watch; list again.
+            TransportError: The connection broke or fell silent; resume.
+            ApiError: Whatever else an ERROR event says.
+        """
+        await trio.lowlevel.checkpoint()  # a burst of buffered events must not starve the other tasks
+        while not self._lines:
+            chunk = await self._receive_in_time()
+            if not chunk:
+                return None
+            self._split(chunk)
+        return parse_event(self._kind, self._lines.popleft())
+
+    async def _receive_in_time(self) -> bytes:
+        with trio.move_on_after(self._read_idle_seconds):
+            return await self._receive()
+        raise TransportError(
+            f"watch of {self._kind.RESOURCE.plural}: not even a bookmark came for {self._read_idle_seconds:g} s"
+        )
+
+    def _split(self, chunk: bytes) -> None:
+        self._tail += chunk
+        if b"\n" in chunk:
+            *lines, rest = bytes(self._tail).split(b"\n")
+            self._lines.extend(line for line in lines if line.strip())
+            self._tail = bytearray(rest)
+        if len(self._tail) > self._max_line_bytes:
+            raise WatchDataError(
+                f"watch of {self._kind.RESOURCE.plural} sent a line of more than {self._max_line_bytes} bytes"
+            )
+
+
+def parse_event(kind: type[T], line: bytes) -> WatchEvent[T]:
+    """Read one line of a watch; raises what `Watch.next_event` documents."""
+    resource = kind.RESOURCE
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WatchDataError(f"watch of {resource.plural} sent something that is not JSON: {excerpt(line)}") from error
+    event_type = event.get("type") if isinstance(event, dict) else None
+    obj = event.get("object") if isinstance(event, dict) else None
+    if not isinstance(obj, dict):
+        raise WatchDataError(f"watch of {resource.plural} sent something that is not an event: {excerpt(line)}")
+    if event_type == "ERROR":
+        raise error_from_status(obj)
+    if event_type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+        raise WatchDataError(f"watch of {resource.plural} sent an event of unknown type {event_type!r}")
+    if obj.get("kind") != resource.kind:
+        raise WatchDataError(f"watch of {resource.plural} sent an object of kind {obj.get('kind')!r}")
+    if event_type != "BOOKMARK" and not has_name(obj):
+        raise WatchDataError(f"watch of {resource.plural} sent an object without a name: {excerpt(line)}")
+    return WatchEvent(kind, cast("EventType", event_type), obj)
+
+
+def has_name(obj: Any) -> bool:
+    """Say whether JSON data is an object that `Key.of` can name."""
+    metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
+    return isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) and metadata["name"] != ""
+
+
+def resource_version_of(obj: Mapping[str, Any]) -> str:
+    """The resourceVersion of a JSON object or list, or empty."""
+    metadata = obj.get("metadata")
+    return str(metadata.get("resourceVersion") or "") if isinstance(metadata, Mapping) else ""

@@ -1,0 +1,127 @@
+"""A queue of keys, not of events: a key is worked on by one task at a time, and once for any number of additions."""
+
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, Never, TypeVar
+
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import WorldError
+
+K = TypeVar("K", bound=Hashable)
+
+RETRY = Backoff(base_seconds=0.5, cap_seconds=300.0, factor=2.0, jitter=0.2)
+
+
+class WorkQueue(Generic[K]):
+    """Hold each key at most once; a key that is added while it is being worked on comes again afterwards.
+
+    Delayed keys need no task of their own: whoever waits in `acquire` wakes at the earliest time. The size is bounded
+    by the number of different keys.
+    """
+
+    def __init__(self, rng: random.Random, backoff: Backoff = RETRY) -> None:
+        self._rng = rng
+        self._backoff = backoff
+        self._ready: dict[K, None] = {}  # a set that remembers the order of arrival
+        self._due: dict[K, float] = {}
+        self._held: set[K] = set()
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._changed = trio.Event()
+
+    def add_nowait(self, key: K) -> None:
+        """Ask for a key to be worked on as soon as a worker is free."""
+        if key in self._held:
+            self._again.add(key)
+        elif key not in self._ready:
+            self._ready[key] = None
+            self._wake()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""
+        due = trio.current_time() + seconds
+        if due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            self._wake()
+
+    def retry_nowait(self, key: K) -> float:
+        """Ask for a key again after a failure; return the delay, which grows with failures in a row."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        delay_seconds = self._backoff.delay(self._failures[key], self._rng)
+        self.add_after(key, delay_seconds)
+        return delay_seconds
+
+    def forget(self, key: K) -> None:
+        """Forget a key's failures: it succeeded, or it is gone."""
+        self._failures.pop(key, None)
+
+    def __len__(self) -> int:
+        """The number of keys that wait for a worker now; delayed ones are not counted."""
+        return len(self._ready)
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncGenerator[K, None]:
+        """Wait for a key and hold it: nobody else gets it until the body ends, however it ends."""
+        key = await self._next()
+        self._held.add(key)
+        try:
+            yield key
+        finally:
+            self._held.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add_nowait(key)
+
+    async def _next(self) -> K:
+        await trio.lowlevel.checkpoint()
+        while True:
+            now = trio.current_time()
+            for key in [key for key, due in self._due.items() if due <= now]:
+                del self._due[key]
+                self.add_nowait(key)
+            if self._ready:
+                key = next(iter(self._ready))
+                del self._ready[key]
+                return key
+            with trio.move_on_at(min(self._due.values(), default=float("inf"))):
+                await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+async def run_workers(
+    queue: WorkQueue[K],
+    handle: Callable[[K], Awaitable[float | None]],
+    *,
+    workers: int,
+) -> Never:
+    """Work on the queue's keys with so many tasks until cancelled.
+
+    Args:
+        queue: Where keys come from.
+        handle: Does the work of one key; returns the seconds after which to look at it again, or None. A WorldError
+            brings the key back after a back-off of its own; any other error is a bug and ends everything.
+        workers: How many keys may be in work at a time.
+    """
+
+    async def work() -> Never:
+        while True:
+            async with queue.acquire() as key:
+                try:
+                    again_seconds = await handle(key)
+                except WorldError:
+                    queue.retry_nowait(key)
+                    continue
+                queue.forget(key)
+                if again_seconds is not None:
+                    queue.add_after(key, again_seconds)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(workers):
+            nursery.start_soon(work)
+    raise AssertionError("workers never return")

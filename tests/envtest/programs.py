@@ -1,0 +1,106 @@
+"""One program of the control plane: started, watched, stopped within a bound, its output in a file."""
+
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import psutil
+import trio
+
+GRACE_SECONDS = 10.0
+"""Between TERM and KILL: etcd and kube-apiserver need about one second each."""
+
+REAP_SECONDS = 5.0
+TAIL_BYTES = 3000
+
+
+class ProgramError(Exception):
+    """A program of the control plane did not do what it was started for; the message ends with what it said last."""
+
+
+@attrs.define(eq=False)
+class Program:
+    """A process that may be started, stopped and started again under the same name.
+
+    It stays in our process group on purpose: whoever kills a test run by its group leaves nothing behind.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    _process: trio.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process that has not exited."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the newest process, running or not; 0 before the first start."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it holds in memory now."""
+        return psutil.Process(self.pid).memory_info().rss if self.running else 0
+
+    async def start(self) -> None:
+        """Start the process; its output is appended to the log."""
+        with self.log.open("ab") as output:
+            self._process = await trio.lowlevel.open_process(
+                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=self.log.parent
+            )
+
+    async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Return when the process is gone: TERM, at most the grace, KILL. A cancelled caller waits as well."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        with trio.CancelScope(deadline=trio.current_time() + grace_seconds, shield=True):
+            process.terminate()
+            await process.wait()
+        if process.poll() is None:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Return when the process is gone, killed at once."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        with trio.CancelScope(deadline=trio.current_time() + REAP_SECONDS, shield=True):
+            process.kill()
+            await process.wait()
+
+    def check(self) -> None:
+        """Raise ProgramError when it has been started and has exited by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise self.error(f"exited with status {self._process.returncode}")
+
+    def error(self, what: str) -> ProgramError:
+        """Return an error about this program that quotes the end of its log."""
+        text = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if self.log.is_file() else ""
+        return ProgramError(f"{self.name} {what}; {self.log} ends:\n{text}")
+
+
+@contextmanager
+def reserved_ports(count: int) -> Iterator[Sequence[int]]:
+    """Hold free TCP ports of 127.0.0.1 for programs that bind them with SO_REUSEPORT; no other program gets them.
+
+    Asking for a free port and letting it go again would lose it to another test now and then. A socket that is bound
+    and does not listen takes no connections away from the one that listens.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sockets.append(held)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", 0))
+        yield [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()

@@ -1,0 +1,29 @@
+"""The build decides by its sources and the environment alone where programs are; nothing here compiles anything."""
+
+from pathlib import Path
+
+import pytest
+
+from envtest.build import BuildError, assets_dir, build, missing, pinned_version, source_hash
+
+
+def test_the_cache_is_outside_the_tree_and_named_after_the_sources():
+    """The first of LLMKUBE_ENVTEST_CACHE, XDG_CACHE_HOME and ~/.cache that is set holds a folder per hash."""
+    assert assets_dir({"LLMKUBE_ENVTEST_CACHE": "/c"}) == Path("/c") / source_hash()
+    assert assets_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/llmkube/envtest") / source_hash()
+    assert assets_dir({}) == Path("~/.cache/llmkube/envtest").expanduser() / source_hash()
+
+
+def test_somebody_elses_programs_are_taken_as_they_are(tmp_path: Path):
+    """With KUBEBUILDER_ASSETS nothing is built, and what it lacks is an error that says so."""
+    environ = {"KUBEBUILDER_ASSETS": str(tmp_path)}
+    (tmp_path / "etcd").touch(mode=0o755)
+    assert build(["etcd"], lambda _: None, environ) == tmp_path
+    assert missing(tmp_path, ["etcd", "kubectl"]) == ("kubectl",)
+    with pytest.raises(BuildError, match="lacks kubectl"):
+        build(["kubectl"], lambda _: None, environ)
+
+
+def test_the_libraries_and_the_programs_are_of_one_release():
+    """Kubernetes v1.X.Y goes with its libraries at v0.X.Y."""
+    assert pinned_version("k8s.io/kubectl") == pinned_version("k8s.io/kubernetes").replace("v1.", "v0.", 1)

@@ -1,0 +1,195 @@
+"""The simulated host: engines that load, serve, crash and resist as a script says, reached over in-memory HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import trio
+from trio.testing import memory_stream_pair
+
+from llmkube.base.errors import WorldError
+from llmkube.base.http import Response, serve_connection
+from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.lifecycle import Exit
+from llmkube.weights.fetch import Progress, WeightsFile
+from llmkube.weights.gguf import GGUFFacts
+
+HELP_FLAGS = frozenset(
+    f"--{name}"
+    for name in (
+        *("model", "host", "port", "alias", "ctx-size", "parallel", "n-gpu-layers", "flash-attn", "metrics", "fit"),
+        *("verbosity", "no-ui", "cache-type-k", "cache-type-v", "batch-size", "ubatch-size", "jinja", "no-warmup"),
+    )
+)
+
+FACTS = GGUFFacts("llama", 3, 10, 100, name="sim", context_length=4096, layer_count=4)
+
+
+@attrs.define
+class Script:
+    """How the engines of one service behave from now on.
+
+    Attributes:
+        load_seconds: From spawn to the first 200 on /health; math.inf never gets there.
+        life_seconds: From spawn to its own exit; math.inf serves for ever.
+        exit_code: What it then exits with.
+        stop_seconds: From TERM to its end; more than the grace means KILL.
+        words: What it writes.
+    """
+
+    load_seconds: float = 5.0
+    life_seconds: float = math.inf
+    exit_code: int = 1
+    stop_seconds: float = 1.0
+    words: tuple[str, ...] = ("loading",)
+
+
+@attrs.define(eq=False)
+class SimChild:
+    """One simulated process."""
+
+    pid: int
+    name: str
+    port: int
+    argv: tuple[str, ...]
+    script: Script
+    ready: bool = False
+    exit: Exit | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    async def wait(self):
+        await self.ended.wait()
+        return self.exit
+
+    async def last_lines(self, count):
+        await trio.lowlevel.checkpoint()
+        return self.script.words[-count:]
+
+    def end(self, code):
+        if self.exit is None:
+            self.exit, self.ready = Exit(code), False
+            self.ended.set()
+
+
+@attrs.define(eq=False)
+class Machine:
+    """`Engines`, `Weights` and the network of one simulated host; it also keeps the books that invariants read.
+
+    Attributes:
+        scripts: Behaviour by service name; `default` for the others.
+        fetch_seconds: How long a fetch takes, by source.
+        broken: Sources that cannot be fetched now, with the error to raise.
+        spawned: Every process there ever was, in order.
+    """
+
+    nursery: trio.Nursery
+    grace_seconds: float = 10.0
+    default: Script = attrs.field(factory=Script)
+    scripts: dict[str, Script] = attrs.field(factory=dict)
+    fetch_seconds: dict[str, float] = attrs.field(factory=dict)
+    broken: dict[str, Exception] = attrs.field(factory=dict)
+    spawned: list[SimChild] = attrs.field(factory=list)
+    spawned_at: dict[str, list[float]] = attrs.field(factory=dict)
+
+    # -- what the supervisor sees ---------------------------------------------------------------------------------
+
+    async def info(self):
+        await trio.lowlevel.checkpoint()
+        return EngineInfo("/sim/llama-server", "sim", HELP_FLAGS)
+
+    def free_port(self):
+        return 40_000 + len(self.spawned)
+
+    @asynccontextmanager
+    async def open_child(self, command):
+        await trio.lowlevel.checkpoint()
+        argv = command.argv
+        name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
+        twins = [child for child in self.live() if child.name == name]
+        assert not twins, f"two live engines for {name}"
+        child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
+        self.spawned.append(child)
+        self.spawned_at.setdefault(name, []).append(trio.current_time())
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._live, child)
+                yield child
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(self.grace_seconds + 5, shield=True):
+                if child.exit is None:
+                    stubborn = child.script.stop_seconds > self.grace_seconds
+                    await trio.sleep(min(child.script.stop_seconds, self.grace_seconds))
+                    child.end(-9 if stubborn else 0)
+
+    async def fetch(self, model, progress):
+        await trio.lowlevel.checkpoint()
+        source = model.spec.source
+        if source in self.broken:
+            raise self.broken[source]
+        seconds = self.fetch_seconds.get(source, 0.0)
+        for percent in range(0, 100, 25):
+            if seconds:
+                progress(Progress("Copying", percent, 100))
+                await trio.sleep(seconds / 4)
+        return WeightsFile(
+            path=Path("/sim") / source.replace("/", "_"), size_bytes=100, sha256=None, identity=source
+        ), FACTS
+
+    async def connect(self, host, port):
+        await trio.lowlevel.checkpoint()
+        child = next((child for child in self.live() if child.port == port), None)
+        if child is None:
+            raise ConnectionRefusedError(111, "connection refused")
+        ours, theirs = memory_stream_pair()
+        self.nursery.start_soon(self._connection, child, theirs)
+        return ours
+
+    # -- how it behaves -------------------------------------------------------------------------------------------
+
+    async def _live(self, child):
+        with trio.move_on_after(child.script.life_seconds):
+            await trio.sleep(child.script.load_seconds)
+            child.ready = True
+            await trio.sleep_forever()
+        child.end(child.script.exit_code)
+
+    async def _connection(self, child, stream):
+        async def answer(exchange):
+            status = 200 if child.ready else 503
+            await exchange.respond(Response.json(status, {"model": child.name, "pid": child.pid}))
+
+        async with trio.open_nursery() as nursery:
+
+            async def until_it_ends():
+                await child.ended.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_it_ends)
+            await serve_connection(answer, stream)
+            nursery.cancel_scope.cancel()
+
+    # -- what a test does and asks --------------------------------------------------------------------------------
+
+    def live(self, name=None):
+        return [child for child in self.spawned if child.exit is None and name in (None, child.name)]
+
+    def kill(self, name):
+        """SIGKILL the engine of a service."""
+        (child,) = self.live(name)
+        child.end(-9)
+
+    def starts(self, name):
+        """When the engines of a service were spawned."""
+        return self.spawned_at.get(name, [])
+
+    def counts(self):
+        return Counter(child.name for child in self.live())
+
+
+class NetworkDownError(WorldError):
+    """What a broken source raises when the world is at fault."""

@@ -1,0 +1,294 @@
+"""The first timelines: what a user does, what goes wrong, and what must then be true."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import trio
+
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from sim.machine import Script
+from sim.world import open_world
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture(autouse=True)
+def virtual_time(autojump_clock):
+    """Every timeline runs on the virtual clock."""
+
+
+async def test_an_inferenceservice_becomes_ready():
+    """A new service is loaded, published and Ready, and its Model says what the file is."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready", seconds=10)
+        assert await world.ready_addresses() == 1
+        assert (await world.condition())[:2] == ("True", "Loaded")
+        assert (await world.condition("Available"))[0] == "True"
+        model = await world.model()
+        assert model["status"]["phase"] == "Ready"
+        assert model["status"]["gguf"]["architecture"] == "llama"
+        assert len(world.machine.spawned) == 1
+
+
+async def test_an_endpoint_is_not_ready_before_the_engine_answers():
+    """While a model loads, its slice claims nothing that is ready, and the phase says Creating."""
+    async with open_world() as world:
+        world.machine.default = Script(load_seconds=60)
+        await world.apply()
+        await world.until(world.phase, "Creating", seconds=10)
+        assert await world.ready_addresses() == 0
+        await world.until(world.phase, "Ready", seconds=61)
+
+
+async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile():
+    """After SIGKILL the endpoint is not ready until a new engine answers; the Service keeps its ClusterIP."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.ready_addresses, 1)
+        before = await world.cluster_ip()
+        world.machine.kill("chat")
+        await world.until(world.ready_addresses, 0, seconds=1)
+        await world.until(world.ready_addresses, 1, seconds=10)
+        assert await world.cluster_ip() == before is not None
+        assert len(world.machine.spawned) == 2
+
+
+async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody():
+    """For 24 hours a crashing engine is retried at most once a minute, and its sibling never restarts."""
+    async with open_world() as world:
+        words = ("error: unknown argument", "exiting")
+        world.machine.scripts["bad"] = Script(load_seconds=math.inf, life_seconds=0.1, words=words)
+        await world.apply("bad")
+        await world.apply("good")
+        await trio.sleep(DAY)
+        starts = world.machine.starts("bad")
+        assert DAY / 62 < len(starts) < DAY / 47
+        gaps = [after - before for before, after in pairwise(starts)]
+        assert gaps[0] < 1
+        assert max(gaps) < 62
+        status, reason, message = await world.condition(name="bad")
+        assert (status, reason) == ("False", "CrashLoopBackOff")
+        assert "error: unknown argument" in message
+        assert await world.phase("bad") == "Failed"
+        assert await world.phase("good") == "Ready"
+        assert len(world.machine.starts("good")) == 1
+
+
+async def test_a_crash_loop_ends_when_the_spec_changes():
+    """An edit restarts a crash-looping service at once, however long its back-off has become."""
+    async with open_world() as world:
+        world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=0.1)
+        await world.apply()
+        await trio.sleep(3600)
+        world.machine.scripts["chat"] = Script()
+        before = len(world.machine.spawned)
+        await world.apply(contextSize=2048)
+        await trio.sleep(1)
+        assert len(world.machine.spawned) == before + 1
+        await world.until(world.phase, "Ready", seconds=10)
+
+
+async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service():
+    """A new context size replaces the engine once; the Service and its ClusterIP stay."""
+    async with open_world() as world:
+        await world.apply(contextSize=1024)
+        await world.until(world.phase, "Ready")
+        before = await world.cluster_ip()
+        await world.apply(contextSize=2048)
+        await world.until(lambda: _value(len(world.machine.spawned)), 2)
+        await world.until(world.phase, "Ready")
+        await trio.sleep(3600)
+        assert [child.argv[child.argv.index("--ctx-size") + 1] for child in world.machine.spawned] == ["1024", "2048"]
+        assert await world.cluster_ip() == before
+
+
+async def test_a_change_without_effect_on_the_plan_restarts_nothing():
+    """Fields that do not reach the engine's command line do not cost a running model its process."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.apply(nodeSelector={"a": "b"}, priority="high")
+        await world.until(world.condition, lambda seen: seen and seen[1] == "FieldsIgnored", "SpecHonoured")
+        assert "nodeSelector" in (await world.condition("SpecHonoured"))[2]
+        await trio.sleep(600)
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
+
+
+async def test_a_refused_spec_leaves_the_running_engine_alone():
+    """An edit that makes no plan is reported with its field, and the old engine goes on serving."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.apply(extraArgs=["--port", "1"])
+        await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")
+        _, reason, message = await world.condition("Accepted")
+        assert reason == "Invalid"
+        assert "spec.extraArgs" in message
+        assert "--port" in message
+        await trio.sleep(600)
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[0] == "True", "Accepted")
+        assert len(world.machine.spawned) == 1
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.5, 3.0, 5.0, 5.01])
+async def test_delete_during_start_leaves_nothing(after_seconds):
+    """A service that is deleted while it starts ends with no process, no slice and no Service, at whatever moment."""
+    async with open_world() as world:
+        await world.apply()
+        await trio.sleep(after_seconds)
+        await world.delete()
+        await trio.sleep(30)
+        assert not world.machine.live()
+        assert not world.agent.services()
+        assert await world.service() is None
+        assert await world.ready_addresses() == 0
+        assert await world.cluster_ip() is None
+
+
+async def test_delete_and_create_again_at_once():
+    """An object that is replaced by one of the same name ends up with exactly one engine."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.delete()
+        await world.apply(contextSize=512)
+        await world.until(world.phase, "Ready")
+        await trio.sleep(60)
+        (child,) = world.machine.live()
+        assert "512" in child.argv
+        assert await world.ready_addresses() == 1
+
+
+async def test_zero_replicas_stop_the_process_and_one_brings_it_back():
+    """replicas: 0 stops the engine, withdraws the endpoint and keeps the Service; 1 starts it again."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        before = await world.cluster_ip()
+        await world.apply(replicas=0)
+        await world.until(world.phase, "Stopped")
+        assert not world.machine.live()
+        assert await world.ready_addresses() == 0
+        await world.apply(replicas=1)
+        await world.until(world.phase, "Ready")
+        assert await world.cluster_ip() == before
+
+
+async def test_suspend_is_a_phase_of_its_own():
+    """A suspended service has no process and says Suspended."""
+    async with open_world() as world:
+        await world.apply(suspend=True)
+        await world.until(world.phase, "Suspended")
+        assert not world.machine.spawned
+
+
+async def test_an_api_outage_of_a_day_costs_no_engine():
+    """While the API server is away the engine serves on; afterwards everything is told as it is."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.faults.down = True
+        world.network.sever()
+        await trio.sleep(DAY)
+        assert len(world.machine.live("chat")) == 1
+        world.machine.kill("chat")
+        await trio.sleep(60)
+        assert len(world.machine.live("chat")) == 1, "restarts do not need the API server"
+        world.faults.down = False
+        await world.until(world.phase, "Ready", seconds=120)
+        await world.until(world.ready_addresses, 1, seconds=60)
+        assert len(world.machine.spawned) == 2
+
+
+async def test_a_burst_of_server_errors_kills_nothing():
+    """Fifty answers of 503 in a row change nothing about a running engine."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.faults.errors = 50
+        world.network.sever()
+        await trio.sleep(1200)
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
+
+
+async def test_a_deleted_model_does_not_stop_its_service():
+    """Deleting the Model under a running service leaves the engine alone."""
+    async with open_world() as world:
+        await world.apply(model="weights")
+        await world.until(world.phase, "Ready")
+        await world.client.delete(Model, Key("default", "weights"))
+        await trio.sleep(600)
+        assert len(world.machine.live("chat")) == 1
+        assert len(world.machine.spawned) == 1
+
+
+async def test_one_slow_fetch_delays_nobody_else():
+    """While one model takes an hour to arrive, another service starts in seconds."""
+    async with open_world() as world:
+        world.machine.fetch_seconds["builtin://slow"] = 3600
+        await world.apply("slow", source="builtin://slow")
+        await world.apply("fast")
+        await world.until(world.phase, "Ready", "fast", seconds=10)
+        _, reason, message = await world.condition(name="slow")
+        assert reason == "Fetching"
+        assert "%" in message
+        await world.until(world.phase, "Ready", "slow", seconds=3700)
+
+
+async def test_a_new_model_is_fetched_before_the_old_engine_stops():
+    """A changed source costs no downtime for the fetch: the old engine serves until the new file is there."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.machine.fetch_seconds["builtin://other"] = 600
+        await world.apply(source="builtin://other")
+        await trio.sleep(500)
+        assert await world.ready_addresses() == 1
+        assert len(world.machine.spawned) == 1
+        await world.until(lambda: _value(len(world.machine.spawned)), 2, seconds=120)
+        assert world.machine.spawned[1].argv != world.machine.spawned[0].argv
+        await world.until(world.phase, "Ready", seconds=30)
+
+
+async def test_stop_takes_one_grace_for_all():
+    """Twenty engines that ignore TERM are stopped side by side within one grace period."""
+    async with open_world() as world:
+        world.machine.default = Script(load_seconds=1, stop_seconds=math.inf)
+        for number in range(20):
+            await world.apply(f"s{number}")
+        await world.until(lambda: _value(len(world.machine.live())), 20)
+        before = trio.current_time()
+        world.agent_scope.cancel(reason="SIGTERM")
+        await world.until(lambda: _value(len(world.machine.live())), 0, seconds=60)
+        assert trio.current_time() - before < 16
+        assert all(child.exit.code == -9 for child in world.machine.spawned)
+
+
+async def test_an_engine_that_never_gets_ready_is_given_up():
+    """A load that takes longer than allowed is reported and tried again."""
+    async with open_world() as world:
+        world.machine.default = Script(load_seconds=math.inf)
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[1] == "LoadTimedOut", seconds=1900)
+        assert await world.ready_addresses() == 0
+
+
+async def test_nobody_serves_what_no_host_offers():
+    """A service for an accelerator that no host serves is left alone by this one."""
+    async with open_world() as world:
+        await world.apply(accelerator="cuda")
+        await trio.sleep(120)
+        assert not world.machine.spawned
+
+
+async def _value(value):
+    await trio.lowlevel.checkpoint()
+    return value
