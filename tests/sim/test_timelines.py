@@ -14,12 +14,7 @@ from sim.world import open_world
 DAY = 24 * 3600.0
 
 
-@pytest.fixture(autouse=True)
-def virtual_time(autojump_clock):
-    """Every timeline runs on the virtual clock."""
-
-
-async def test_an_inferenceservice_becomes_ready():
+async def test_an_inferenceservice_becomes_ready(autojump_clock):
     """A new service is loaded, published and Ready, and its Model says what the file is."""
     async with open_world() as world:
         await world.apply()
@@ -33,7 +28,7 @@ async def test_an_inferenceservice_becomes_ready():
         assert len(world.machine.spawned) == 1
 
 
-async def test_an_endpoint_is_not_ready_before_the_engine_answers():
+async def test_an_endpoint_is_not_ready_before_the_engine_answers(autojump_clock):
     """While a model loads, its slice claims nothing that is ready, and the phase says Creating."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=60)
@@ -43,7 +38,7 @@ async def test_an_endpoint_is_not_ready_before_the_engine_answers():
         await world.until(world.phase, "Ready", seconds=61)
 
 
-async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile():
+async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile(autojump_clock):
     """After SIGKILL the endpoint is not ready until a new engine answers; the Service keeps its ClusterIP."""
     async with open_world() as world:
         await world.apply()
@@ -56,7 +51,7 @@ async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile(
         assert len(world.machine.spawned) == 2
 
 
-async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody():
+async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody(autojump_clock):
     """For 24 hours a crashing engine is retried at most once a minute, and its sibling never restarts."""
     async with open_world() as world:
         words = ("error: unknown argument", "exiting")
@@ -77,7 +72,7 @@ async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody():
         assert len(world.machine.starts("good")) == 1
 
 
-async def test_a_crash_loop_ends_when_the_spec_changes():
+async def test_a_crash_loop_ends_when_the_spec_changes(autojump_clock):
     """An edit restarts a crash-looping service at once, however long its back-off has become."""
     async with open_world() as world:
         world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=0.1)
@@ -91,7 +86,7 @@ async def test_a_crash_loop_ends_when_the_spec_changes():
         await world.until(world.phase, "Ready", seconds=10)
 
 
-async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service():
+async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service(autojump_clock):
     """A new context size replaces the engine once; the Service and its ClusterIP stay."""
     async with open_world() as world:
         await world.apply(contextSize=1024)
@@ -105,7 +100,7 @@ async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service():
         assert await world.cluster_ip() == before
 
 
-async def test_a_change_without_effect_on_the_plan_restarts_nothing():
+async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clock):
     """Fields that do not reach the engine's command line do not cost a running model its process."""
     async with open_world() as world:
         await world.apply()
@@ -118,7 +113,7 @@ async def test_a_change_without_effect_on_the_plan_restarts_nothing():
         assert await world.ready_addresses() == 1
 
 
-async def test_a_refused_spec_leaves_the_running_engine_alone():
+async def test_a_refused_spec_leaves_the_running_engine_alone(autojump_clock):
     """An edit that makes no plan is reported with its field, and the old engine goes on serving."""
     async with open_world() as world:
         await world.apply()
@@ -138,7 +133,7 @@ async def test_a_refused_spec_leaves_the_running_engine_alone():
 
 
 @pytest.mark.parametrize("after_seconds", [0.0, 0.5, 3.0, 5.0, 5.01])
-async def test_delete_during_start_leaves_nothing(after_seconds):
+async def test_delete_during_start_leaves_nothing(autojump_clock, after_seconds):
     """A service that is deleted while it starts ends with no process, no slice and no Service, at whatever moment."""
     async with open_world() as world:
         await world.apply()
@@ -152,7 +147,7 @@ async def test_delete_during_start_leaves_nothing(after_seconds):
         assert await world.cluster_ip() is None
 
 
-async def test_delete_and_create_again_at_once():
+async def test_delete_and_create_again_at_once(autojump_clock):
     """An object that is replaced by one of the same name ends up with exactly one engine."""
     async with open_world() as world:
         await world.apply()
@@ -166,7 +161,7 @@ async def test_delete_and_create_again_at_once():
         assert await world.ready_addresses() == 1
 
 
-async def test_zero_replicas_stop_the_process_and_one_brings_it_back():
+async def test_zero_replicas_stop_the_process_and_one_brings_it_back(autojump_clock):
     """replicas: 0 stops the engine, withdraws the endpoint and keeps the Service; 1 starts it again."""
     async with open_world() as world:
         await world.apply()
@@ -181,7 +176,7 @@ async def test_zero_replicas_stop_the_process_and_one_brings_it_back():
         assert await world.cluster_ip() == before
 
 
-async def test_suspend_is_a_phase_of_its_own():
+async def test_suspend_is_a_phase_of_its_own(autojump_clock):
     """A suspended service has no process and says Suspended."""
     async with open_world() as world:
         await world.apply(suspend=True)
@@ -189,7 +184,7 @@ async def test_suspend_is_a_phase_of_its_own():
         assert not world.machine.spawned
 
 
-async def test_an_api_outage_of_a_day_costs_no_engine():
+async def test_an_api_outage_of_a_day_costs_no_engine(autojump_clock):
     """While the API server is away the engine serves on; afterwards everything is told as it is."""
     async with open_world() as world:
         await world.apply()
@@ -207,7 +202,7 @@ async def test_an_api_outage_of_a_day_costs_no_engine():
         assert len(world.machine.spawned) == 2
 
 
-async def test_a_burst_of_server_errors_kills_nothing():
+async def test_a_burst_of_server_errors_kills_nothing(autojump_clock):
     """Fifty answers of 503 in a row change nothing about a running engine."""
     async with open_world() as world:
         await world.apply()
@@ -219,7 +214,7 @@ async def test_a_burst_of_server_errors_kills_nothing():
         assert await world.ready_addresses() == 1
 
 
-async def test_a_deleted_model_does_not_stop_its_service():
+async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
     """Deleting the Model under a running service leaves the engine alone."""
     async with open_world() as world:
         await world.apply(model="weights")
@@ -230,7 +225,7 @@ async def test_a_deleted_model_does_not_stop_its_service():
         assert len(world.machine.spawned) == 1
 
 
-async def test_one_slow_fetch_delays_nobody_else():
+async def test_one_slow_fetch_delays_nobody_else(autojump_clock):
     """While one model takes an hour to arrive, another service starts in seconds."""
     async with open_world() as world:
         world.machine.fetch_seconds["builtin://slow"] = 3600
@@ -243,7 +238,7 @@ async def test_one_slow_fetch_delays_nobody_else():
         await world.until(world.phase, "Ready", "slow", seconds=3700)
 
 
-async def test_a_new_model_is_fetched_before_the_old_engine_stops():
+async def test_a_new_model_is_fetched_before_the_old_engine_stops(autojump_clock):
     """A changed source costs no downtime for the fetch: the old engine serves until the new file is there."""
     async with open_world() as world:
         await world.apply()
@@ -258,7 +253,7 @@ async def test_a_new_model_is_fetched_before_the_old_engine_stops():
         await world.until(world.phase, "Ready", seconds=30)
 
 
-async def test_stop_takes_one_grace_for_all():
+async def test_stop_takes_one_grace_for_all(autojump_clock):
     """Twenty engines that ignore TERM are stopped side by side within one grace period."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=1, stop_seconds=math.inf)
@@ -272,7 +267,7 @@ async def test_stop_takes_one_grace_for_all():
         assert all(child.exit.code == -9 for child in world.machine.spawned)
 
 
-async def test_an_engine_that_never_gets_ready_is_given_up():
+async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
     """A load that takes longer than allowed is reported and tried again."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=math.inf)
@@ -281,7 +276,7 @@ async def test_an_engine_that_never_gets_ready_is_given_up():
         assert await world.ready_addresses() == 0
 
 
-async def test_nobody_serves_what_no_host_offers():
+async def test_nobody_serves_what_no_host_offers(autojump_clock):
     """A service for an accelerator that no host serves is left alone by this one."""
     async with open_world() as world:
         await world.apply(accelerator="cuda")

@@ -1,0 +1,5 @@
+"""`python -m llmkube` is `llmkube`."""
+
+from llmkube.cli.main import main
+
+main()

@@ -1,0 +1,62 @@
+"""One token opens the embedded server, and one kubeconfig carries it; both are for the owner of the state directory."""
+
+import base64
+import hmac
+import secrets
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from llmkube.apiserver.failures import unauthorized
+from llmkube.apiserver.files import write_private
+from llmkube.base.http import Exchange, Handler, Response
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
+"""What anybody may ask: whether the server is there."""
+
+CONTEXT_NAME: Final = "llmkube"
+"""The context, the cluster and the user in the kubeconfig all have this name."""
+
+
+def ensure_token(path: Path) -> str:
+    """Return the token kept at `path`; the first call draws 256 random bits for it."""
+    if path.exists():
+        token = path.read_text(encoding="ascii").strip()
+        if token:
+            return token
+    token = secrets.token_urlsafe(32)
+    write_private(path, token.encode("ascii"))
+    return token
+
+
+def guarded(handler: Handler, token: str) -> Handler:
+    """Return a handler that passes on only requests with the token; others get a 401 Status."""
+    expected = token.encode("ascii")
+
+    async def handle(exchange: Exchange) -> None:
+        request = exchange.request
+        scheme, _, given = (request.headers.get("authorization") or "").partition(" ")
+        known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), expected)
+        if known or request.path in OPEN_PATHS:
+            await handler(exchange)
+        else:
+            await exchange.respond(Response.json(401, unauthorized().to_status()))
+
+    return handle
+
+
+def write_kubeconfig(path: Path, *, url: str, ca_certificate: Path, token: str) -> None:
+    """Write a kubeconfig, mode 0600, that works on its own: certificate and token are inside it."""
+    authority = base64.b64encode(ca_certificate.read_bytes()).decode("ascii")
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT_NAME, "cluster": {"server": url, "certificate-authority-data": authority}}],
+        "users": [{"name": CONTEXT_NAME, "user": {"token": token}}],
+        "contexts": [
+            {"name": CONTEXT_NAME, "context": {"cluster": CONTEXT_NAME, "user": CONTEXT_NAME, "namespace": "default"}}
+        ],
+        "current-context": CONTEXT_NAME,
+    }
+    write_private(path, yaml.safe_dump(config, sort_keys=False).encode("utf-8"))

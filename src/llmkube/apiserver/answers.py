@@ -1,0 +1,107 @@
+"""An object is one thing and its answer another: JSON, a Table or metadata only, with the warnings in headers."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from llmkube.apiserver.catalog import in_version
+from llmkube.apiserver.kinds import KindInfo
+from llmkube.apiserver.negotiate import Shape
+from llmkube.apiserver.reading import Page
+from llmkube.apiserver.store import Object
+from llmkube.apiserver.table import partial_metadata, table
+from llmkube.base.http import Headers, Response
+
+JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
+_WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
+
+
+def encode(content: Any) -> bytes:
+    """Return JSON as bytes, compact, in UTF-8."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def answer(status: int, content: Any, warnings: Sequence[str] = ()) -> Response:
+    """Return the answer with that content."""
+    return Response(status, with_warnings(JSON_HEADERS, warnings), encode(content) + b"\n")
+
+
+def with_warnings(headers: Headers, warnings: Sequence[str]) -> Headers:
+    """Return the headers with a `Warning: 299 - "…"` line for each warning, as kubectl prints them."""
+    lines = list(headers)
+    size = 0
+    for warning in dict.fromkeys(warnings):
+        printable = "".join(char if char.isprintable() and char.isascii() else "?" for char in warning)
+        quoted = printable.replace("\\", "\\\\").replace('"', '\\"')
+        size += len(quoted)
+        if size <= _WARNING_LIMIT_BYTES:
+            lines.append(("Warning", f'299 - "{quoted}"'))
+    return Headers(lines)
+
+
+@attrs.frozen
+class View:
+    """How one client wants to see one kind."""
+
+    kind: KindInfo
+    shape: Shape
+    include: str  # what rows of a Table carry of their objects
+    now: Callable[[], datetime]
+
+    def one(self, stored: Object) -> Any:
+        """Return a single object."""
+        shown = in_version(self.kind, stored)
+        if self.shape == "Table":
+            metadata = {"resourceVersion": stored["metadata"].get("resourceVersion", "")}
+            return table(self.kind, [shown], metadata, self.now(), include=self.include, header=True)
+        return partial_metadata(shown) if self.shape else shown
+
+    def many(self, page: Page) -> Any:
+        """Return a list."""
+        items = [in_version(self.kind, item) for item in page.items]
+        metadata = page.metadata()
+        if self.shape == "Table":
+            return table(self.kind, items, metadata, self.now(), include=self.include, header=True)
+        if self.shape:
+            shown = [partial_metadata(item) for item in items]
+            kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+        elif self.kind.builtin:  # the list says what its items are; kube-apiserver leaves it out of each
+            shown = [{name: value for name, value in item.items() if name not in _TYPE} for item in items]
+            kind, version = self.kind.list_kind, self.kind.resource.api_version
+        else:
+            shown = [dict(item) for item in items]
+            kind, version = self.kind.list_kind, self.kind.resource.api_version
+        return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": shown}
+
+
+_TYPE = frozenset({"apiVersion", "kind"})
+
+
+@attrs.define(eq=False)
+class EventLines:
+    """Renders watch events as lines; a Table defines its columns in the first one only."""
+
+    view: View
+    _header_sent: bool = False
+
+    def render(self, event: str, item: Object) -> bytes:
+        """Return one line of a watch."""
+        return encode({"type": event, "object": item if event == "ERROR" else self._shown(item)}) + b"\n"
+
+    def _shown(self, item: Object) -> Any:
+        view = self.view
+        if view.shape != "Table":
+            return view.one(item)
+        metadata = {"resourceVersion": item["metadata"].get("resourceVersion", "")}
+        shown = in_version(view.kind, item)
+        header, self._header_sent = not self._header_sent, True
+        return table(view.kind, [shown], metadata, view.now(), include=view.include, header=header)
+
+    def bookmark(self, revision: int) -> Object:
+        """Return an object that says nothing but how far the watch has come."""
+        resource = self.view.kind.resource
+        metadata = {"resourceVersion": str(revision), "creationTimestamp": None}
+        return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}

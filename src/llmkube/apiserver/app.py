@@ -1,0 +1,353 @@
+"""The embedded API server: a handler that answers as kube-apiserver does, from a store in memory.
+
+```
+request ── routes ── catalog ─┬─ get, list     reading, from the store
+                              ├─ watch         watching, from the store's log
+                              └─ the rest      rest decides ─ journal makes it durable ─ store shows it ─ watchers wake
+```
+
+Every write goes through one lock: decide on the current state, commit, show. A cancelled request cannot stop in
+between: the commit is waited for, and after it there is no checkpoint before the write is shown.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
+
+import trio
+
+from llmkube.apiserver import discovery, openapi, openapi_proto
+from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer, encode
+from llmkube.apiserver.bodies import parse_object
+from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
+from llmkube.apiserver.failures import (
+    RequestRefusedError,
+    internal,
+    method_not_allowed,
+    no_such_path,
+    not_acceptable,
+)
+from llmkube.apiserver.gc import Collector
+from llmkube.apiserver.journal import Durable, JournalError
+from llmkube.apiserver.kinds import KindInfo
+from llmkube.apiserver.negotiate import JSON, OBJECT_TYPES, content_type, negotiate, parse_accept
+from llmkube.apiserver.options import WriteOptions
+from llmkube.apiserver.reading import ListQuery, check_reached, read_page
+from llmkube.apiserver.rest import Rest
+from llmkube.apiserver.routes import Route, parse_path
+from llmkube.apiserver.selectors import Predicate, field_selector, label_selector
+from llmkube.apiserver.store import Object, Ref, Store, Transaction
+from llmkube.apiserver.target import Answered, Target
+from llmkube.apiserver.watching import Signal, Watch
+from llmkube.base.http import Exchange, Headers, Request, Response
+from llmkube.k8s.resource import Key
+
+T = TypeVar("T")
+
+SYSTEM_NAMESPACES: Final = ("default", "kube-system", "llmkube-system")
+"""Namespaces that are there from the start."""
+
+MANAGER: Final = "llmkube-apiserver"
+"""Field manager of what the server itself creates."""
+
+_OWN: Final = WriteOptions(manager=MANAGER, force=True)
+_HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
+_RETRY_SECONDS: Final = 1.0
+_WATCH_SECONDS: Final = 1800.0  # a watch without timeoutSeconds ends after one to two times this, as in kube-apiserver
+
+
+class ApiServer:
+    """One API server over one store.
+
+    Args:
+        store: What is there at the start.
+        durable: Where writes go before they are shown; None keeps everything in memory.
+        utcnow: The wall clock, for timestamps.
+        rng: Draws uids, generated names and the length of watches.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        durable: Durable | None = None,
+        utcnow: Callable[[], datetime],
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._durable = durable
+        self._utcnow = utcnow
+        self._rng = rng
+        self._catalog = Catalog()
+        for _, crd in store.list(CRDS):
+            self._catalog.learn(crd)
+        self._rest = Rest(self._catalog, utcnow, rng)
+        self._collector = Collector(self._catalog)
+        self._collector.look_at_everything(store)
+        self._littered = trio.Event()
+        self._signal = Signal()
+        self._writing = trio.Lock()
+        self._open = True
+
+    @property
+    def store(self) -> Store:
+        """The state, for reading."""
+        return self._store
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        try:
+            await self._answer(exchange)
+        except RequestRefusedError as exc:
+            await exchange.respond(refusal(exc))
+
+    async def run_housekeeping(self) -> NoReturn:
+        """Finish deletions as they come up: dependents, contents of namespaces, instances of CRDs."""
+        while True:
+            if self._collector.idle:
+                await self._littered.wait()
+                self._littered = trio.Event()
+                continue
+            try:
+                await self._write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
+            except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
+                self._collector.look_at_everything(self._store)
+                await trio.sleep(_RETRY_SECONDS)
+
+    async def ensure(self, manifests: Iterable[Mapping[str, Any]]) -> None:
+        """Create or update objects by server-side apply, in order, as the server's own.
+
+        Raises:
+            RequestRefusedError: One of them is invalid, or of a kind that is not served.
+        """
+        for manifest in manifests:
+            kind = self._catalog.find_kind(manifest["apiVersion"], manifest["kind"])
+            if kind is None:
+                raise no_such_path()
+            metadata = manifest["metadata"]
+            ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
+            await self._write(partial(self._rest.apply, target=Target(kind, ref), manifest=manifest, options=_OWN))
+
+    async def ensure_namespaces(self) -> None:
+        """Create the namespaces that every cluster has."""
+        missing = [name for name in SYSTEM_NAMESPACES if self._store.get(_namespace_ref(name)) is None]
+        await self.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in missing)
+
+    def end_watches(self) -> None:
+        """Let every watch end cleanly now and refuse new ones: the server is about to stop."""
+        self._open = False
+        self._signal.fire_all()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, exchange: Exchange) -> None:
+        request = exchange.request
+        route = parse_path(request.raw_path)
+        if route is None:
+            await exchange.respond(self._about(request))
+            return
+        kind = self._catalog.find(route.group, route.version, route.plural)
+        if kind is None:
+            await exchange.respond(self._review(request, route))
+            return
+        _check_route(kind, route)
+        if request.method in {"GET", "HEAD"}:
+            await self._read(exchange, kind, route)
+        else:
+            await exchange.respond(await self._change(request, kind, route))
+
+    async def _read(self, exchange: Exchange, kind: KindInfo, route: Route) -> None:
+        request = exchange.request
+        query = ListQuery.parse(request.param)
+        view = self._view(request, kind)
+        if route.name and not query.watch:
+            check_reached(self._store, query.revision)
+            found = self._rest.read(self._store, _target(kind, route))
+            await exchange.respond(answer(200, _shown(view, found), _deprecation(kind)))
+            return
+        chosen = self._predicate(kind, route, query)
+        if query.watch:
+            await self._watch(exchange, view, route, query, chosen)
+            return
+        page = read_page(self._store, kind.resource.full_name, route.namespace, query, chosen)
+        await exchange.respond(answer(200, view.many(page), _deprecation(kind)))
+
+    async def _watch(
+        self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate
+    ) -> None:
+        lines = EventLines(view)
+        kind = view.kind.resource
+        watch = Watch(
+            store=self._store,
+            signal=self._signal,
+            kind=kind.full_name,
+            namespace=route.namespace,
+            query=query,
+            chosen=chosen,
+            is_served=lambda: (
+                self._open and self._catalog.find(kind.group, kind.version, kind.plural) is not None
+            ),
+            render=lines.render,
+            bookmark=lines.bookmark,
+        )
+        seconds = query.timeout_seconds or _WATCH_SECONDS * (1 + self._rng.random())
+        async with exchange.stream(200, JSON_HEADERS) as send:
+            await watch.run(send, seconds)
+
+    async def _change(self, request: Request, kind: KindInfo, route: Route) -> Response:
+        view = self._view(request, kind)
+        planned = self._rest.plan(
+            request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
+        )
+        done = await self._write(planned.decide, dry_run=planned.dry_run)
+        return answer(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
+
+    async def _write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
+        """Decide on the state as it is, make the decision durable, show it."""
+        async with self._writing:
+            tx = Transaction(self._store, dry_run=dry_run)
+            decision = decide(tx)
+            if tx.changes and not dry_run:
+                if self._durable is not None:
+                    try:
+                        await self._durable.commit(tx.changes)
+                    except JournalError as exc:
+                        raise internal(str(exc)) from exc
+                self._show(tx)
+            return decision
+
+    def _show(self, tx: Transaction) -> None:
+        self._store.apply(tx.changes)
+        for change in tx.changes:
+            if change.ref.kind != CRDS:
+                continue
+            if change.removed:
+                self._catalog.forget(change.ref.key.name)
+            else:
+                self._catalog.learn(change.after)
+            self._signal.fire(change.ref.key.name)  # those who watch its instances see whether it is still served
+        self._collector.observe(tx.changes, self._store)
+        if not self._collector.idle:
+            self._littered.set()
+        for kind in {change.ref.kind for change in tx.changes}:
+            self._signal.fire(kind)
+
+    # -- what is not a resource --------------------------------------------------------------------------------------
+
+    def _about(self, request: Request) -> Response:
+        """Answer what clients ask about the server itself."""
+        path = request.raw_path.rstrip("/") or "/"
+        if path in _HEALTH_PATHS:
+            return Response.text(200, "ok")
+        if request.method not in {"GET", "HEAD"}:
+            raise method_not_allowed()
+        accept = request.headers.get("accept") or ""
+        if path == "/openapi/v2":
+            return self._swagger(accept)
+        content, media = self._document(path, accept)
+        if content is None:
+            raise no_such_path()
+        return Response(200, JSON_HEADERS.with_("Content-Type", media), encode(content))
+
+    def _document(self, path: str, accept: str) -> tuple[Any, str]:
+        aggregation = discovery.wanted_aggregation(accept)
+        match path.strip("/").split("/"):
+            case ["version"]:
+                return discovery.VERSION, JSON
+            case ["api" | "apis" as root] if aggregation:
+                media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
+                return discovery.aggregated(self._catalog, core=root == "api", api_version=aggregation), media
+            case ["api"]:
+                return discovery.core_versions(), JSON
+            case ["apis"]:
+                return discovery.group_list(self._catalog), JSON
+            case ["api", version]:
+                return discovery.resource_list(self._catalog, "", version), JSON
+            case ["apis", group]:
+                return discovery.group(self._catalog, group), JSON
+            case ["apis", group, version]:
+                return discovery.resource_list(self._catalog, group, version), JSON
+            case ["openapi", "v3"]:
+                return openapi.root(self._catalog), JSON
+            case ["openapi", "v3", *rest]:
+                return openapi.version_3(self._catalog, "/".join(rest)), JSON
+        return None, JSON
+
+    def _swagger(self, accept: str) -> Response:
+        document = openapi.version_2(self._catalog)
+        for choice in parse_accept(accept):
+            if choice.type in {openapi_proto.ACCEPTED, openapi_proto.MEDIA_TYPE}:
+                headers = JSON_HEADERS.with_("Content-Type", openapi_proto.MEDIA_TYPE)
+                return Response(200, headers, openapi_proto.encode_document(document))
+            if choice.accepts(JSON):
+                return Response(200, JSON_HEADERS, encode(document))
+        raise not_acceptable([JSON, openapi_proto.MEDIA_TYPE])
+
+    def _review(self, request: Request, route: Route) -> Response:
+        """Answer `kubectl auth can-i`: whoever has the token may do everything."""
+        review = next((each for each in discovery.REVIEWS if each.plural == route.plural), None)
+        if review is None or (review.group, review.version) != (route.group, route.version) or route.name:
+            raise no_such_path()
+        if request.method != "POST":
+            raise method_not_allowed()
+        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+        content, _ = parse_object(request.body, media)
+        everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+        urls = {"verbs": ["*"], "nonResourceURLs": ["*"]}
+        rules = {"resourceRules": [everything], "nonResourceRules": [urls], "incomplete": False}
+        status = {"allowed": True} if review.kind == "SelfSubjectAccessReview" else rules
+        return answer(201, {**content, "status": status})
+
+    def _view(self, request: Request, kind: KindInfo) -> View:
+        shape = negotiate(request.headers.get("accept") or "")
+        return View(kind, shape, request.param("includeObject") or "Metadata", self._utcnow)
+
+    def _predicate(self, kind: KindInfo, route: Route, query: ListQuery) -> Predicate:
+        selectable = {path: path for path in ("metadata.name", "metadata.namespace", *kind.selectable_fields)}
+        terms = ",".join(filter(None, [query.field_selector, f"metadata.name={route.name}" if route.name else ""]))
+        by_fields, by_labels = field_selector(terms, selectable), label_selector(query.label_selector)
+
+        def chosen(candidate: Object) -> bool:
+            return by_fields(candidate) and by_labels(candidate)
+
+        return chosen
+
+
+def refusal(exc: RequestRefusedError) -> Response:
+    """Return the answer to a request that was refused."""
+    if exc.code == 404 and not exc.details:
+        return Response.text(404, "404 page not found\n")  # as kube-apiserver answers where no handler is
+    headers = Headers.of({"Retry-After": "1"}) if exc.code in {429, 504} else Headers()
+    response = answer(exc.code, exc.to_status())
+    return Response(response.status, Headers([*response.headers, *headers]), response.body)
+
+
+def _shown(view: View, done: Answered) -> Any:
+    return view.one(done.object) if done.is_object else done.object
+
+
+def _target(kind: KindInfo, route: Route) -> Target:
+    return Target(kind, ref_of(kind, route.namespace, route.name), route.subresource)
+
+
+def _check_route(kind: KindInfo, route: Route) -> None:
+    """Refuse a path that the kind does not have."""
+    if route.namespace and not kind.resource.namespaced:
+        raise no_such_path()
+    if route.name and kind.resource.namespaced and not route.namespace:
+        raise no_such_path()
+    allowed = discovery.subresources(kind)
+    if route.subresource and route.subresource not in allowed and not (
+        route.subresource == "finalize" and kind.resource.full_name == "namespaces"
+    ):
+        raise no_such_path()
+
+
+def _namespace_ref(name: str) -> Ref:
+    return Ref(NAMESPACES, Key("", name))
+
+
+def _deprecation(kind: KindInfo) -> list[str]:
+    return [kind.deprecation_warning] if kind.deprecation_warning else []

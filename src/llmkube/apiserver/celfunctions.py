@@ -1,0 +1,112 @@
+"""The functions that Kubernetes adds to CEL's own, for rules that use them: strings, lists and URLs.
+
+Facts: kubernetes.io, "Common Expression Language in Kubernetes", the tables of its string, list, regex and URL
+libraries.
+"""
+
+import itertools
+import re
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, Final
+
+import celpy.celtypes as ct
+
+
+def _text(function: Callable[..., str]) -> Callable[..., Any]:
+    return lambda *given: ct.StringType(function(*given))
+
+
+def _truth(function: Callable[..., bool]) -> Callable[..., Any]:
+    return lambda *given: ct.BoolType(function(*given))
+
+
+def _find(text: str, pattern: str) -> str:
+    found = re.search(pattern, text)
+    return found.group() if found else ""
+
+
+def _find_all(text: str, pattern: str, limit: int = -1) -> Any:
+    found = [ct.StringType(match.group()) for match in re.finditer(pattern, text)]
+    return ct.ListType(found if limit < 0 else found[:limit])
+
+
+def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
+    return text.replace(old, new, limit)
+
+
+def _split(text: str, separator: str, limit: int = -1) -> Any:
+    if limit == 0:
+        return ct.ListType([])
+    parts = list(text) if not separator else text.split(separator, limit - 1 if limit > 0 else -1)
+    return ct.ListType([ct.StringType(part) for part in parts])
+
+
+def _substring(text: str, start: int, end: int | None = None) -> str:
+    stop = len(text) if end is None else end
+    if not 0 <= start <= stop <= len(text):
+        raise ValueError(f"index out of range: {start} to {stop}")
+    return text[start:stop]
+
+
+def _char_at(text: str, index: int) -> str:
+    if not 0 <= index <= len(text):
+        raise ValueError(f"index out of range: {index}")
+    return text[index : index + 1]
+
+
+def _index_of(where: Any, wanted: Any, start: int = 0) -> Any:
+    if isinstance(where, str):
+        return ct.IntType(where.find(wanted, start))
+    return ct.IntType(next((index for index, item in enumerate(where) if item == wanted), -1))
+
+
+def _last_index_of(where: Any, wanted: Any) -> Any:
+    if isinstance(where, str):
+        return ct.IntType(where.rfind(wanted))
+    return ct.IntType(next((index for index in reversed(range(len(where))) if where[index] == wanted), -1))
+
+
+def _join(items: Any, separator: str = "") -> str:
+    return separator.join(items)
+
+
+def _is_sorted(items: Any) -> bool:
+    return all(left <= right for left, right in itertools.pairwise(items))
+
+
+def _sum(items: Any) -> Any:
+    total = ct.IntType(0)
+    for index, item in enumerate(items):
+        total = item if index == 0 else total + item
+    return total
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parsed = urllib.parse.urlsplit(text)
+    except ValueError:
+        return False
+    return bool(parsed.scheme) or text.startswith("/")
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "charAt": _text(_char_at),
+    "find": _text(_find),
+    "findAll": _find_all,
+    "indexOf": _index_of,
+    "isSorted": _truth(_is_sorted),
+    "isURL": _truth(_is_url),
+    "join": _text(_join),
+    "lastIndexOf": _last_index_of,
+    "lowerAscii": _text(str.lower),
+    "max": max,
+    "min": min,
+    "replace": _text(_replace),
+    "split": _split,
+    "substring": _text(_substring),
+    "sum": _sum,
+    "trim": _text(str.strip),
+    "upperAscii": _text(str.upper),
+}
+"""By CEL name; a method's receiver is its first argument."""

@@ -1,0 +1,173 @@
+"""Endpoints and EndpointSlices refuse addresses that mean something else on every machine.
+
+Facts: `k8s.io/kubernetes/pkg/apis/core/validation` and `pkg/apis/discovery/validation`. Multicast addresses beyond the
+link-local ones pass, as they do there.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.apiserver import names
+from llmkube.apiserver.fielderrors import (
+    FieldError,
+    at,
+    at_index,
+    duplicate,
+    immutable,
+    invalid,
+    not_supported,
+    required,
+    too_many,
+)
+
+PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
+_ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")
+_MAX_ENDPOINTS: Final = 1000
+_MAX_ADDRESSES: Final = 100
+_MAX_PORTS: Final = 20_000
+_LINK_LOCAL_MULTICAST: Final = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
+
+Old = Mapping[str, Any] | None
+
+
+def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
+    """Judge an EndpointSlice."""
+    kind = obj.get("addressType") or ""
+    if not kind:
+        yield required("addressType")
+    elif kind not in _ADDRESS_TYPES:
+        yield not_supported("addressType", kind, _ADDRESS_TYPES)
+    endpoints = obj.get("endpoints") or ()
+    if len(endpoints) > _MAX_ENDPOINTS:
+        yield too_many("endpoints", len(endpoints), _MAX_ENDPOINTS)
+        return
+    for index, endpoint in enumerate(endpoints):
+        yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
+    yield from _check_slice_ports(obj.get("ports") or (), "ports")
+    if old is not None and kind != old.get("addressType"):
+        yield immutable("addressType", kind)
+
+
+def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterator[FieldError]:
+    where = at(path, "addresses")
+    addresses = endpoint.get("addresses") or ()
+    if not addresses:
+        yield required(where, "must contain at least 1 address")
+    elif len(addresses) > _MAX_ADDRESSES:
+        yield too_many(where, len(addresses), _MAX_ADDRESSES)
+    else:
+        seen: set[str] = set()
+        for index, address in enumerate(addresses):
+            if address in seen:
+                yield duplicate(at_index(where, index), address)
+            seen.add(address)
+            yield from _check_address(address, kind, at_index(where, index))
+    hostname = endpoint.get("hostname")
+    if hostname and (wrong := names.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, wrong)
+    node = endpoint.get("nodeName")
+    if node is not None and (wrong := names.subdomain(node)):
+        yield invalid(at(path, "nodeName"), node, wrong)
+
+
+def _check_address(address: str, kind: str, path: str) -> Iterator[FieldError]:
+    if kind == "FQDN":
+        if wrong := names.subdomain(address):
+            yield invalid(path, address, wrong)
+        return
+    version = {"IPv4": 4, "IPv6": 6}.get(kind)
+    parsed = _parse(address)
+    if version and (parsed is None or parsed.version != version):
+        yield invalid(path, address, f"must be a valid {kind} address")
+    elif parsed is not None:
+        yield from check_not_special(address, path)
+
+
+def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return None if "%" in address else parsed
+
+
+def check_not_special(address: str, path: str) -> Iterator[FieldError]:
+    """Refuse an address that no other machine could reach this endpoint by."""
+    parsed = _parse(address)
+    if parsed is None:
+        yield invalid(path, address, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
+        return
+    judged = (parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None) or parsed
+    if judged.is_unspecified:
+        yield invalid(path, address, "may not be unspecified (0.0.0.0 or ::)")
+    elif judged.is_loopback:
+        yield invalid(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)")
+    elif judged.is_link_local:
+        yield invalid(path, address, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
+    elif any(judged in network for network in _LINK_LOCAL_MULTICAST):
+        yield invalid(path, address, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
+
+
+def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterator[FieldError]:
+    if len(ports) > _MAX_PORTS:
+        yield too_many(path, len(ports), _MAX_PORTS)
+        return
+    seen: set[str] = set()
+    for index, port in enumerate(ports):
+        where = at_index(path, index)
+        name = port.get("name") or ""
+        if name and (wrong := names.label(name)):
+            yield invalid(at(where, "name"), name, wrong)
+        if name in seen:
+            yield duplicate(at(where, "name"), name)
+        seen.add(name)
+        yield from _check_protocol(port, where)
+        yield from check_app_protocol(port, where)
+
+
+def _check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    protocol = port.get("protocol") or ""
+    if not protocol:
+        yield required(at(path, "protocol"))
+    elif protocol not in PROTOCOLS:
+        yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+
+
+def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Judge a port's hint at the protocol inside."""
+    hint = port.get("appProtocol")
+    if hint is not None and (wrong := names.qualified(hint)):
+        yield invalid(at(path, "appProtocol"), hint, wrong)
+
+
+def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
+    """Judge a port's number."""
+    if not isinstance(number, int) or not 1 <= number <= 65535:
+        yield invalid(path, number, "must be between 1 and 65535, inclusive")
+
+
+def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
+    """Judge a classic Endpoints object."""
+    for index, subset in enumerate(obj.get("subsets") or ()):
+        path = at_index("subsets", index)
+        if not subset.get("addresses") and not subset.get("notReadyAddresses"):
+            yield required(path, "must specify `addresses` or `notReadyAddresses`")
+        for group in ("addresses", "notReadyAddresses"):
+            for place, address in enumerate(subset.get(group) or ()):
+                where = at_index(at(path, group), place)
+                yield from check_not_special(address.get("ip") or "", at(where, "ip"))
+                hostname = address.get("hostname")
+                if hostname and (wrong := names.label(hostname)):
+                    yield invalid(at(where, "hostname"), hostname, wrong)
+        ports = subset.get("ports") or ()
+        for place, port in enumerate(ports):
+            where = at_index(at(path, "ports"), place)
+            name = port.get("name") or ""
+            if len(ports) > 1 and not name:
+                yield required(at(where, "name"))
+            elif name and (wrong := names.label(name)):
+                yield invalid(at(where, "name"), name, wrong)
+            yield from check_port_number(port.get("port"), at(where, "port"))
+            yield from _check_protocol(port, where)
+            yield from check_app_protocol(port, where)

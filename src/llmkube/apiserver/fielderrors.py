@@ -1,0 +1,151 @@
+"""A field error is a value that reads exactly as kube-apiserver prints it, because clients and people parse it.
+
+Facts: `k8s.io/apimachinery/pkg/util/validation/field` (wording of 1.32): the kinds of error, which of them show the
+offending value, and how a value is written.
+"""
+
+import enum
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+
+
+class ErrorType(enum.StrEnum):
+    """The machine-readable reason of a field error, as it stands in a Status cause."""
+
+    REQUIRED = "FieldValueRequired"
+    INVALID = "FieldValueInvalid"
+    TYPE_INVALID = "FieldValueTypeInvalid"
+    NOT_SUPPORTED = "FieldValueNotSupported"
+    FORBIDDEN = "FieldValueForbidden"
+    DUPLICATE = "FieldValueDuplicate"
+    TOO_LONG = "FieldValueTooLong"
+    TOO_MANY = "FieldValueTooMany"
+    INTERNAL = "InternalError"
+
+
+_WORDS: Final = {
+    ErrorType.REQUIRED: "Required value",
+    ErrorType.INVALID: "Invalid value",
+    ErrorType.TYPE_INVALID: "Invalid value",
+    ErrorType.NOT_SUPPORTED: "Unsupported value",
+    ErrorType.FORBIDDEN: "Forbidden",
+    ErrorType.DUPLICATE: "Duplicate value",
+    ErrorType.TOO_LONG: "Too long",
+    ErrorType.TOO_MANY: "Too many",
+    ErrorType.INTERNAL: "Internal error",
+}
+_SILENT: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, ErrorType.TOO_LONG, ErrorType.INTERNAL})
+
+
+class Omitted(enum.Enum):
+    """The type of `OMITTED`."""
+
+    OMITTED = "omitted"
+
+
+OMITTED: Final = Omitted.OMITTED
+"""The bad value of an error that shows none; None would print as `null`."""
+
+
+@attrs.frozen
+class Verbatim:
+    """A bad value that is shown as it is, where kube-apiserver shows something that is no JSON."""
+
+    text: str
+
+
+@attrs.frozen
+class FieldError:
+    """One thing that is wrong with one field."""
+
+    path: str  # "spec.ports[0].port"; empty for the object as a whole
+    type: ErrorType
+    detail: str = ""
+    bad_value: Any = OMITTED
+
+    @property
+    def reason(self) -> str:
+        """The cause's reason, such as `FieldValueInvalid`."""
+        return self.type.value
+
+    @property
+    def message(self) -> str:
+        """The error without its path: `Invalid value: 11: must be less than or equal to 10`."""
+        said = _WORDS[self.type]
+        if self.type not in _SILENT and self.bad_value is not OMITTED:
+            said += f": {show(self.bad_value)}"
+        return f"{said}: {self.detail}" if self.detail else said
+
+    def __str__(self) -> str:
+        return f"{self.path or '<nil>'}: {self.message}"
+
+
+def show(value: Any) -> str:
+    """Return a value as field errors write it: strings quoted, null as `"null"`, the rest as JSON."""
+    if isinstance(value, Verbatim):
+        return value.text
+    return json.dumps("null" if value is None else value, ensure_ascii=False, separators=(",", ":"))
+
+
+def at(path: str, name: str) -> str:
+    """The path of a field inside `path`."""
+    return f"{path}.{name}" if path else name
+
+
+def at_index(path: str, index: int) -> str:
+    """The path of a list's item."""
+    return f"{path}[{index}]"
+
+
+def at_key(path: str, key: str) -> str:
+    """The path of a map's value: `metadata.labels[app]`."""
+    return f"{path}[{key}]"
+
+
+def required(path: str, detail: str = "") -> FieldError:
+    """The field must be given."""
+    return FieldError(path, ErrorType.REQUIRED, detail)
+
+
+def invalid(path: str, value: Any, detail: str) -> FieldError:
+    """The value is malformed or out of bounds."""
+    return FieldError(path, ErrorType.INVALID, detail, value)
+
+
+def type_invalid(path: str, value: Any, detail: str) -> FieldError:
+    """The value has the wrong JSON type; `value` is the name of the type that it has."""
+    return FieldError(path, ErrorType.TYPE_INVALID, detail, value)
+
+
+def not_supported(path: str, value: Any, supported: Iterable[Any]) -> FieldError:
+    """The value is none of those that the field takes."""
+    listed = ", ".join(show(each) for each in supported)
+    return FieldError(path, ErrorType.NOT_SUPPORTED, f"supported values: {listed}" if listed else "", value)
+
+
+def forbidden(path: str, detail: str) -> FieldError:
+    """The value would be fine elsewhere, but not here or not now."""
+    return FieldError(path, ErrorType.FORBIDDEN, detail)
+
+
+def duplicate(path: str, value: Any) -> FieldError:
+    """The value must be unique among its siblings and is not."""
+    return FieldError(path, ErrorType.DUPLICATE, "", value)
+
+
+def too_long(path: str, limit_bytes: int) -> FieldError:
+    """The text is longer than the field takes."""
+    return FieldError(path, ErrorType.TOO_LONG, f"may not be more than {limit_bytes} bytes")
+
+
+def too_many(path: str, actual: int, limit: int) -> FieldError:
+    """The list or map has more items than the field takes."""
+    return FieldError(path, ErrorType.TOO_MANY, f"must have at most {limit} items", actual)
+
+
+def immutable(path: str, value: Any) -> FieldError:
+    """The field cannot change once it is set."""
+    return invalid(path, value, "field is immutable")

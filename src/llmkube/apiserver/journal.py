@@ -1,0 +1,141 @@
+"""The journal makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
+
+SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
+show it in memory, then answer. A crash in between leaves a write that nobody was told about, which is allowed; the
+reverse is not.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from llmkube.apiserver.store import Change, Object, Ref, Store
+from llmkube.base.errors import WorldError
+from llmkube.k8s.resource import Key
+
+SCHEMA_VERSION: Final = 1
+"""Version of the tables; a newer file is refused rather than misread."""
+
+LOCK_PATIENCE_SECONDS: Final = 5.0
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS objects (
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL, json TEXT NOT NULL,
+    PRIMARY KEY (kind, namespace, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS meta (id INTEGER PRIMARY KEY CHECK (id = 1), revision INTEGER NOT NULL);
+INSERT OR IGNORE INTO meta VALUES (1, 0);
+"""
+
+
+class JournalError(WorldError):
+    """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
+
+
+class Durable(Protocol):
+    """Where writes go before they are shown; a simulation has none."""
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Return when the changes would survive a power cut; raise JournalError with nothing written otherwise."""
+
+
+class Journal:
+    """The objects and the revision counter in one SQLite file. Synchronous; used by one thread at a time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def load(self) -> Store:
+        """Return a store with everything that was ever acknowledged and not deleted since.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        with _translated("read"):
+            (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
+            rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
+            objects = [(Ref(kind, Key(namespace, name)), json.loads(text)) for kind, namespace, name, text in rows]
+        return Store(revision, objects)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write the changes and the revision they reach in one transaction, synced to disk.
+
+        Raises:
+            JournalError: Nothing was written.
+        """
+        with _translated("write"), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for change in changes:
+                place = (change.ref.kind, change.ref.key.namespace, change.ref.key.name)
+                if change.removed:
+                    self._connection.execute(
+                        "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place
+                    )
+                else:
+                    self._connection.execute(
+                        "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, _encode(change.after))
+                    )
+            self._connection.execute("UPDATE meta SET revision = ?", (changes[-1].revision,))
+
+
+@contextmanager
+def open_journal(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[Journal]:
+    """Open or create the database at `path`, readable by its owner alone.
+
+    Args:
+        path: The file.
+        patience_seconds: How long to wait for another server to let go of it, as a restart may overlap.
+
+    Raises:
+        JournalError: The file is damaged, from a newer version, or locked by another server.
+    """
+    path.touch(mode=0o600, exist_ok=True)
+    with _translated("open"):
+        # Trio uses whichever worker thread is idle; the limiter in ThreadedJournal makes it one at a time
+        connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
+    try:
+        with _translated("open"):
+            _prepare(connection)
+        yield Journal(connection)
+    finally:
+        connection.close()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers on one file would repeat resourceVersions
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise JournalError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
+    connection.executescript(_TABLES)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+class ThreadedJournal:
+    """A journal behind a worker thread: the event loop never waits for a disk. Implements `Durable`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Write in a thread that is waited for even when cancelled, so that the outcome is always known."""
+        await trio.to_thread.run_sync(self._journal.write, changes, abandon_on_cancel=False, limiter=self._limiter)
+
+
+def _encode(stored: Object) -> str:
+    return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextmanager
+def _translated(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise JournalError(f"cannot {verb} the API server's database: {exc}") from exc

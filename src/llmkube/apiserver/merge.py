@@ -1,0 +1,316 @@
+"""Merging, comparing and trimming follow the schema: maps key by key, keyed lists item by item, atomic values as one.
+
+These functions are the algebra that server-side apply (`apply.py`) is made of. A value whose schema says nothing is
+taken for what it looks like: maps merge, lists are atomic.
+
+Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from llmkube.apiserver import fieldset
+from llmkube.apiserver.fieldset import FieldSet, Path
+from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list, same
+from llmkube.apiserver.schema import ANYTHING, Schema
+from llmkube.base.errors import UserError
+
+
+class _ItemError(Exception):
+    """An item cannot be told from its siblings."""
+
+
+class MergeError(UserError):
+    """The object does not fit its schema, so it cannot be merged by it; the text names the path."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message, field=fieldset.dotted(path))
+
+
+@attrs.frozen
+class Comparison:
+    """How a new object differs from an old one, as paths."""
+
+    added: FieldSet
+    modified: FieldSet
+    removed: FieldSet
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.modified or self.removed)
+
+    def without_below(self, ignored: FieldSet) -> "Comparison":
+        """The comparison without what lies at or below the given paths."""
+        return Comparison(*(part.without_below(ignored) for part in (self.added, self.modified, self.removed)))
+
+    @property
+    def written(self) -> FieldSet:
+        """What the writer set to a new value."""
+        return self.added.union(self.modified)
+
+
+def paths_of(value: Any, schema: Schema) -> FieldSet:
+    """Return the paths that somebody who applies `value` owns.
+
+    Raises:
+        MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
+    """
+    return FieldSet.of(_owned(value, schema, ()))
+
+
+def _owned(value: Any, schema: Schema, path: Path) -> Iterator[Path]:
+    if _is_leaf(schema, value):
+        if path:
+            yield path
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            below = (*path, fieldset.field(name))
+            inner = _child(schema, name)
+            yield from _owned(item, inner, below)
+            if name not in schema.properties or item is None or item == {}:
+                yield below
+    elif is_list(value):
+        for element, item in zip(_elements(value, schema, path), value, strict=True):
+            yield (*path, element)
+            yield from _owned(item, schema.items or ANYTHING, (*path, element))
+
+
+def compare(old: Any, new: Any, schema: Schema) -> Comparison:
+    """Return what changed from `old` to `new`.
+
+    Raises:
+        MergeError: As for `paths_of`.
+    """
+    found: dict[str, list[Path]] = {"added": [], "modified": [], "removed": []}
+    _compare(old, new, schema, (), found)
+    return Comparison(**{name: FieldSet.of(path for path in paths if path) for name, paths in found.items()})
+
+
+def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, list[Path]]) -> None:
+    leaf = _is_leaf_pair(schema, old, new)
+    if old is ABSENT:
+        found["added"].append(path)
+    elif new is ABSENT:
+        found["removed"].append(path)
+    elif leaf and not same(old, new):
+        found["modified"].append(path)
+    if leaf:
+        return
+    for element, left, right, inner in _pairs(old, new, schema, path):
+        _compare(left, right, inner, (*path, element), found)
+
+
+def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Any, Schema]]:
+    """Yield the children of two containers of the same shape, matched by name or key."""
+    if isinstance(old, Mapping) or isinstance(new, Mapping):
+        left, right = (side if isinstance(side, Mapping) else {} for side in (old, new))
+        for name in {**left, **right}:
+            inner = _child(schema, name)
+            yield fieldset.field(name), left.get(name, ABSENT), right.get(name, ABSENT), inner
+        return
+    left = _by_element(old, schema, path)
+    right = _by_element(new, schema, path)
+    for element in {**left, **right}:
+        inner = schema.items or ANYTHING
+        yield element, left.get(element, ABSENT), right.get(element, ABSENT), inner
+
+
+def check_declared(value: Any, schema: Schema, path: Path = ()) -> None:
+    """Let a value pass in which every field is declared.
+
+    Raises:
+        MergeError: A field is unknown to a schema that is closed.
+    """
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            inner = schema.child(name)
+            below = (*path, fieldset.field(name))
+            if inner is not None:
+                check_declared(item, inner, below)
+            elif schema.type == "object" and not schema.preserve_unknown:
+                raise MergeError(below, "field not declared in schema")
+    elif is_list(value) and schema.items is not None:
+        for index, item in enumerate(value):
+            check_declared(item, schema.items, (*path, f"i:{index}"))
+
+
+def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
+    """Return `live` with `applied` laid over it; nothing of `live` goes away that `applied` does not replace.
+
+    Raises:
+        MergeError: As for `paths_of`; also an applied keyed list or set has the same item twice.
+    """
+    if applied is ABSENT:
+        return copy(live)
+    if live is ABSENT or _is_leaf_pair(schema, live, applied):
+        if live is ABSENT:
+            _check_unique(applied, schema, path)
+        return copy(applied)
+    if isinstance(live, Mapping) or isinstance(applied, Mapping):
+        return {
+            element[2:]: merge(left, right, inner, (*path, element))
+            for element, left, right, inner in _pairs(live or {}, applied or {}, schema, path)
+        }
+    return _merge_lists(live or [], applied or [], schema, path)
+
+
+def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, path: Path) -> list[Any]:
+    """Merge items of the same key; applied items keep their order, live ones their place between shared neighbours."""
+    left = _elements(live, schema, path)
+    right = _elements(applied, schema, path)
+    _check_no_repeats(right, path)
+    first_live: dict[str, Any] = {}
+    for element, item in zip(left, live, strict=True):
+        first_live.setdefault(element, item)
+    rest = dict(zip(right, applied, strict=True))
+    shared = [element for element in right if element in first_live]
+    in_right = frozenset(right)
+    inner = schema.items or ANYTHING
+    merged: list[Any] = []
+
+    def take(element: str) -> None:
+        below = (*path, element)
+        merged.append(merge(first_live.get(element, ABSENT), rest.pop(element), inner, below))
+
+    for element, item in zip(left, live, strict=True):
+        if element not in in_right:
+            merged.append(copy(item))
+        elif shared and element == shared[0]:
+            while element in rest:
+                taken = next(iter(rest))
+                take(taken)
+                if shared and taken == shared[0]:
+                    shared.pop(0)
+    for element in list(rest):
+        take(element)
+    return merged
+
+
+def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
+    """Return `value` without the items and fields at the given paths."""
+    if not unwanted or _is_leaf(schema, value):
+        return value
+    if isinstance(value, Mapping):
+        kept = {}
+        for name, item in value.items():
+            element = fieldset.field(name)
+            if element not in unwanted.members:
+                kept[name] = remove(item, unwanted.below(element), _child(schema, name))
+        return kept
+    inner = schema.items or ANYTHING
+    return [
+        remove(item, unwanted.below(element), inner)
+        for element, item in zip(_elements(value, schema, ()), value, strict=True)
+        if element not in unwanted.members
+    ]
+
+
+def with_named(paths: FieldSet, schema: Schema) -> FieldSet:
+    """Return the set with every declared field above a path as a member, so that emptied structures go away too."""
+    children = {}
+    members = set(paths.members)
+    for element, below in paths.children.items():
+        if element[0] == "f":
+            inner = _child(schema, element[2:])
+            if element[2:] in schema.properties:
+                members.add(element)
+        else:
+            inner = schema.items or ANYTHING
+        children[element] = with_named(below, inner)
+    return FieldSet(frozenset(members), children)
+
+
+def _child(schema: Schema, name: str) -> Schema:
+    return schema.child(name) or ANYTHING
+
+
+def _is_leaf(schema: Schema, value: Any) -> bool:
+    """Whether the value is owned as one: a scalar, or a container that the schema or its silence makes atomic."""
+    if isinstance(value, Mapping):
+        return schema.map_atomic or schema.type not in {"", "object"}
+    if is_list(value):
+        return schema.type != "array" or schema.list_type == "atomic"
+    if value is None:
+        return schema.type not in {"object", "array"} or schema.map_atomic or (
+            schema.type == "array" and schema.list_type == "atomic"
+        )
+    return True
+
+
+def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
+    """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
+    given = [side for side in (old, new) if side is not ABSENT]
+    full = [side for side in given if isinstance(side, Mapping) or is_list(side)]
+    if not any(full):
+        return True
+    if len({isinstance(side, Mapping) for side in full}) > 1 or any(
+        side is not None and not isinstance(side, Mapping) and not is_list(side) for side in given
+    ):
+        return True  # the type changed under a schema that says nothing
+    return any(_is_leaf(schema, side) for side in full)
+
+
+def _elements(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
+    elements = []
+    for index, item in enumerate(items):
+        try:
+            elements.append(_element(item, schema))
+        except _ItemError as error:
+            raise MergeError(path, f"element {index}: {error}") from error
+    return elements
+
+
+def _element(item: Any, schema: Schema) -> str:
+    if schema.list_type == "set":
+        if isinstance(item, Mapping) and not (schema.items and schema.items.map_atomic):
+            raise _ItemError("associative list without keys has an element that's a map type")
+        if item is None:
+            raise _ItemError("associative list without keys has an element that's an explicit null")
+        return fieldset.value(item)
+    if not isinstance(item, Mapping):
+        raise _ItemError("associative list with keys may not have non-map elements")
+    keys: dict[str, Any] = {}
+    for name in schema.list_map_keys:
+        inner = schema.items.child(name) if schema.items else None
+        if name in item:
+            keys[name] = item[name]
+        elif inner is not None and inner.has_default:
+            keys[name] = inner.raw["default"]
+        else:
+            raise _ItemError(
+                f'associative list with keys has an element that omits key field "{name}"'
+                " (and doesn't have default value)"
+            )
+    return fieldset.key(keys)
+
+
+def _by_element(items: Any, schema: Schema, path: Path) -> dict[str, Any]:
+    if not is_list(items):
+        return {}
+    found: dict[str, Any] = {}
+    for element, item in zip(_elements(items, schema, path), items, strict=True):
+        found.setdefault(element, item)
+    return found
+
+
+def _check_no_repeats(elements: Sequence[str], path: Path) -> None:
+    seen: set[str] = set()
+    for element in elements:
+        if element in seen:
+            raise MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
+        seen.add(element)
+
+
+def _check_unique(applied: Any, schema: Schema, path: Path) -> None:
+    """Refuse repeats anywhere in a value that is taken over whole."""
+    if _is_leaf(schema, applied):
+        return
+    if isinstance(applied, Mapping):
+        for name, item in applied.items():
+            _check_unique(item, _child(schema, name), (*path, fieldset.field(name)))
+    elif is_list(applied):
+        elements = _elements(applied, schema, path)
+        _check_no_repeats(elements, path)
+        for element, item in zip(elements, applied, strict=True):
+            _check_unique(item, schema.items or ANYTHING, (*path, element))

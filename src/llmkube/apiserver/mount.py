@@ -1,0 +1,141 @@
+"""A handler mounted in memory: httpx talks to it without a socket or a thread, so virtual time stays true.
+
+The same handler answers kubectl over TLS and a simulation here. A request is a task of the transport; a client that
+goes away (its call cancelled, its stream closed) cancels the task, as a closed connection would.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+import attrs
+import httpx
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.base.http import Handler, Headers, Request, Response, SendChunk
+
+
+@asynccontextmanager
+async def open_transport(handler: Handler) -> AsyncIterator[httpx.AsyncBaseTransport]:
+    """Open an httpx transport over the handler; leaving the block cancels requests in flight."""
+    async with trio.open_nursery() as nursery:
+        yield _Transport(handler, nursery)
+        nursery.cancel_scope.cancel()
+
+
+class _Transport(httpx.AsyncBaseTransport):
+    """Runs each request as a task in the nursery of `open_transport`, which owns both."""
+
+    def __init__(self, handler: Handler, nursery: trio.Nursery) -> None:
+        self._handler = handler
+        self._nursery = nursery
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw])
+        target = request.url.raw_path.decode("ascii")
+        exchange = _MemoryExchange(Request(request.method, target, headers, body))
+        self._nursery.start_soon(exchange.run, self._handler)
+        with exchange.abandoned_on_error():
+            head = await exchange.wait_head()
+        return httpx.Response(head.status, headers=list(head.headers), stream=_Body(exchange))
+
+
+@attrs.frozen
+class _Head:
+    status: int
+    headers: Headers
+
+
+class _MemoryExchange:
+    """The server's side of one request whose answer goes to a channel instead of a socket."""
+
+    def __init__(self, request: Request) -> None:
+        self._scope = trio.CancelScope()
+        self._request = request
+        self._head: _Head | None = None
+        self._headed = trio.Event()
+        self._finished = False
+        # No buffer: a handler that streams waits for its reader, as it would for a full socket
+        self._send, self._receive = trio.open_memory_channel[bytes](0)
+
+    @property
+    def request(self) -> Request:
+        return self._request
+
+    async def run(self, handler: Handler) -> None:
+        """Run the handler to its end; a client that left is no error."""
+        try:
+            with self._scope:
+                await handler(self)
+        except WorldError:
+            pass  # the connection breaks off, as over a socket; the reader sees it in next_chunk() or wait_head()
+        finally:
+            self._headed.set()
+            self._send.close()
+
+    async def wait_head(self) -> _Head:
+        await self._headed.wait()
+        if self._head is None:
+            raise httpx.RemoteProtocolError("the server closed the connection without an answer")
+        return self._head
+
+    async def respond(self, response: Response) -> None:
+        async with self.stream(response.status, response.headers) as send:
+            if response.body:
+                await send(response.body)
+
+    def stream(self, status: int, headers: Headers) -> AbstractAsyncContextManager[SendChunk]:
+        return self._stream(status, headers)
+
+    @asynccontextmanager
+    async def _stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
+        assert self._head is None, "one answer to one request"
+        self._head = _Head(status, headers)
+        self._headed.set()
+        yield self._send.send
+        self._finished = True
+
+    async def next_chunk(self) -> bytes:
+        """Return the next chunk; b"" at the clean end."""
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._finished:
+                return b""
+            raise httpx.ReadError("the server broke the answer off") from None
+
+    def abandon(self) -> None:
+        """The reader is gone: wake the handler out of whatever it is doing."""
+        self._scope.cancel()
+
+    @contextmanager
+    def abandoned_on_error(self) -> Iterator[None]:
+        """A client that is cancelled inside this block takes its request along."""
+        waiting = True
+        try:
+            yield
+            waiting = False
+        finally:
+            if waiting:
+                self.abandon()
+
+
+class _Body(httpx.AsyncByteStream):
+    """Iterates as itself: an async generator that a reader leaves behind would be finalised by the collector."""
+
+    def __init__(self, exchange: _MemoryExchange) -> None:
+        self._exchange = exchange
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await self._exchange.next_chunk()
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        self._exchange.abandon()
+        await trio.lowlevel.checkpoint()

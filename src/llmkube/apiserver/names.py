@@ -1,0 +1,96 @@
+"""Names, labels and qualified keys are judged in kube-apiserver's words.
+
+Each rule takes a text and answers with what is wrong with it; an empty answer means that it is fine.
+Facts: RFC 1123 and 1035 labels as `k8s.io/apimachinery/pkg/util/validation` applies them.
+"""
+
+import re
+from typing import Final
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_1035: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
+_QUALIFIED: Final = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+_LABEL_VALUE: Final = f"({_QUALIFIED})?"
+
+_MAX_LABEL: Final = 63
+_MAX_SUBDOMAIN: Final = 253
+
+
+def _length(text: str, limit: int) -> str:
+    return f"must be no more than {limit} bytes" if len(text.encode()) > limit else ""
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return re.fullmatch(pattern, text, re.ASCII) is not None
+
+
+def label(text: str) -> str:
+    """Judge an RFC 1123 label: the name of a namespace."""
+    if _matches(_LABEL, text):
+        return _length(text, _MAX_LABEL)
+    return (
+        "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end"
+        f" with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '{_LABEL}')"
+    )
+
+
+def label_1035(text: str) -> str:
+    """Judge an RFC 1035 label: the name of a service."""
+    if _matches(_LABEL_1035, text):
+        return _length(text, _MAX_LABEL)
+    return (
+        "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic"
+        " character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation"
+        f" is '{_LABEL_1035}')"
+    )
+
+
+def subdomain(text: str) -> str:
+    """Judge an RFC 1123 subdomain: the name of nearly everything."""
+    if _matches(_SUBDOMAIN, text):
+        return _length(text, _MAX_SUBDOMAIN)
+    return (
+        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start"
+        " and end with an alphanumeric character (e.g. 'example.com', regex used for validation is"
+        f" '{_SUBDOMAIN}')"
+    )
+
+
+def qualified(text: str) -> str:
+    """Judge a qualified name: a label's key, an annotation's key, a finalizer."""
+    prefix, slash, name = text.rpartition("/")
+    if "/" in prefix or (slash and not prefix):
+        if not prefix:
+            return "prefix part must be non-empty"
+        return (
+            "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an"
+            " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
+            f" '{_QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+        )
+    if prefix and (wrong := subdomain(prefix)):
+        return f"prefix part {wrong}"
+    if not name:
+        return "name part must be non-empty"
+    if too_long := _length(name, _MAX_LABEL):
+        return f"name part {too_long}"
+    if _matches(_QUALIFIED, name):
+        return ""
+    return (
+        "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an"
+        " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
+        f" '{_QUALIFIED}')"
+    )
+
+
+def label_value(text: str) -> str:
+    """Judge a label's value."""
+    if too_long := _length(text, _MAX_LABEL):
+        return too_long
+    if _matches(_LABEL_VALUE, text):
+        return ""
+    return (
+        "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start"
+        " and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for"
+        f" validation is '{_LABEL_VALUE}')"
+    )

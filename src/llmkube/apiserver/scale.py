@@ -1,0 +1,61 @@
+"""The scale subresource shows any kind's replica counts as one `autoscaling/v1` Scale, and writes them back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmkube.apiserver.fielderrors import FieldError, invalid, required
+from llmkube.apiserver.jsonvalues import copy, is_integer
+from llmkube.apiserver.kinds import ScaleInfo
+from llmkube.apiserver.store import Object
+
+JsonObject = dict[str, Any]
+
+_SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+
+
+def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
+    """Return the Scale of an object; missing counts are 0."""
+    metadata = {name: stored["metadata"][name] for name in _SHOWN_METADATA if name in stored["metadata"]}
+    status: JsonObject = {"replicas": _get(stored, info.status_path) or 0}
+    if info.selector_path and (selector := _get(stored, info.selector_path)):
+        status["selector"] = selector
+    replicas = _get(stored, info.spec_path) or 0
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": replicas} if replicas else {},
+        "status": status,
+    }
+
+
+def scaled(stored: Object, wanted: Mapping[str, Any], info: ScaleInfo) -> tuple[JsonObject, list[FieldError]]:
+    """Return the object with the replicas that a Scale asks for, and what is wrong with that Scale."""
+    spec = wanted.get("spec") or {}
+    replicas = spec.get("replicas", 0) if isinstance(spec, Mapping) else None
+    if replicas is None:
+        return copy(stored), [required("spec.replicas")]
+    if not is_integer(replicas):
+        return copy(stored), [invalid("spec.replicas", replicas, "must be an integer")]
+    if replicas < 0:
+        return copy(stored), [invalid("spec.replicas", replicas, "should be a non-negative integer")]
+    changed: JsonObject = copy(stored)
+    _set(changed, info.spec_path, int(replicas))
+    version = (wanted.get("metadata") or {}).get("resourceVersion")
+    if version:
+        changed["metadata"]["resourceVersion"] = version
+    return changed, []
+
+
+def _get(document: Any, path: str) -> Any:
+    """Follow a plain dotted path (a CRD allows no other here)."""
+    for step in path.strip(".").split("."):
+        document = document.get(step) if isinstance(document, Mapping) else None
+    return document
+
+
+def _set(document: JsonObject, path: str, value: Any) -> None:
+    *parents, last = path.strip(".").split(".")
+    for step in parents:
+        document = document.setdefault(step, {})
+    document[last] = value

@@ -1,0 +1,134 @@
+"""The embedded API server as `llmkube up` runs it: durable, over TLS, with a kubeconfig that kubectl can use at once.
+
+```
+STATE_DIR/api.db        the objects (SQLite)
+STATE_DIR/ca/           private CA, server certificate, token
+STATE_DIR/kubeconfig    how to reach it; 0600
+```
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import httpx
+import trio
+
+from llmkube.apiserver.access import ensure_token, guarded, write_kubeconfig
+from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.bodies import MAX_BODY_BYTES
+from llmkube.apiserver.journal import Journal, ThreadedJournal, open_journal
+from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
+from llmkube.apiserver.store import Store
+from llmkube.base.http import Handler, Limits, open_listeners, run_server
+
+DEFAULT_PORT: Final = 7443
+
+_DRAIN_SECONDS: Final = 2.0  # requests take milliseconds, and watches are told to end
+
+
+def utcnow_real() -> datetime:
+    """Return the machine's wall clock."""
+    return datetime.now(UTC)
+
+
+@attrs.frozen(eq=False)
+class ApiServerHandle:
+    """A running server.
+
+    Attributes:
+        url: Where it listens.
+        kubeconfig: A file that kubectl and our own client can use.
+        handler: The same server without TLS and token, for callers in this process.
+        server: The server itself, for `ensure`.
+    """
+
+    url: str
+    kubeconfig: Path
+    handler: Handler
+    server: ApiServer
+
+
+@attrs.frozen(eq=False)
+class MemoryApiServer:
+    """A server in memory: no socket, no thread, no file."""
+
+    server: ApiServer
+    transport: httpx.AsyncBaseTransport
+
+
+@asynccontextmanager
+async def open_api_server(
+    state_dir: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    port_field: str = "",
+    utcnow: Callable[[], datetime] = utcnow_real,
+    rng: random.Random | None = None,
+) -> AsyncIterator[ApiServerHandle]:
+    """Serve the API from `state_dir` until the block is left; what was acknowledged before is there.
+
+    Args:
+        state_dir: An existing private folder.
+        host: Address to listen on, and the server's name in the kubeconfig.
+        port: TCP port; 0 takes a free one.
+        port_field: The flag that a PortTakenError names.
+        utcnow: The wall clock.
+        rng: Draws uids and names; the operating system's by default.
+
+    Raises:
+        PortTakenError: Another program has the port.
+        JournalError: The database cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        listeners = await open_listeners(host, port, field=port_field)  # first: a taken port changes nothing on disk
+        for listener in listeners:
+            stack.push_async_callback(trio.aclose_forcefully, listener)  # if it fails before run_server owns them
+        taken_port: int = listeners[0].socket.getsockname()[1]
+        url = f"https://{host if ':' not in host else f'[{host}]'}:{taken_port}"
+        hosts = list(dict.fromkeys(["127.0.0.1", "localhost", "::1", host]))
+        pki = await trio.to_thread.run_sync(ensure_pki, state_dir / "ca", hosts, utcnow())
+        token = ensure_token(state_dir / "ca" / "token")
+        context = server_context(pki)
+        secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in listeners]
+        journal = stack.enter_context(open_journal(state_dir / "api.db"))
+        server = await _start(journal, utcnow, rng or random.SystemRandom())
+        kubeconfig = state_dir / "kubeconfig"
+        write_kubeconfig(kubeconfig, url=url, ca_certificate=pki.ca_certificate, token=token)
+        limits = Limits(max_body_bytes=2 * MAX_BODY_BYTES, drain_seconds=_DRAIN_SECONDS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run_housekeeping)
+            nursery.start_soon(run_renewal, pki, hosts, context, utcnow)
+            await nursery.start(partial(run_server, guarded(server.handle, token), secured, limits=limits))
+            try:
+                yield ApiServerHandle(url, kubeconfig, server.handle, server)
+            finally:
+                server.end_watches()
+                nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_memory_api_server(
+    *, utcnow: Callable[[], datetime], rng: random.Random, store: Store | None = None
+) -> AsyncIterator[MemoryApiServer]:
+    """Serve the API in memory until the block is left; give the same `store` again to survive a simulated restart."""
+    server = ApiServer(store or Store(), utcnow=utcnow, rng=rng)
+    await server.ensure_namespaces()
+    async with open_transport(server.handle) as transport, trio.open_nursery() as nursery:
+        nursery.start_soon(server.run_housekeeping)
+        yield MemoryApiServer(server, transport)
+        nursery.cancel_scope.cancel()
+
+
+async def _start(journal: Journal, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
+    store = await trio.to_thread.run_sync(journal.load)
+    server = ApiServer(store, durable=ThreadedJournal(journal), utcnow=utcnow, rng=rng)
+    await server.ensure_namespaces()
+    return server

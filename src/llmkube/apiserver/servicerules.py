@@ -1,0 +1,152 @@
+"""A Service gets its addresses once and keeps them.
+
+Facts: `k8s.io/kubernetes/pkg/apis/core/v1/defaults.go`, `pkg/apis/core/validation`, `pkg/registry/core/service`.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from llmkube.apiserver import names
+from llmkube.apiserver.endpointrules import PROTOCOLS, check_app_protocol, check_port_number
+from llmkube.apiserver.fielderrors import (
+    FieldError,
+    at,
+    at_index,
+    duplicate,
+    forbidden,
+    invalid,
+    not_supported,
+    required,
+)
+from llmkube.apiserver.jsonvalues import copy
+from llmkube.apiserver.metadata import check_labels
+from llmkube.apiserver.schema import JsonObject
+
+_TYPES: Final = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
+_NODE_PORT_TYPES: Final = frozenset({"NodePort", "LoadBalancer"})
+_POLICIES: Final = ("Cluster", "Local")
+
+Old = Mapping[str, Any] | None
+
+
+def fill(obj: JsonObject) -> None:
+    """Complete a Service with the defaults that depend on other fields."""
+    spec = obj.setdefault("spec", {})
+    kind = spec.get("type")
+    for port in spec.get("ports") or ():
+        if isinstance(port, dict) and "port" in port and not port.get("targetPort"):
+            port["targetPort"] = port["port"]
+    if spec.get("sessionAffinity") == "ClientIP" and not spec.get("sessionAffinityConfig"):
+        spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
+    if kind in _NODE_PORT_TYPES:
+        spec.setdefault("externalTrafficPolicy", "Cluster")
+    if kind == "LoadBalancer":
+        spec.setdefault("allocateLoadBalancerNodePorts", True)
+    if kind in {"ClusterIP", *_NODE_PORT_TYPES}:
+        spec.setdefault("internalTrafficPolicy", "Cluster")
+
+
+def prepare(obj: JsonObject, old: Old) -> None:
+    """Carry over the addresses that the client left out on an update."""
+    if old is None:
+        return
+    spec, before = obj.setdefault("spec", {}), old.get("spec") or {}
+    if spec.get("type") == "ExternalName" or before.get("type") == "ExternalName":
+        return
+    for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+        if not spec.get(name) and before.get(name):
+            spec[name] = copy(before[name])
+    if spec.get("type") in _NODE_PORT_TYPES and before.get("type") in _NODE_PORT_TYPES:
+        known = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in before.get("ports") or ()}
+        for port in spec.get("ports") or ():
+            number = known.get((port.get("port"), port.get("protocol")))
+            if number and not port.get("nodePort"):
+                port["nodePort"] = number
+
+
+def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
+    """Judge a Service."""
+    spec = obj.get("spec") or {}
+    kind = spec.get("type") or ""
+    if kind not in _TYPES:
+        yield not_supported("spec.type", kind, _TYPES)
+    headless = spec.get("clusterIP") == "None"
+    ports = spec.get("ports") or ()
+    if not ports and not headless and kind != "ExternalName":
+        yield required("spec.ports")
+    yield from _check_ports(ports)
+    yield from check_labels(spec.get("selector"), "spec.selector")
+    if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
+        yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
+    for name in ("externalTrafficPolicy", "internalTrafficPolicy"):
+        if spec.get(name) is not None and spec[name] not in _POLICIES:
+            yield not_supported(at("spec", name), spec[name], _POLICIES)
+    if kind == "ExternalName":
+        yield from _check_external_name(spec)
+    else:
+        yield from _check_cluster_ips(spec)
+    if old is not None:
+        yield from _check_addresses_kept(spec, old.get("spec") or {})
+
+
+def _check_ports(ports: Any) -> Iterator[FieldError]:
+    seen_names: set[str] = set()
+    seen_ports: set[tuple[Any, Any]] = set()
+    for index, port in enumerate(ports):
+        path = at_index("spec.ports", index)
+        name = port.get("name") or ""
+        if not name:
+            if len(ports) > 1:
+                yield required(at(path, "name"))
+        else:
+            if wrong := names.label(name):
+                yield invalid(at(path, "name"), name, wrong)
+            if name in seen_names:
+                yield duplicate(at(path, "name"), name)
+            seen_names.add(name)
+        yield from check_port_number(port.get("port"), at(path, "port"))
+        protocol = port.get("protocol") or ""
+        if not protocol:
+            yield required(at(path, "protocol"))
+        elif protocol not in PROTOCOLS:
+            yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+        target = port.get("targetPort")
+        if isinstance(target, int):
+            yield from check_port_number(target, at(path, "targetPort"))
+        yield from check_app_protocol(port, path)
+        if (port.get("port"), protocol) in seen_ports:
+            yield duplicate(path, {"port": port.get("port"), "protocol": protocol})
+        seen_ports.add((port.get("port"), protocol))
+
+
+def _check_external_name(spec: Mapping[str, Any]) -> Iterator[FieldError]:
+    name = (spec.get("externalName") or "").removesuffix(".")
+    if not name:
+        yield required("spec.externalName")
+    elif wrong := names.subdomain(name):
+        yield invalid("spec.externalName", name, wrong)
+    if spec.get("clusterIP"):
+        yield forbidden("spec.clusterIPs", "may not be set when `type` is ExternalName")
+
+
+def _check_cluster_ips(spec: Mapping[str, Any]) -> Iterator[FieldError]:
+    address, listed = spec.get("clusterIP") or "", spec.get("clusterIPs") or []
+    if listed and listed[0] != address:
+        yield invalid("spec.clusterIPs", listed, "first value must match `clusterIP`")
+    for index, each in enumerate(listed or ([address] if address else [])):
+        if each == "None":
+            continue
+        try:
+            ipaddress.ip_address(each)
+        except ValueError:
+            where = at_index("spec.clusterIPs", index)
+            yield invalid(where, each, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
+
+
+def _check_addresses_kept(spec: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[FieldError]:
+    kept, now = before.get("clusterIPs") or [], spec.get("clusterIPs") or []
+    if before.get("type") == "ExternalName" or spec.get("type") == "ExternalName" or not kept:
+        return
+    if not now or kept[0] != now[0]:
+        yield invalid(at_index("spec.clusterIPs", 0), now, "may not change once set")

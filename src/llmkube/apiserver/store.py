@@ -1,0 +1,253 @@
+"""The store is the state of the world plus the recent past: pure, synchronous, one counter for all kinds.
+
+Objects in the store are never edited in place: a writer hands over a new one and readers may keep the old one. The
+recent past is a bounded log per kind; a watch reads it by resourceVersion, so a watcher costs no queue of its own.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.resource import Key
+
+Object = Mapping[str, Any]
+"""A Kubernetes object as JSON; treat it as frozen."""
+
+LOG_WINDOW: Final = 4096
+"""Changes that each kind's log keeps before a watcher that lags behind must list again."""
+
+
+@attrs.frozen
+class Ref:
+    """The place of one object; `kind` is its storage name, the same in all versions: `models.inference.llmkube.dev`."""
+
+    kind: str
+    key: Key
+
+
+@attrs.frozen(eq=False)
+class Change:
+    """One write: `before` is None for a creation; `after` is the object as this write left it, also when it is gone."""
+
+    revision: int
+    ref: Ref
+    before: Object | None
+    after: Object
+    removed: bool = False
+
+    @property
+    def type(self) -> str:
+        """The watch event's type."""
+        if self.removed:
+            return "DELETED"
+        return "ADDED" if self.before is None else "MODIFIED"
+
+
+class CompactedError(Exception):
+    """The log no longer reaches back to the revision that was asked for."""
+
+    def __init__(self, asked: int, oldest: int) -> None:
+        super().__init__(f"too old resource version: {asked} ({oldest})")
+        self.asked = asked
+        self.oldest = oldest
+
+
+@attrs.define(eq=False)
+class _Shelf:
+    """All objects of one kind, and its log: `floor` is the newest revision that the log has forgotten."""
+
+    floor: int
+    objects: dict[Key, Object] = attrs.Factory(dict)
+    log: deque[Change] = attrs.Factory(deque)
+
+
+class Store:
+    """Objects by kind and key, a revision that only grows, and a log of changes for each kind.
+
+    Args:
+        revision: Where to go on counting: the revision of the last write before a restart.
+        objects: What was there at that revision.
+        window: How many changes each kind's log keeps.
+    """
+
+    def __init__(
+        self, revision: int = 0, objects: Iterable[tuple[Ref, Object]] = (), *, window: int = LOG_WINDOW
+    ) -> None:
+        self._revision = revision
+        self._start = revision
+        self._window = window
+        self._shelves: dict[str, _Shelf] = {}
+        self._by_uid: dict[str, Ref] = {}
+        self._dependents: dict[str, set[Ref]] = {}
+        for ref, stored in objects:
+            self._shelf(ref.kind).objects[ref.key] = stored
+            self._index(ref, None, stored)
+
+    @property
+    def revision(self) -> int:
+        """The revision of the newest write."""
+        return self._revision
+
+    def get(self, ref: Ref) -> Object | None:
+        """Return the object, or None."""
+        shelf = self._shelves.get(ref.kind)
+        return None if shelf is None else shelf.objects.get(ref.key)
+
+    def list(self, kind: str, namespace: str = "") -> list[tuple[Key, Object]]:
+        """Return the objects of a kind by key; the empty namespace means all of them."""
+        shelf = self._shelves.get(kind)
+        if shelf is None:
+            return []
+        return sorted(
+            ((key, stored) for key, stored in shelf.objects.items() if not namespace or key.namespace == namespace),
+            key=lambda item: item[0],
+        )
+
+    def list_at(self, kind: str, namespace: str, revision: int) -> Sequence[tuple[Key, Object]]:
+        """Return what `list` returned at that revision.
+
+        Raises:
+            CompactedError: The log no longer reaches back that far.
+        """
+        objects = dict(self.list(kind, namespace))
+        for change in reversed(self.changes_after(kind, revision)):
+            key = change.ref.key
+            if namespace and key.namespace != namespace:
+                continue
+            if change.before is None:
+                objects.pop(key, None)
+            else:
+                objects[key] = change.before
+        return sorted(objects.items(), key=lambda item: item[0])
+
+    def changes_after(self, kind: str, revision: int) -> Sequence[Change]:
+        """Return the kind's changes that are newer than a revision, oldest first; costs as much as it returns.
+
+        Raises:
+            CompactedError: The log no longer reaches back that far.
+        """
+        shelf = self._shelves.get(kind)
+        floor = self._start if shelf is None else shelf.floor
+        if revision < floor:
+            raise CompactedError(revision, floor)
+        newer: list[Change] = []
+        for change in reversed(shelf.log if shelf is not None else ()):
+            if change.revision <= revision:
+                break
+            newer.append(change)
+        newer.reverse()
+        return newer
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Make committed changes visible; their revisions follow the current one."""
+        for change in changes:
+            assert change.revision > self._revision, "resourceVersions only grow"
+            shelf = self._shelf(change.ref.kind)
+            if change.removed:
+                shelf.objects.pop(change.ref.key, None)
+            else:
+                shelf.objects[change.ref.key] = change.after
+            self._index(change.ref, change.before, None if change.removed else change.after)
+            shelf.log.append(change)
+            while len(shelf.log) > self._window:
+                shelf.floor = shelf.log.popleft().revision
+            self._revision = change.revision
+
+    def compact(self) -> None:
+        """Forget the past: every watch that is behind, and every continue token, gets 410 and lists again."""
+        for shelf in self._shelves.values():
+            shelf.log.clear()
+            shelf.floor = self._revision
+        self._start = self._revision
+
+    def by_uid(self, uid: str) -> Ref | None:
+        """Return where the live object with that uid is, or None."""
+        return self._by_uid.get(uid)
+
+    def dependents(self, uid: str) -> Sequence[Ref]:
+        """Return the objects whose ownerReferences name that uid, in a stable order."""
+        return sorted(self._dependents.get(uid, ()), key=lambda ref: (ref.kind, ref.key))
+
+    def refs(self) -> Iterator[Ref]:
+        """Yield the place of every object."""
+        for kind, shelf in self._shelves.items():
+            for key in shelf.objects:
+                yield Ref(kind, key)
+
+    def _shelf(self, kind: str) -> _Shelf:
+        shelf = self._shelves.get(kind)
+        if shelf is None:
+            shelf = self._shelves[kind] = _Shelf(floor=self._start)
+        return shelf
+
+    def _index(self, ref: Ref, before: Object | None, after: Object | None) -> None:
+        if before is not None:
+            self._by_uid.pop(before["metadata"]["uid"], None)
+            for uid in _owner_uids(before):
+                dependents = self._dependents.get(uid, set())
+                dependents.discard(ref)
+                if not dependents:
+                    self._dependents.pop(uid, None)
+        if after is not None:
+            self._by_uid[after["metadata"]["uid"]] = ref
+            for uid in _owner_uids(after):
+                self._dependents.setdefault(uid, set()).add(ref)
+
+
+def _owner_uids(stored: Object) -> Iterator[str]:
+    for owner in stored["metadata"].get("ownerReferences") or ():
+        yield owner["uid"]
+
+
+class Transaction:
+    """A write in the making: reads see the store plus what this transaction has staged; nothing else sees it.
+
+    The writer holds the server's write lock from here to `Store.apply`, so the revisions it draws are the next ones.
+    A dry run draws none: what it would create has no resourceVersion, what it would change keeps the one it has.
+    """
+
+    def __init__(self, store: Store, *, dry_run: bool = False) -> None:
+        self._store = store
+        self._dry_run = dry_run
+        self._staged: dict[Ref, Object | None] = {}
+        self._changes: list[Change] = []
+
+    @property
+    def store(self) -> Store:
+        """The committed state."""
+        return self._store
+
+    @property
+    def revision(self) -> int:
+        """The revision that the state has with what is staged."""
+        return self._store.revision + len(self._changes)
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """What was staged, in order."""
+        return self._changes
+
+    def get(self, ref: Ref) -> Object | None:
+        """Return the object as this transaction would leave it."""
+        return self._staged[ref] if ref in self._staged else self._store.get(ref)
+
+    def put(self, ref: Ref, new: Object) -> Object:
+        """Stage a creation or an update; returns the object with its new resourceVersion."""
+        return self._stage(ref, new, removed=False)
+
+    def remove(self, ref: Ref, last: Object) -> Object:
+        """Stage a removal; `last` is the object's final state, as the DELETED event will show it."""
+        return self._stage(ref, last, removed=True)
+
+    def _stage(self, ref: Ref, new: Object, *, removed: bool) -> Object:
+        revision, before = self.revision + 1, self.get(ref)
+        stored: Object = {**new, "metadata": {**new["metadata"], "resourceVersion": str(revision)}}
+        if self._dry_run:
+            stored["metadata"].pop("resourceVersion")
+            if before is not None:
+                stored["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+        self._changes.append(Change(revision, ref, before, stored, removed))
+        self._staged[ref] = None if removed else stored
+        return stored

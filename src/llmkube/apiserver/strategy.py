@@ -1,0 +1,146 @@
+"""A write goes through the same stations whatever the kind: complete, own, prepare, judge.
+
+The order, as in kube-apiserver, for an object `sent` that is to replace `old` (None on create):
+
+```python
+obj, unknown = strategy.complete(kind, sent)                                  # prune, then defaults
+written = apply.record_write(old, obj, manager, schema=…, now=…, **strategy.ownership(kind, subresource))
+obj = strategy.prepare(kind, written.object, old, subresource)                # drop what this endpoint cannot write
+errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
+obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
+if old is not None and apply.same_but_for_times(old, obj): answer with old    # nothing happened
+```
+
+For an apply, `apply.server_side_apply` comes first and `complete` after it: a default is nobody's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypedDict
+
+from llmkube.apiserver import builtins, defaults, fieldset, metadata, validate
+from llmkube.apiserver.fielderrors import FieldError, forbidden
+from llmkube.apiserver.fieldset import FieldSet
+from llmkube.apiserver.jsonvalues import copy, same
+from llmkube.apiserver.kinds import KindInfo
+from llmkube.apiserver.schema import JsonObject
+
+_SERVER_KEPT: Final = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+_STATUS: Final = FieldSet(frozenset({"f:status"}))
+_SPEC: Final = FieldSet(frozenset({"f:spec"}))
+
+
+class Ownership(TypedDict):
+    """The keyword arguments about ownership that `apply.record_write` and `apply.server_side_apply` share."""
+
+    subresource: str
+    zero: JsonObject
+    reset: FieldSet
+
+
+def ownership(kind: KindInfo, subresource: str = "") -> Ownership:
+    """Return what ownership depends on at an endpoint: pass it on with `**`."""
+    return Ownership(subresource=subresource, zero=zero(kind), reset=reset_fields(kind, subresource))
+
+
+def zero(kind: KindInfo) -> JsonObject:
+    """Return the kind's object before anything is set; only built-in kinds have any structure then."""
+    return defaults.zero(kind.schema) if kind.builtin else {}
+
+
+def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
+    """Return what a write through an endpoint leaves alone: nobody comes to own it there."""
+    if subresource == "status":
+        return _SPEC
+    if not subresource and kind.status_subresource:
+        return _STATUS
+    return fieldset.NOTHING
+
+
+def complete(kind: KindInfo, obj: Mapping[str, Any]) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return the object in its stored shape, and the paths of the unknown fields that were dropped."""
+    pruned, unknown = defaults.prune(obj, kind.schema)
+    completed = defaults.apply_defaults(pruned, kind.schema)
+    _behaviour(kind, completed).fill(completed)
+    return completed, unknown
+
+
+def prepare(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
+) -> JsonObject:
+    """Return the object with what the endpoint cannot write put back, and with what the kind adds.
+
+    On an update, server-kept metadata that the client left out comes from the stored object; what it changed stays, for
+    `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
+    everything else alone but `managedFields`.
+    """
+    prepared: JsonObject = copy(obj)
+    if old is None:
+        if kind.status_subresource:
+            prepared.pop("status", None)
+        _behaviour(kind, prepared).prepare(prepared, None)
+        return prepared
+    if subresource == "status":
+        return _status_only(prepared, old)
+    if kind.status_subresource:
+        prepared.pop("status", None)
+        if "status" in old:
+            prepared["status"] = copy(old["status"])
+    tag, before = prepared.setdefault("metadata", {}), old.get("metadata") or {}
+    for name in _SERVER_KEPT:
+        if not tag.get(name) and before.get(name):
+            tag[name] = before[name]
+    if not tag.get("resourceVersion") and kind.unconditional_update:
+        tag["resourceVersion"] = before.get("resourceVersion", "")
+    _behaviour(kind, prepared).prepare(prepared, old)
+    return prepared
+
+
+def check(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
+) -> list[FieldError]:
+    """Return everything that is wrong with a prepared object; empty means that it can be stored."""
+    of_schema = validate.validate(obj, old, kind.schema)
+    if any(error.path.startswith("metadata") for error in of_schema):
+        return of_schema
+    errors = metadata.check(obj, old, kind.name_rule)
+    namespace = (obj.get("metadata") or {}).get("namespace")
+    if namespace and not kind.resource.namespaced:
+        errors.append(forbidden("metadata.namespace", "not allowed on this type"))
+    errors += of_schema
+    if not of_schema and subresource != "status":
+        errors += _behaviour(kind, obj).check(obj, old)
+    return errors
+
+
+def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:
+    """Return the object's generation after the write: it counts changes of the desired state only.
+
+    None means that the kind has none, as the built-in kinds without a controller of their own do not.
+    """
+    if not kind.has_generation:
+        return None
+    if old is None:
+        return 1
+    before = int((old.get("metadata") or {}).get("generation") or 0)
+    ignored = {"metadata", "status"} if kind.status_subresource else {"metadata"}
+    desired, stored = ({name: value for name, value in side.items() if name not in ignored} for side in (obj, old))
+    return before if same(desired, stored) else before + 1
+
+
+def _behaviour(kind: KindInfo, obj: Mapping[str, Any]) -> builtins.Behaviour:
+    """What is special about the kind; nothing for an object of the wrong shape, which `check` refuses anyway."""
+    found = builtins.BEHAVIOURS.get(kind.resource.full_name)
+    return found if found is not None and validate.well_typed(obj, kind.schema) else builtins.NOTHING_SPECIAL
+
+
+def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:
+    kept: JsonObject = copy(old)
+    kept.pop("status", None)
+    if "status" in obj:
+        kept["status"] = obj["status"]
+    tag, sent = kept.setdefault("metadata", {}), obj.get("metadata") or {}
+    if "managedFields" in sent:
+        tag["managedFields"] = sent["managedFields"]
+    else:
+        tag.pop("managedFields", None)
+    return kept

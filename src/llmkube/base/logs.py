@@ -1,0 +1,153 @@
+"""One way to log: a sentence and keys; JSON lines for machines, short lines for a terminal, secrets in neither.
+
+Every room says `log = structlog.get_logger()` and `log.info("registered endpoint", name=…, hostIP=…, port=…)`.
+A program calls `configure_logging` once. What other packages say through the standard library comes out the same way.
+"""
+
+import contextlib
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from llmkube.base.errors import UserError
+
+Style = Literal["json", "console"]
+
+LEVELS: Mapping[str, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_SYNONYMS = {"warn": "warning"}  # both spellings are in use in guides for the agent
+
+REDACTED = "[redacted]"
+# Compared without case, "-" and "_": "api_key", "apiKey" and "API-Key" are the same secret.
+_SECRET_KEYS = frozenset({"token", "bearertoken", "authorization", "apikey", "password", "passwd", "secret", "cookie"})
+_SECRET_TEXTS = (
+    re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(?<=://)[^/@\s:]+:[^/@\s]+(?=@)"),  # https://user:password@host
+)
+_DEEPEST = 6  # levels of nesting; what lies deeper is not something that anybody logs
+
+
+def parse_level(text: str) -> int:
+    """Return the standard library's number for `debug`, `info`, `warning` or `error`, in any case.
+
+    Raises:
+        UserError: There is no such level.
+    """
+    name = text.strip().lower()
+    try:
+        return LEVELS[_SYNONYMS.get(name, name)]
+    except KeyError:
+        raise UserError(f'"{text}" is not a log level; choose {", ".join(LEVELS)}') from None
+
+
+def configure_logging(level: str = "info", *, style: Style = "json", stream: TextIO | None = None) -> None:
+    """Send all logs of this process to one stream, from `level` up.
+
+    Args:
+        level: `debug`, `info`, `warning` or `error`.
+        style: `json` is one object per line with `ts`, `level`, `msg`; `console` is one short line.
+        stream: Where to write; without it, whatever `sys.stderr` is at that moment (a live display may replace it).
+
+    Raises:
+        UserError: There is no such level.
+    """
+    threshold = parse_level(level)
+    target = stream if stream is not None else _CurrentStderr()
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        structlog.processors.format_exc_info,
+        redact_secrets,
+    ]
+    final: Processor = _render_json() if style == "json" else render_console
+    structlog.configure(
+        processors=[*shared, _ordered, final],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(file=target),  # type: ignore[arg-type]  # it only calls write and flush
+        cache_logger_on_first_use=False,  # tests and `llmkube up` configure more than once
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _ordered, final],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Other people's packages are quiet unless something is wrong: httpx logs every request at info.
+    root.setLevel(max(threshold, logging.WARNING) if threshold > logging.DEBUG else logging.INFO)
+
+
+def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Replace the values of secret-looking keys, and credentials inside texts, at any depth."""
+    return {key: REDACTED if _is_secret(key) and value else _redacted(value) for key, value in event.items()}
+
+
+def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a traceback below it if there is one."""
+    rest = dict(event)
+    clock = str(rest.pop("ts", ""))[11:19]
+    level = str(rest.pop("level", "info")).upper()
+    message = str(rest.pop("msg", ""))
+    trace = rest.pop("exception", "")
+    keys = " ".join(f"{key}={_quoted(value)}" for key, value in rest.items())
+    line = f"{clock} {level:<7} {message}" + (f"  {keys}" if keys else "")
+    return f"{line}\n{trace}" if trace else line
+
+
+class _CurrentStderr:
+    """Writes to `sys.stderr` as it is now: a live terminal display swaps it to keep its own lines whole.
+
+    What cannot be written (the terminal is closed, the disk is full) is lost: a log line must not end a program.
+    """
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+def _render_json() -> Processor:
+    return structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+
+
+def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    first = {"ts": event.pop("ts", ""), "level": event.pop("level", "info"), "msg": event.pop("event", "")}
+    return {**first, **event}
+
+
+def _is_secret(key: Any) -> bool:
+    return isinstance(key, str) and re.sub(r"[-_]", "", key).lower() in _SECRET_KEYS
+
+
+def _redacted(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, str):
+        for pattern in _SECRET_TEXTS:
+            value = pattern.sub(REDACTED, value)
+        return value
+    if depth >= _DEEPEST:
+        return value
+    if isinstance(value, Mapping):
+        return {k: REDACTED if _is_secret(k) and v else _redacted(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(item, depth + 1) for item in value]
+    return value
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return f'"{text}"' if not text or re.search(r"[\s\"=]", text) else text

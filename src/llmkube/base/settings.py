@@ -1,0 +1,265 @@
+"""Settings have one home each: an attrs class says name, type, default, bounds and help; one resolver fills it.
+
+A value comes from the first of: a flag (`--api-port`), the environment (`LLMKUBE_API_PORT`), `config.toml` (`api_port`,
+in the program's own table or above all tables), the default. A wrong value is refused with the place where it stands.
+
+```python
+@attrs.frozen
+class Serve:
+    api_port: int = setting(7443, help="port of the API server", minimum=0, maximum=65535)
+
+config = read_config(path, {"up": Serve})
+serve = resolve(Serve, flags={"api_port": None}, environ=os.environ, config=config, table="up")
+```
+"""
+
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from llmkube.base.errors import UserError
+
+T = TypeVar("T")
+
+PREFIX = "LLMKUBE_"
+_METADATA = "llmkube.setting"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class SettingError(UserError):
+    """A setting has a value that cannot be used; the sentence begins with where it was written."""
+
+
+@attrs.frozen
+class Setting:
+    """What a class says about one of its settings.
+
+    `type` is `str`, `int`, `float`, `bool`, `Path` or `tuple` (of strings). An annotation may also admit None: no
+    source can write that, it is the default that says "nothing was chosen".
+    """
+
+    name: str
+    type: type[Any]
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    in_file: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The command line's name: `--api-port`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment's name: `LLMKUBE_API_PORT`."""
+        return PREFIX + self.name.upper()
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,  # noqa: A002 - the word that every command line library uses
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: Iterable[str] = (),
+    in_file: bool = True,
+) -> Any:
+    """Declare an attribute of an attrs class as a setting.
+
+    Args:
+        default: The value when no source has one.
+        help: One line for `--help`.
+        minimum: The least number allowed.
+        maximum: The greatest number allowed.
+        choices: The only texts allowed.
+        in_file: Whether `config.toml` may set it; the folder in which that file lies cannot be one of its settings.
+    """
+    facts = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "in_file": in_file}
+    return attrs.field(default=default, metadata={_METADATA: facts})
+
+
+def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
+    """Return the settings of an attrs class, in the order in which they are written there."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        Setting(each.name, _plain_type(hints[each.name]), each.default, **each.metadata[_METADATA])
+        for each in attrs.fields(kind)
+        if _METADATA in each.metadata
+    )
+
+
+@attrs.frozen
+class Config:
+    """The checked content of a `config.toml`: values as TOML has them, the common ones and those of each table."""
+
+    path: Path
+    common: Mapping[str, Any] = attrs.field(factory=dict)
+    tables: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+
+
+def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
+    """Return the file's settings; a file that does not exist has none.
+
+    Args:
+        path: Where the file would be.
+        known: The class of settings for each table. A key above all tables must be known to at least one of them.
+
+    Raises:
+        SettingError: The file cannot be read, is not TOML, or has a key that nobody knows.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Config(path)
+    except OSError as exc:
+        raise SettingError(f"{path}: cannot be read ({exc.strerror}); allow it or move it away") from exc
+    except UnicodeDecodeError as exc:
+        raise SettingError(f"{path}: is not UTF-8 text; save it as UTF-8") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise SettingError(f"{path}: is not TOML: {exc}") from exc
+    settings = {table: {each.name: each for each in settings_of(kind)} for table, kind in known.items()}
+    everywhere = {name: each for names in settings.values() for name, each in names.items()}
+    common, tables = {}, {}
+    for key, value in content.items():
+        if key in settings and isinstance(value, dict):
+            for name in value:
+                _check_key(f"{path}: {key}.{name}", name, settings[key])
+            tables[key] = value
+        else:
+            _check_key(f"{path}: {key}", key, everywhere)
+            common[key] = value
+    return Config(path, common, tables)
+
+
+def resolve(
+    kind: type[T],
+    *,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config: Config | None = None,
+    table: str = "",
+) -> T:
+    """Return an instance of `kind`, each setting from the strongest source that has it.
+
+    Args:
+        kind: An attrs class whose attributes are made with `setting`.
+        flags: Values by setting name; None (or an empty tuple) means that the flag was not given.
+        environ: The environment. An empty variable counts as not set.
+        config: What `read_config` returned, if there is a file.
+        table: Which table of the file belongs to this program.
+
+    Raises:
+        SettingError: A value is of the wrong type or out of bounds.
+    """
+    return kind(**{each.name: _find(each, flags, environ, config, table) for each in settings_of(kind)})
+
+
+def _find(
+    each: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
+) -> Any:
+    given = flags.get(each.name)
+    if given is not None and given != ():
+        return _from_text(each, given, each.flag)
+    if variable := environ.get(each.variable, "").strip():
+        return _from_text(each, variable.split(",") if each.type is tuple else variable, each.variable)
+    if config is not None and each.in_file:
+        own = config.tables.get(table, {})
+        if each.name in own:
+            return _from_toml(each, own[each.name], f"{config.path}: {table}.{each.name}", config.path.parent)
+        if each.name in config.common:
+            return _from_toml(each, config.common[each.name], f"{config.path}: {each.name}", config.path.parent)
+    return each.default
+
+
+def _from_text(each: Setting, value: Any, where: str) -> Any:
+    """Read what a person typed: everything is text, except a switch and the repeated values of one flag."""
+    if each.type is tuple:
+        return _checked(each, tuple(item.strip() for item in value if item.strip()), where)
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip()
+    if each.type is bool:
+        if text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        raise SettingError(f'{where}: "{text}" is neither true nor false; write true or false')
+    if each.type in {int, float}:
+        try:
+            return _checked(each, each.type(text), where)
+        except ValueError:
+            raise SettingError(f'{where}: "{text}" is not {_wanted(each)}') from None
+    return _checked(each, Path(text).expanduser() if each.type is Path else text, where)
+
+
+def _from_toml(each: Setting, value: Any, where: str, folder: Path) -> Any:
+    if each.type is tuple:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return _checked(each, tuple(value), where)
+    elif each.type is Path:
+        if isinstance(value, str):
+            return _checked(each, folder / Path(value).expanduser(), where)  # a relative path is relative to its file
+    elif each.type is float and type(value) is int:
+        return _checked(each, float(value), where)
+    elif type(value) is each.type:  # not isinstance: True is an int to Python
+        return _checked(each, value, where)
+    raise SettingError(f"{where}: {value!r} is not {_wanted(each)}")
+
+
+def _checked(each: Setting, value: Any, where: str) -> Any:
+    if each.type in {int, float}:
+        low = -math.inf if each.minimum is None else each.minimum
+        high = math.inf if each.maximum is None else each.maximum
+        if not low <= value <= high:  # false for NaN too
+            raise SettingError(f"{where}: {value} is not {_wanted(each)}")
+    if each.choices:
+        for text in value if each.type is tuple else (value,):
+            if text not in each.choices:
+                allowed = ", ".join(each.choices)
+                raise SettingError(f'{where}: "{text}" is not one of {allowed}{_hint(text, each.choices)}')
+    return value
+
+
+def _wanted(each: Setting) -> str:
+    nouns = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path in quotes"}
+    noun = nouns.get(each.type, "a list of texts")
+    if each.minimum is not None and each.maximum is not None:
+        return f"{noun} from {each.minimum} to {each.maximum}"
+    if each.minimum is not None:
+        return f"{noun} of at least {each.minimum}"
+    return noun
+
+
+def _check_key(where: str, name: str, known: Mapping[str, Setting]) -> None:
+    if name not in known:
+        raise SettingError(f"{where}: there is no such setting{_hint(name, known)}")
+    if not known[name].in_file:
+        raise SettingError(f"{where}: cannot be set here; use {known[name].flag} or {known[name].variable}")
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _plain_type(hint: Any) -> type[Any]:
+    """Return the bare type of an annotation: `int | None` is int, `tuple[str, ...]` is tuple, a Literal is str."""
+    origin = typing.get_origin(hint)
+    if origin in {types.UnionType, typing.Union}:
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        if len(members) != 1:
+            raise TypeError(f"a setting has one type, not {hint}")
+        return _plain_type(members[0])
+    if origin is typing.Literal:
+        return str
+    bare: type[Any] = origin or hint
+    return bare

@@ -1,0 +1,95 @@
+"""`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import click
+import structlog
+import trio
+
+from llmkube import __version__
+from llmkube.base.http import run_server
+from llmkube.base.logs import configure_logging
+from llmkube.base.probes import probes_handler
+from llmkube.cli.cluster import find_config
+from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.engine import find_llama_server
+from llmkube.cli.host import address_towards, check_own_address, default_host_name
+from llmkube.cli.options import HELP, guarded, settings_options
+from llmkube.cli.running import LOOPBACK, Stop, open_optional_port, open_service_nursery, run_until_signal
+from llmkube.cli.state import held_state_dir
+from llmkube.k8s.auth import ClusterConfig
+from llmkube.k8s.client import open_client
+from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.settings import AgentSettings
+
+log = structlog.get_logger()
+
+
+@click.command("agent", context_settings=HELP)
+@click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
+@settings_options(AgentConfig)
+@guarded
+def agent(**flags: Any) -> None:
+    """Serve a cluster's models on this host."""
+    config = load("agent", AgentConfig, flags)
+    assert config.state_dir is not None, "load() decides it"
+    configure_logging(config.log_level)
+    cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
+    settings = agent_settings(config, cluster.server, find_llama_server(config.llama_server))
+    with held_state_dir(config.state_dir):
+        trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
+
+
+def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
+    """Decide what the flags leave open: the host's name, and the address at which the cluster reaches it.
+
+    Without --host-ip that is the address from which this host talks to the API server. If only this host could reach
+    that one (an API server on the loopback address), engines stay on the loopback address and nothing is published.
+    """
+    assert config.state_dir is not None, "load() decides it"
+    url = urlsplit(server_url)
+    if config.host_ip is not None:
+        address: str | None = check_own_address(config.host_ip)
+    else:
+        address = address_towards(url.hostname or "", url.port or 443)
+    return AgentSettings(
+        host_name=config.host_name or default_host_name(),
+        state_dir=config.state_dir,
+        store_dir=config.model_store or config.state_dir / "store",
+        llama_server=str(llama_server),
+        advertise_address=address,
+        bind_address=address or LOOPBACK,
+        namespace=config.namespace,
+        accelerators=frozenset(config.accelerator),
+        endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
+        lease_namespace=config.lease_namespace,
+    )
+
+
+async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:
+    """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
+    async with (
+        open_optional_port(config.port, "--port") as probes,
+        open_client(cluster) as client,
+        open_local_ports(settings) as ports,
+        open_service_nursery() as support,
+        open_service_nursery() as agents,
+    ):
+        with stop.here():
+            view = await agents.start(run_agent, client, settings, ports)
+            if probes is not None:
+                await support.start(run_server, probes_handler(view.ready, agent_registry(view)), probes.listeners)
+            log.info(
+                "agent started",
+                host=settings.host_name,
+                hostIP=settings.advertise_address or "",
+                apiServer=cluster.server,
+                accelerators=sorted(settings.accelerators),
+                llamaServer=settings.llama_server,
+            )
+            await trio.sleep_forever()

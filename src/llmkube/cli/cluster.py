@@ -1,0 +1,89 @@
+"""Which cluster a command talks to: the one that kubectl would, else the one that `llmkube up` runs on this machine."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.cli.config import local_state_dir
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.k8s.auth import ClusterConfig, load_config
+from llmkube.k8s.client import Client, open_client
+from llmkube.k8s.errors import TransportError
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 30.0
+"""How long an object command waits for an API server that is there but says nothing."""
+
+
+@attrs.frozen
+class Cluster:
+    """A connection, and the namespace that its context names."""
+
+    client: Client
+    namespace: str
+
+
+def find_config(
+    kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str] = os.environ
+) -> tuple[ClusterConfig, bool]:
+    """Return the cluster's configuration, and whether it is the one that `llmkube up` wrote for want of another.
+
+    Raises:
+        UserError: There is none, or it cannot be used.
+    """
+    home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
+    named = kubeconfig is not None or environ.get("KUBECONFIG") or environ.get("KUBERNETES_SERVICE_HOST")
+    if named or home.is_file():
+        return load_config(kubeconfig, context, environ=environ), False
+    own = state_dir / "kubeconfig"
+    if not own.is_file():
+        raise UserError(
+            f"no cluster: there is no --kubeconfig, KUBECONFIG, {home} or {own}; "
+            "start `llmkube up`, or name a cluster with --kubeconfig"
+        )
+    return load_config(own, context, environ=environ), True
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIterator[Cluster]:
+    """Connect to the cluster that is meant.
+
+    Raises:
+        UserError: There is none, or its configuration cannot be used.
+    """
+    config, local = find_config(kubeconfig, context, local_state_dir())
+    async with open_client(config) as client:
+        try:
+            yield Cluster(client, config.namespace or "default")
+        except TransportError as exc:
+            if local and exc.code == 0:
+                raise CommandError(f"{exc}\nis `llmkube up` running? {local_state_dir()} says that it was") from exc
+            raise
+
+
+def run_against(
+    kubeconfig: str | None, context: str | None, action: Callable[[Cluster], Awaitable[T]], *, seconds: float
+) -> T:
+    """Run one action against the cluster that is meant, and return its value.
+
+    Raises:
+        CommandError: It took longer than `seconds`.
+        LLMKubeError: It failed.
+    """
+
+    async def main() -> T:
+        with trio.fail_after(seconds):
+            async with open_cluster(Path(kubeconfig) if kubeconfig else None, context) as cluster:
+                return await action(cluster)
+
+    try:
+        return trio.run(main)
+    except trio.TooSlowError as exc:
+        raise CommandError(f"not done after {seconds:g} s; is the API server there?", ExitCode.TIMED_OUT) from exc

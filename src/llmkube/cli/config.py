@@ -1,0 +1,141 @@
+"""The settings of every program: their classes are the flags, the variables and the keys of `config.toml`."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from llmkube.base.logs import LEVELS
+from llmkube.base.settings import read_config, resolve, setting
+from llmkube.k8s.crd.placement import ACCELERATORS
+
+T = TypeVar("T")
+
+_STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
+_LLAMA_SERVER = setting(None, help="The llama-server program; without it, the one on PATH, else the bundled one.")
+_HOST_NAME = setting(None, help="Name of this host; without it, the short host name and four hex digits.")
+_HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
+_NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
+_KUBECONFIG = setting(None, help="Which kubeconfig to use.")
+_LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
+
+
+def _port(default: int, what: str) -> Any:
+    return setting(default, help=f"Port of {what} on 127.0.0.1; 0 takes a free one.", minimum=0, maximum=65535)
+
+
+def _log_level(default: str) -> Any:
+    return setting(default, help="The least important log line to write.", choices=LEVELS)
+
+
+@attrs.frozen
+class UpConfig:
+    """What `llmkube up` can be told once and for all."""
+
+    state_dir: Path | None = _STATE_DIR
+    api_port: int = _port(7443, "the Kubernetes API")
+    gateway_port: int = _port(8080, "the OpenAI-compatible gateway")
+    probe_port: int = _port(9090, "/healthz, /readyz and /metrics")
+    llama_server: Path | None = _LLAMA_SERVER
+    accelerator: tuple[str, ...] = setting(
+        ("cpu", "metal") if sys.platform == "darwin" else ("cpu",), help="What this host serves.", choices=ACCELERATORS
+    )
+    host_name: str | None = _HOST_NAME
+    host_ip: str | None = _HOST_IP
+    log_level: str = _log_level("warning")
+
+
+@attrs.frozen
+class AgentConfig:
+    """What `llmkube agent` can be told once and for all."""
+
+    host_ip: str | None = _HOST_IP
+    namespace: str | None = _NAMESPACE
+    model_store: Path | None = setting(None, help="Folder for model files; without it, `store` in the state directory.")
+    llama_server: Path | None = _LLAMA_SERVER
+    port: int = setting(
+        9090, help="Port of /healthz, /readyz and /metrics on 127.0.0.1; 0 for none.", minimum=0, maximum=65535
+    )
+    log_level: str = _log_level("info")
+    kubeconfig: Path | None = _KUBECONFIG
+    context: str | None = setting(None, help="Which context of the kubeconfig to use.")
+    accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
+    host_name: str | None = _HOST_NAME
+    endpoints_api: str = setting(
+        "endpointslices",
+        help="Publish EndpointSlices, or the classic Endpoints for scripts that read them.",
+        choices=("endpointslices", "endpoints"),
+    )
+    lease_namespace: str = _LEASE_NAMESPACE
+    state_dir: Path | None = _STATE_DIR
+
+
+@attrs.frozen
+class ControllerConfig:
+    """What `llmkube controller` can be told once and for all."""
+
+    kubeconfig: Path | None = _KUBECONFIG
+    context: str | None = setting(None, help="Which context of the kubeconfig to use.")
+    namespace: str | None = setting(None, help="Only look at this namespace; without it, at all of them.")
+    accelerator: tuple[str, ...] = setting(
+        ("metal",), help="What hosts serve; a Model that asks for another one is left alone.", choices=ACCELERATORS
+    )
+    lease_namespace: str = _LEASE_NAMESPACE
+    state_dir: Path | None = _STATE_DIR
+    log_level: str = _log_level("info")
+
+
+@attrs.frozen
+class ApiServerConfig:
+    """What `llmkube apiserver` can be told once and for all."""
+
+    state_dir: Path | None = _STATE_DIR
+    port: int = _port(7443, "the Kubernetes API")
+    log_level: str = _log_level("info")
+
+
+TABLES: Mapping[str, type[Any]] = {
+    "up": UpConfig,
+    "agent": AgentConfig,
+    "controller": ControllerConfig,
+    "apiserver": ApiServerConfig,
+}
+"""The tables of `config.toml`."""
+
+
+def load(table: str, kind: type[T], flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> T:
+    """Return a program's settings from flags, environment and the state directory's `config.toml`.
+
+    The result's `state_dir`, if it has one, is the folder whose `config.toml` was read.
+
+    Raises:
+        SettingError: Some source has a wrong value; the sentence names it.
+    """
+    environ = os.environ if environ is None else environ
+    state_dir = state_dir_of(resolve(_Place, flags=flags, environ=environ).state_dir)
+    config = read_config(state_dir / "config.toml", TABLES)
+    return resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)
+
+
+def local_state_dir() -> Path:
+    """Return the state directory of a program that was given no flag."""
+    return state_dir_of(resolve(_Place, flags={}, environ=os.environ).state_dir)
+
+
+def state_dir_of(chosen: Path | None) -> Path:
+    """Return the state directory: the chosen one, else the platform's folder for a user's data."""
+    if chosen is not None:
+        return chosen.absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "llmkube"
+    # XDG base directory specification 0.8: a relative path in the variable is to be ignored.
+    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data_home if data_home.is_absolute() else Path.home() / ".local" / "share") / "llmkube"
+
+
+@attrs.frozen
+class _Place:
+    state_dir: Path | None = _STATE_DIR

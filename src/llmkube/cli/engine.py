@@ -1,0 +1,52 @@
+"""Which llama-server runs: the one that was named, else an installed one, else the bundled one."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from llmkube.base.errors import UserError
+
+_PROGRAM = "llama-server"
+_BUNDLED = "llmkube-llama-server"
+_HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
+
+
+def find_llama_server(chosen: Path | None, *, search_path: str | None = None, beside: Path | None = None) -> Path:
+    """Return the absolute path of the engine program.
+
+    Args:
+        chosen: What `--llama-server` said: a path, or a bare name to look for on PATH.
+        search_path: The PATH to search; the process's own by default.
+        beside: The folder where the bundled program would be; next to the running Python by default.
+
+    Raises:
+        UserError: The chosen program is not there or not executable, or none was found.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    if chosen is not None:
+        return _chosen(chosen, path)
+    found = shutil.which(_PROGRAM, path=os.pathsep.join([path, *_HOMEBREW]))
+    if found is not None:
+        return Path(found).absolute()
+    bundled = (Path(sys.executable).parent if beside is None else beside) / _BUNDLED
+    if importlib.util.find_spec("xllamacpp") is not None and os.access(bundled, os.X_OK):
+        return bundled.absolute()
+    raise UserError(
+        "no llama-server found; install one with pip install 'llmkube[llama]' or brew install llama.cpp, "
+        "or name yours with --llama-server PATH"
+    )
+
+
+def _chosen(chosen: Path, search_path: str) -> Path:
+    found = shutil.which(str(chosen), path=search_path)
+    if found is not None:
+        return Path(found).absolute()
+    if chosen.is_dir():
+        problem = "is a folder"
+    elif chosen.exists():
+        problem = "is not executable"
+    else:
+        problem = "does not exist"
+    raise UserError(f"--llama-server: {chosen} {problem}; give the path of a llama-server program")

@@ -1,0 +1,51 @@
+"""What any user can see: Models and InferenceServices as the API server tells them, kept up to date by watches."""
+
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import attrs
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+
+
+@attrs.define(eq=False)
+class Followed:
+    """Local copies of both collections; `changed` grows with every change of either."""
+
+    services: Cache[InferenceService] = attrs.field(factory=Cache)
+    models: Cache[Model] = attrs.field(factory=Cache)
+    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+
+    def model_of(self, service: InferenceService) -> Model | None:
+        """The Model that a service refers to, if it is there."""
+        return self.models.get(Key(service.metadata.namespace, service.spec.model_ref))
+
+
+@contextlib.asynccontextmanager
+async def open_follow(client: Client, rng: random.Random, *, namespace: str | None = None) -> AsyncIterator[Followed]:
+    """Follow both collections; the first whole lists are in when the block begins."""
+    followed = Followed()
+
+    def notify(_key: Key) -> None:
+        followed.changed.put_nowait(None)
+
+    async def follow_services() -> None:
+        await run_reflector(client, InferenceService, followed.services, notify, namespace=namespace, rng=rng)
+
+    async def follow_models() -> None:
+        await run_reflector(client, Model, followed.models, notify, namespace=namespace, rng=rng)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow_services)
+        nursery.start_soon(follow_models)
+        await followed.services.synced.wait()
+        await followed.models.synced.wait()
+        yield followed
+        nursery.cancel_scope.cancel(reason="nobody reads any more")

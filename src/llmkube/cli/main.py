@@ -1,0 +1,82 @@
+"""The `llmkube` command: a list of names; the code of a command is loaded when it is called.
+
+`llmkube --version` and `--help` answer at once because nothing else is imported for them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import click
+
+from llmkube import __version__
+
+_VERSION_LINE = f"llmkube {__version__}"
+
+
+class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more than all of `--version`
+    """Where a command lives and what the overview says about it."""
+
+    target: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "up": Entry("llmkube.cli.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
+    "agent": Entry("llmkube.cli.agent:agent", "Serve a cluster's models on this host."),
+    "controller": Entry("llmkube.cli.controller:controller", "Keep the status of Models and InferenceServices true."),
+    "apiserver": Entry("llmkube.cli.apiserver:apiserver", "Run the embedded API server alone."),
+    "list": Entry("llmkube.cli.objects:list_objects", "Show Models and InferenceServices."),
+    "status": Entry("llmkube.cli.objects:status", "Explain one InferenceService (or Model) and its conditions."),
+    "delete": Entry("llmkube.cli.objects:delete", "Delete an InferenceService (or Model)."),
+    "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+    "version": Entry("llmkube.cli.main:version", "Print the version."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the overview."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, or None if there is none of that name."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, name = entry.target.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the overview from the table, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", "-V", message=_VERSION_LINE)
+def cli() -> None:
+    """Kubernetes for local LLMs."""
+
+
+@click.command("version")
+def version() -> None:
+    """Print the version."""
+    click.echo(_VERSION_LINE)
+
+
+def main() -> None:
+    """Run the `llmkube` program; never returns."""
+    cli(prog_name="llmkube")
+
+
+def agent_main() -> None:
+    """Run the `llmkube-metal-agent` program, which is `llmkube agent` under the name in the guides; never returns."""
+    # Imported here so that `llmkube --version` does not pay for it.
+    from llmkube.cli.agent import agent  # noqa: PLC0415 - see the line above
+
+    agent(prog_name="llmkube-metal-agent")

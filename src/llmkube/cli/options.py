@@ -1,0 +1,73 @@
+"""Click options follow from the settings classes, so that a flag's name, type and default are written once."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from llmkube.base.settings import Setting, settings_of
+from llmkube.cli.failures import in_one_sentence
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Context settings of every command."""
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Tell a command's expected failures in one sentence."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with in_one_sentence():
+            return command(*args, **kwargs)
+
+    return run
+
+
+def settings_options(kind: type[Any]) -> Decorator:
+    """Add one option per setting of a class; a flag that is not given arrives as None (or an empty tuple).
+
+    All values arrive as text: the resolver checks them, with the same words as for the other sources.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(settings_of(kind)):
+            command = _option(each)(command)
+        return command
+
+    return decorate
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which cluster and namespace a command looks at."""
+    for option in (
+        click.option("--kubeconfig", type=click.Path(), help="Which kubeconfig to use."),
+        click.option("--context", help="Which context of the kubeconfig to use."),
+        click.option("-n", "--namespace", help="The namespace; without it, the context's."),
+    ):
+        command = option(command)
+    return command
+
+
+def _option(each: Setting) -> Decorator:
+    names = [each.flag, each.name, *(["-n"] if each.name == "namespace" else [])]
+    text = f"{each.help}{_default(each)}  [{each.variable}]"
+    if each.type is bool:
+        return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.name, default=None, help=text)
+    return click.option(*names, metavar=_metavar(each), multiple=each.type is tuple, help=text)
+
+
+def _metavar(each: Setting) -> str:
+    if each.choices:
+        return "|".join(each.choices)
+    return {"int": "NUMBER", "float": "NUMBER", "Path": "PATH"}.get(each.type.__name__, "TEXT")
+
+
+def _default(each: Setting) -> str:
+    if each.default is None:
+        return ""
+    return f" Default: {', '.join(each.default) if each.type is tuple else each.default}."

@@ -1,0 +1,118 @@
+"""A program that stays: it stops in its own order, innermost first, when a signal asks it to.
+
+Cancelling the outermost scope would take the API server away from under the agent that still has to say good-bye. So
+a signal cancels only the scope that `Stop.here` opened last; what lies around it ends by itself, layer by layer.
+"""
+
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Final, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from llmkube.base.http import open_listeners
+
+T = TypeVar("T")
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where everything of ours listens unless the user says otherwise."""
+
+
+@attrs.define(eq=False)
+class Stop:
+    """Somebody asked the program to end; `why` names the signal."""
+
+    why: str = ""
+    _scopes: list[trio.CancelScope] = attrs.field(factory=list)
+
+    def request_nowait(self, why: str) -> None:
+        """Cancel the innermost place that waits for this; later places do not begin at all."""
+        self.why = why
+        if self._scopes:
+            self._scopes[-1].cancel(reason=why)
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """A stop ends this block, unless another such block is open within it."""
+        with trio.CancelScope() as scope:
+            if self.why:
+                scope.cancel(reason=self.why)
+            self._scopes.append(scope)
+            try:
+                yield
+            finally:
+                self._scopes.remove(scope)
+
+
+async def run_signals(
+    stop: Stop, tell: Callable[[str], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> NoReturn:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a stop; later ones get an answer, and the order is kept."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored, and means it
+        numbers.append(signal.SIGHUP)  # a closed terminal: engines have sessions of their own and would stay
+    with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
+        async for number in signals:
+            name = signal.Signals(number).name
+            if stop.why:
+                tell(f"{name}: already stopping; waiting for the engines to end")
+            else:
+                tell(f"{name}: stopping")
+                stop.request_nowait(name)
+    raise AssertionError("a signal receiver never ends")
+
+
+async def run_until_signal(body: Callable[[Stop], Awaitable[T]], tell: Callable[[str], None]) -> T | None:
+    """Return what the body returns, or None if a signal ended it; the body says with `Stop.here` where it may end."""
+    stop = Stop()
+    result = None
+    async with trio.open_nursery() as signals:
+        await signals.start(run_signals, stop, tell)
+        with stop.here():
+            result = await body(stop)
+        signals.cancel_scope.cancel(reason="all has stopped")
+    return result
+
+
+@contextlib.asynccontextmanager
+async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
+    """Hold a nursery whose tasks serve the block: they are cancelled when it ends, and gone when this returns."""
+    async with trio.open_nursery() as nursery:
+        yield nursery
+        nursery.cancel_scope.cancel(reason="what they served has ended")
+
+
+@attrs.frozen
+class Port:
+    """A port that is ours before anything else starts, so that a taken one costs nothing."""
+
+    listeners: Sequence[trio.SocketListener]
+    url: str
+
+
+@contextlib.asynccontextmanager
+async def open_port(number: int, flag: str) -> AsyncIterator[Port]:
+    """Listen on the loopback address; 0 takes a free port.
+
+    Raises:
+        PortTakenError: Another program has it; the sentence names the flag.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        listeners = await open_listeners(LOOPBACK, number, field=flag)
+        for listener in listeners:
+            stack.push_async_callback(listener.aclose)
+        taken = listeners[0].socket.getsockname()[1]
+        yield Port(listeners, f"http://{LOOPBACK}:{taken}")
+
+
+@contextlib.asynccontextmanager
+async def open_optional_port(number: int, flag: str) -> AsyncIterator[Port | None]:
+    """Listen as `open_port` does, or not at all if the number is 0."""
+    if number:
+        async with open_port(number, flag) as port:
+            yield port
+    else:
+        yield None

@@ -1,0 +1,108 @@
+"""Which hosts are there: judged by when we saw their Leases change, never by what their clocks say. Pure.
+
+A Lease carries the holder's wall clock, and two machines' clocks are never compared here. What counts is our own
+monotonic clock: a Lease that has not changed for its whole duration since *we* saw it change belongs to a host that is
+gone. A controller that has just started therefore believes every Lease for its whole duration. Time is an argument
+throughout, so a test needs no clock.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
+from llmkube.k8s.resource import Key
+
+DEFAULT_LEASE_SECONDS: Final = 40.0
+"""How long a Lease that does not say is good for."""
+
+
+@attrs.frozen
+class Hosts:
+    """The hosts that are alive, each with the accelerators that it serves."""
+
+    accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
+
+    def alive(self, host: str) -> bool:
+        """Whether this host holds a live Lease."""
+        return host in self.accelerators
+
+    def serving(self, accelerator: str) -> frozenset[str]:
+        """The live hosts that serve an accelerator."""
+        return frozenset(host for host, served in self.accelerators.items() if accelerator in served)
+
+
+@attrs.frozen
+class _Sighting:
+    host: str
+    accelerators: frozenset[str]
+    version: str
+    duration_seconds: float
+    deadline: float
+    alive: bool = True
+
+
+@attrs.define(eq=False)
+class LeaseBook:
+    """Remember when each Lease was last seen to change; every time is a reading of one monotonic clock, in seconds.
+
+    Nothing expires by itself: `overdue` names the Leases to look at again, and whoever looked calls `see` or `bury`.
+    """
+
+    _sightings: dict[Key, _Sighting] = attrs.field(factory=dict, init=False)
+
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts that are alive."""
+        merged: dict[str, frozenset[str]] = {}
+        for sighting in self._sightings.values():
+            if sighting.alive:
+                merged[sighting.host] = merged.get(sighting.host, frozenset()) | sighting.accelerators
+        return Hosts(merged)
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next Lease becomes overdue; infinity when none can."""
+        return min((s.deadline for s in self._sightings.values() if s.alive), default=math.inf)
+
+    def see(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
+        """Take note of a Lease; only a change, or `renewed`, gives it a new life.
+
+        Args:
+            lease: The Lease as the API server has it. One without our label is somebody else's and is ignored.
+            now: The monotonic time.
+            renewed: Treat it as changed: after an outage of the API server nobody could renew anything.
+        """
+        host = lease.metadata.labels.get(HOST_LABEL, "")
+        if not host:
+            self._sightings.pop(lease.key, None)
+            return
+        before = self._sightings.get(lease.key)
+        version = f"{lease.metadata.uid}/{lease.metadata.resource_version}"
+        if before is not None and before.version == version and not renewed:
+            return
+        duration = float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
+        listed = lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "")
+        served = frozenset(word.strip() for word in listed.split(",") if word.strip())
+        self._sightings[lease.key] = _Sighting(host, served, version, duration, now + duration)
+
+    def forget(self, key: Key) -> None:
+        """Drop a Lease that was deleted: its host is gone at once."""
+        self._sightings.pop(key, None)
+
+    def overdue(self, now: float) -> tuple[Key, ...]:
+        """The Leases of hosts held to be alive that have not changed for their whole duration."""
+        return tuple(key for key, s in self._sightings.items() if s.alive and s.deadline <= now)
+
+    def postpone(self, key: Key, until: float) -> None:
+        """Look again at a later time: whether the host is alive cannot be told now."""
+        if key in self._sightings:
+            self._sightings[key] = attrs.evolve(self._sightings[key], deadline=until)
+
+    def bury(self, key: Key) -> None:
+        """Hold a host for dead until its Lease changes again."""
+        if key in self._sightings:
+            self._sightings[key] = attrs.evolve(self._sightings[key], alive=False)

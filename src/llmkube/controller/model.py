@@ -1,0 +1,78 @@
+"""A Model's phase and conditions, from what hosts report about its file. Pure.
+
+| what is known | phase | reason |
+|---|---|---|
+| `Fetched` holds | Ready | ModelReady |
+| `Fetched` does not hold, for any reason but `Fetching` | Failed | that reason |
+| nobody alive serves the accelerator | Pending | NoHost |
+| `Fetched` is at `Fetching` | Downloading, or Copying for a file that is on the host | DownloadStarted, CopyStarted |
+| nothing yet | Pending | Pending |
+
+The first row that fits wins. A `Fetched` condition about an older spec says nothing about this one.
+"""
+
+import datetime
+from typing import Any, Final
+
+from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
+from llmkube.controller.hosts import Hosts
+from llmkube.k8s.crd.model import Model
+
+FETCHED: Final = "Fetched"
+NO_HOST: Final = "NoHost"
+TRANSIENT_REASONS: Final = frozenset({"Fetching", "FetchFailed"})
+"""Reasons of `Fetched=False` that pass without an edit; every other one waits for somebody to mend something."""
+
+_LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")
+
+
+def accelerator_of(model: Model) -> str:
+    """What a Model asks to run on."""
+    return model.spec.hardware.accelerator
+
+
+def judge_model(model: Model, hosts: Hosts) -> Verdict:
+    """Decide a Model's phase."""
+    fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
+    if fetched is not None and fetched.status == "True":
+        return Verdict("Ready", "ModelReady", fetched.message or "the file is in place")
+    if fetched is not None and fetched.reason != "Fetching":
+        return Verdict("Failed", fetched.reason, fetched.message)
+    accelerator = accelerator_of(model)
+    if not hosts.serving(accelerator):
+        return Verdict("Pending", NO_HOST, no_host_message(accelerator))
+    if fetched is None:
+        return Verdict("Pending", "Pending", "waiting for a host to fetch it, which happens once a service uses it")
+    if model.spec.source.startswith(_LOCAL_PREFIXES):
+        return Verdict("Copying", "CopyStarted", fetched.message)
+    return Verdict("Downloading", "DownloadStarted", fetched.message)
+
+
+def no_host_message(accelerator: str) -> str:
+    """Say that nobody serves an accelerator, and what would help."""
+    return f"no live host serves accelerator {accelerator}; start `llmkube agent --accelerator {accelerator}` on one"
+
+
+def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -> dict[str, Any]:
+    """Return the part of a Model's status that the controller owns.
+
+    Args:
+        model: The Model as observed, with the host's conditions.
+        hosts: The hosts that are alive.
+        now: The time of a condition that flips here.
+    """
+    verdict = judge_model(model, hosts)
+    said = {
+        AVAILABLE: verdict.phase == "Ready",
+        PROGRESSING: verdict.phase in {"Pending", "Downloading", "Copying"},
+        DEGRADED: verdict.phase == "Failed",
+    }
+    statements = [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
+    conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
+    ready_since = conditions[0]["lastTransitionTime"] if said[AVAILABLE] else model.status.last_updated
+    return {
+        "phase": verdict.phase,
+        "acceleratorReady": bool(hosts.serving(accelerator_of(model))),
+        **({"lastUpdated": ready_since} if ready_since else {}),
+        "conditions": conditions,
+    }

@@ -1,0 +1,263 @@
+"""The controller of what hosts serve: four reflectors wake two reconcilers, and a timer notices hosts that fell silent.
+
+```
+ Model ─────────────┐                       ┌─▶ models queue ───▶ derive_model_status ───┐
+ InferenceService ──┤ reflectors ─ keys ─▶ ─┤                                            ├─▶ status apply
+ EndpointSlice ─────┤           (indexes)   └─▶ services queue ─▶ derive_service_status ─┘
+ Lease ─────────────┘─▶ lease book ◀── timer: a silent Lease is read once more before its host counts as gone
+```
+
+What wakes a service: itself, the Model it refers to, a slice that names it, and any change of the set of live hosts.
+"""
+
+import datetime
+import functools
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, Never, NoReturn
+
+import attrs
+import structlog
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.mailbox import Mailbox
+from llmkube.controller.conditions import timestamp
+from llmkube.controller.hosts import LeaseBook
+from llmkube.controller.index import Index
+from llmkube.controller.inferenceservice import derive_service_status
+from llmkube.controller.loop import Reconciler, new_queue
+from llmkube.controller.metrics import ReconcileMetrics
+from llmkube.controller.model import accelerator_of, derive_model_status
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.writer import StatusWriter
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.names import AGENT_MANAGER, HOST_LABEL, MANAGED_BY_LABEL, SERVICE_LABEL, label_value
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workqueue import WorkQueue
+
+log = structlog.get_logger()
+
+LEASE_READ_SECONDS: Final = 5.0
+"""How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
+
+_Label = tuple[str, str]  # namespace and value of SERVICE_LABEL
+
+
+@attrs.define(eq=False)
+class _Controller:
+    """The state of one controller: what is known, how it hangs together, and what is to be looked at again."""
+
+    client: Client
+    settings: ControllerSettings
+    utcnow: Callable[[], datetime.datetime]
+    model_writer: StatusWriter[Model]
+    service_writer: StatusWriter[InferenceService]
+    model_queue: WorkQueue[Key]
+    service_queue: WorkQueue[Key]
+
+    models: Cache[Model] = attrs.field(factory=Cache)
+    services: Cache[InferenceService] = attrs.field(factory=Cache)
+    slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
+    leases: Cache[Lease] = attrs.field(factory=Cache)
+    book: LeaseBook = attrs.field(factory=LeaseBook)
+    lease_changes: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    services_by_model: Index[Key, Key] = attrs.field(factory=Index)
+    services_by_label: Index[Key, _Label] = attrs.field(factory=Index)
+    slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
+
+    # -- What a change wakes: called by reflectors, so short and without waiting -------------------------------------
+
+    def on_model(self, key: Key) -> None:
+        self.model_queue.add_nowait(key)
+        for service in self.services_by_model.holders(key):
+            self.service_queue.add_nowait(service)
+
+    def on_service(self, key: Key) -> None:
+        service = self.services.get(key)
+        self.services_by_model.put(key, [Key(key.namespace, service.spec.model_ref)] if service else [])
+        self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
+        self.service_queue.add_nowait(key)
+
+    def on_slice(self, key: Key) -> None:
+        piece = self.slices.get(key)
+        label = piece.metadata.labels.get(SERVICE_LABEL) if piece else None
+        for concerned in self.slices_by_label.put(key, [(key.namespace, label)] if label else []):
+            for service in self.services_by_label.holders(concerned):
+                self.service_queue.add_nowait(service)
+
+    def on_lease(self, key: Key) -> None:
+        before = self.book.hosts
+        lease = self.leases.get(key)
+        if lease is None:
+            self.book.forget(key)
+        else:
+            self.book.see(lease, trio.current_time())
+        self.lease_changes.put_nowait(None)
+        if self.book.hosts != before:
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Look at every object again: hosts come and go rarely, and any of them may be concerned."""
+        for model in self.models.values():
+            self.model_queue.add_nowait(model.key)
+        for service in self.services.values():
+            self.service_queue.add_nowait(service.key)
+
+    def reflectors(self, rng: random.Random) -> tuple[Callable[[], Awaitable[Never]], ...]:
+        """The four tasks that keep the caches true."""
+        reflect = functools.partial(run_reflector, self.client, rng=rng)
+        here = functools.partial(reflect, namespace=self.settings.namespace)
+        ours = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
+        lease_namespace = self.settings.lease_namespace
+        return (
+            functools.partial(here, Model, self.models, self.on_model),
+            functools.partial(here, InferenceService, self.services, self.on_service),
+            functools.partial(here, EndpointSlice, self.slices, self.on_slice, label_selector=ours),
+            functools.partial(
+                reflect, Lease, self.leases, self.on_lease, namespace=lease_namespace, label_selector=HOST_LABEL
+            ),
+        )
+
+    # -- What is done about it ---------------------------------------------------------------------------------------
+
+    async def reconcile_model(self, key: Key) -> None:
+        await trio.lowlevel.checkpoint()
+        cached = self.models.get(key)
+        if cached is None or not self._ours(cached) or cached.metadata.deletion_timestamp:
+            self.model_writer.forget(key)
+            return
+        status = derive_model_status(self.model_writer.newest(cached), self.book.hosts, now=self.utcnow())
+        try:
+            written = await self.model_writer.write(cached, status)
+        except NotFoundError:  # deleted in the meantime; its reflector will say so
+            return
+        if written and status["phase"] != cached.status.phase:
+            log.info("model phase", name=str(key), phase=status["phase"], reason=_reason(status))
+
+    async def reconcile_service(self, key: Key) -> None:
+        await trio.lowlevel.checkpoint()
+        cached = self.services.get(key)
+        if cached is None or cached.metadata.deletion_timestamp:
+            self.service_writer.forget(key)
+            return
+        model_key = Key(key.namespace, cached.spec.model_ref)
+        model = self.models.get(model_key)
+        if model is None and self.models.misfit(model_key):
+            return  # there is a Model, but this version cannot read it: that is not the same as none
+        if model is not None and not self._ours(model):
+            self.service_writer.forget(key)
+            return
+        label = (key.namespace, label_value(key.name))
+        slices = [piece for one in sorted(self.slices_by_label.holders(label)) if (piece := self.slices.get(one))]
+        now, newest = self.utcnow(), self.service_writer.newest(cached)
+        status = derive_service_status(newest, model, slices, self.book.hosts, self.settings, now=now)
+        try:
+            written = await self.service_writer.write(cached, status, along={"lastUpdated": timestamp(now)})
+        except NotFoundError:
+            return
+        if written and status["phase"] != cached.status.phase:
+            log.info("inference service phase", name=str(key), phase=status["phase"], reason=_reason(status))
+
+    def _ours(self, model: Model) -> bool:
+        return accelerator_of(model) in self.settings.host_accelerators
+
+    # -- Hosts that fall silent --------------------------------------------------------------------------------------
+
+    async def watch_leases(self) -> NoReturn:
+        """Declare a host gone when its Lease has not changed for its duration, and a fresh read confirms it.
+
+        The read matters: while the API server is away nobody can renew anything, and our watch may be the one thing
+        that is broken. As long as it cannot be read no host is declared gone, and after that each one gets a whole
+        Lease's time to renew.
+        """
+        unread: set[Key] = set()
+        while True:
+            version = self.lease_changes.version
+            overdue = self.book.overdue(trio.current_time())
+            for key in overdue:
+                await self._look_again(key, unread)
+            if not overdue:
+                with trio.move_on_at(self.book.next_deadline):
+                    await self.lease_changes.wait_newer(version)
+
+    async def _look_again(self, key: Key, unread: set[Key]) -> None:
+        before = self.book.hosts
+        try:
+            with trio.fail_after(LEASE_READ_SECONDS):
+                lease = await self.client.get(Lease, key)
+        except NotFoundError:
+            self.book.forget(key)
+        except (LLMKubeError, trio.TooSlowError) as error:
+            log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
+            unread.add(key)
+            self.book.postpone(key, trio.current_time() + LEASE_READ_SECONDS)
+            return
+        else:
+            now = trio.current_time()
+            self.book.see(lease, now, renewed=key in unread)
+            if key in self.book.overdue(now):
+                self.book.bury(key)
+                log.warning("host is gone: its lease was not renewed", lease=str(key))
+        unread.discard(key)
+        if self.book.hosts != before:
+            self.wake_all()
+
+
+async def run_controller(
+    client: Client,
+    settings: ControllerSettings,
+    *,
+    utcnow: Callable[[], datetime.datetime],
+    rng: random.Random,
+    registry: CollectorRegistry | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Keep phase, conditions, replicas and endpoint of everything that hosts serve true, forever.
+
+    Started once all four collections are known. Until then nothing is written: a service whose Model has not arrived
+    yet is not a service without a Model.
+
+    Args:
+        client: The API server.
+        settings: What to look after.
+        utcnow: The wall clock, for timestamps in statuses and for nothing else.
+        rng: Spreads pauses.
+        registry: Where the metrics go; one controller per registry.
+        task_status: Told when reconciling begins.
+    """
+    controller = _Controller(
+        client,
+        settings,
+        utcnow,
+        model_writer=StatusWriter(client, Model),
+        service_writer=StatusWriter(client, InferenceService),
+        model_queue=new_queue(rng),
+        service_queue=new_queue(rng),
+    )
+    metrics = ReconcileMetrics.on(registry if registry is not None else CollectorRegistry())
+    async with trio.open_nursery() as nursery:
+        for reflector in controller.reflectors(rng):
+            nursery.start_soon(reflector)
+        for cache in (controller.models, controller.services, controller.slices, controller.leases):
+            await cache.synced.wait()
+        nursery.start_soon(controller.watch_leases)
+        for reconciler in (
+            Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),
+            Reconciler("inferenceservice", controller.reconcile_service, metrics, controller.service_queue),
+        ):
+            nursery.start_soon(reconciler.run, settings.workers)
+        task_status.started()
+    raise AssertionError("reflectors never return")
+
+
+def _reason(status: dict[str, object]) -> str:
+    conditions = status["conditions"]
+    assert isinstance(conditions, list)
+    return str(next(c["reason"] for c in conditions if c["type"] == "Progressing"))

@@ -1,0 +1,103 @@
+"""Write a status only where it differs: a controller whose own write wakes it up must find nothing to do.
+
+Two things would make a naive comparison write again and again. The cache lags behind our own write, so for a while the
+object there is the one that we have just replaced; and a server with an older schema may drop a field that we apply.
+The writer therefore remembers, per object, what it asked for and what the server made of it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
+from llmkube.k8s.crd.model import Model, ModelStatus
+from llmkube.k8s.fields import slots
+from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.resource import Key
+
+T = TypeVar("T", Model, InferenceService)
+
+_Fields = dict[str, Any]
+
+
+@attrs.frozen
+class _Written(Generic[T]):
+    """One write: the version that it was derived from, what it asked for, and the object as the server then had it."""
+
+    over_version: str
+    asked: _Fields
+    answer: T
+
+
+@attrs.define(eq=False)
+class StatusWriter(Generic[T]):
+    """The only door through which the controller writes the status of one kind."""
+
+    _client: Client
+    _kind: type[T]
+    _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
+
+    def newest(self, cached: T) -> T:
+        """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
+        last = self._written.get(cached.key)
+        if last is not None and last.over_version == cached.metadata.resource_version:
+            return last.answer
+        return cached
+
+    async def write(
+        self, cached: T, status: Mapping[str, Any], *, along: Mapping[str, Any] = MappingProxyType({})
+    ) -> bool:
+        """Apply a status unless the object has it already; return whether anything was sent.
+
+        Args:
+            cached: The object from the cache; compared is what `newest` says of it.
+            status: The fields that we own, as JSON.
+            along: Fields that are written with the others but do not cause a write, such as the time of it.
+
+        Raises:
+            ApiError: The API server could not or would not.
+        """
+        await trio.lowlevel.checkpoint()
+        observed = self.newest(cached)
+        asked = self._fields(decode(type(observed.status), status), status)
+        held = self._fields(observed.status, status)
+        last = self._written.get(cached.key)
+        if held == asked:
+            return False
+        if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
+            return False  # asked for before, and the server keeps something else: asking again changes nothing
+        answer = await self._client.apply(
+            self._kind,
+            self._manifest(observed, {**status, **along}),
+            field_manager=CONTROLLER_FIELD_MANAGER,
+            subresource="status",
+        )
+        self._written[cached.key] = _Written(cached.metadata.resource_version, asked, answer)
+        return True
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of an object that is gone or no longer ours."""
+        self._written.pop(key, None)
+
+    def _manifest(self, observed: T, status: Mapping[str, Any]) -> dict[str, Any]:
+        resource = self._kind.RESOURCE
+        metadata = {
+            "name": observed.key.name,
+            "namespace": observed.key.namespace,
+            # An object that was deleted and made anew under the same name must not get its predecessor's status.
+            "uid": observed.metadata.uid,
+        }
+        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
+
+    @staticmethod
+    def _fields(typed: ModelStatus | InferenceServiceStatus, asked: Mapping[str, Any]) -> _Fields:
+        """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
+        kind: type = type(typed)
+        fields = {slot.key: getattr(typed, slot.attribute) for slot in slots(kind) if slot.key in asked}
+        found = {condition.type: condition for condition in typed.conditions}
+        return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}

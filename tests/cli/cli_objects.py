@@ -1,0 +1,34 @@
+"""Objects as the API server would tell them, for tests of what is read off them."""
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+
+VERSION = "inference.llmkube.dev/v1alpha1"
+
+
+def condition(kind, status, reason, message=""):
+    word = {True: "True", False: "False"}[status]
+    return {"type": kind, "status": word, "reason": reason, "message": message, "lastTransitionTime": "x"}
+
+
+def service(name="chat", *conditions, namespace="default", phase="", model="chat", **status):
+    return decode(
+        InferenceService,
+        {
+            "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"modelRef": model},
+            "status": {"phase": phase, "conditions": list(conditions), **status},
+        },
+    )
+
+
+def model(name="chat", *conditions, namespace="default", accelerator="cpu", **status):
+    return decode(
+        Model,
+        {
+            "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"source": "builtin://demo", "hardware": {"accelerator": accelerator}},
+            "status": {"conditions": list(conditions), **status},
+        },
+    )

@@ -1,0 +1,137 @@
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from llmkube import __version__
+from llmkube.cli.main import COMMANDS, cli
+
+
+def run(*args, **kwargs):
+    return CliRunner().invoke(cli, args, **kwargs)
+
+
+@pytest.mark.parametrize("args", [["--version"], ["-V"], ["version"]])
+def test_the_version_can_be_asked_in_every_way(args):
+    """All three ways print the same line."""
+    assert run(*args).output == f"llmkube {__version__}\n"
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["version"]])
+def test_the_cheap_answers_import_nothing_heavy(args):
+    """`--version`, `--help` and `version` load none of the packages that take long to import."""
+    program = (
+        "import sys; from llmkube.cli.main import cli\n"
+        f"try: cli({args!r}, prog_name='llmkube')\n"
+        "except SystemExit: pass\n"
+        "heavy = {'trio', 'httpx', 'rich', 'kubernetes', 'attrs', 'attr', 'yaml', 'structlog'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_overview_lists_every_command():
+    """`llmkube --help` names each command with its summary, and each of them loads."""
+    shown = run("--help").output
+    for name, entry in COMMANDS.items():
+        assert name in shown
+        assert entry.summary.split(",")[0][:30] in shown
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert run(name, "--help").exit_code == 0, run(name, "--help").output
+
+
+def test_an_unknown_command_is_a_usage_error():
+    """A typing error in the command's name exits with 2."""
+    done = run("upp")
+    assert done.exit_code == 2
+    assert "No such command 'upp'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["up", "--api-port", "abc"], '--api-port: "abc" is not a whole number from 0 to 65535'),
+        (["up", "--accelerator", "gpu"], '--accelerator: "gpu" is not one of cpu, metal'),
+        (["agent", "--log-level", "loud"], '--log-level: "loud" is not one of debug, info'),
+        (["agent", "--endpoints-api", "slices"], '--endpoints-api: "slices" is not one of endpointslices, endpoints'),
+        (["delete", "pod/x"], '"pod/x" is neither NAME nor KIND/NAME'),
+        (["status", "model/"], '"model/" is neither NAME nor KIND/NAME'),
+    ],
+)
+def test_wrong_values_are_usage_errors(args, message, tmp_path):
+    """A flag with a value that cannot be used exits with 2 and one sentence, before anything starts."""
+    done = run(*args, env={"LLMKUBE_STATE_DIR": str(tmp_path)})
+    assert (done.exit_code, message in done.output) == (2, True), done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_wrong_variable_is_named(tmp_path):
+    """An error in the environment names the variable, not the flag."""
+    done = run("up", env={"LLMKUBE_STATE_DIR": str(tmp_path), "LLMKUBE_GATEWAY_PORT": "99999"})
+    assert done.exit_code == 2
+    assert "LLMKUBE_GATEWAY_PORT: 99999 is not a whole number from 0 to 65535" in done.output
+
+
+def test_a_wrong_config_file_is_named(tmp_path):
+    """An error in config.toml names the file and the key."""
+    (tmp_path / "config.toml").write_text("[up]\napi_prot = 1\n")
+    done = run("up", "--state-dir", str(tmp_path))
+    assert done.exit_code == 2
+    assert f"{tmp_path}/config.toml: up.api_prot: there is no such setting; did you mean api_port?" in done.output
+
+
+def test_a_missing_engine_is_named(tmp_path):
+    """A --llama-server that does not exist fails with 1 before anything starts, and leaves no state behind."""
+    state = tmp_path / "state"
+    done = run("up", "--state-dir", str(state), "--llama-server", str(tmp_path / "nothing"))
+    assert done.exit_code == 1
+    assert f"--llama-server: {tmp_path}/nothing does not exist" in done.output
+    assert not state.exists()
+
+
+def test_broken_manifests_start_nothing(tmp_path):
+    """A document that is not a manifest is refused with file, number and field before the state directory is made."""
+    file = tmp_path / "chat.yaml"
+    file.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Model\n")
+    state = tmp_path / "state"
+    done = run("up", "--state-dir", str(state), "-f", str(file), "--llama-server", sys.executable)
+    assert done.exit_code == 1
+    assert f"{file}, document 2: apiVersion: is missing; write a text" in done.output
+    assert not state.exists()
+
+
+def test_the_crds_are_yaml():
+    """`llmkube crds` prints both CustomResourceDefinitions as a YAML stream."""
+    import yaml
+
+    documents = list(yaml.safe_load_all(run("crds").output))
+    assert {each["metadata"]["name"] for each in documents} >= {
+        "models.inference.llmkube.dev",
+        "inferenceservices.inference.llmkube.dev",
+    }
+
+
+@pytest.mark.parametrize("args", [["list"], ["status", "x"], ["delete", "x"], ["agent"], ["controller"]])
+def test_without_any_cluster_the_error_says_what_to_do(args, tmp_path):
+    """No kubeconfig anywhere is one sentence that names the places looked at and the way out."""
+    env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
+    done = run(*args, env=env)
+    assert done.exit_code == 1
+    assert "start `llmkube up`, or name a cluster with --kubeconfig" in done.output
+
+
+def test_a_stopped_up_is_guessed(tmp_path):
+    """When the kubeconfig that `llmkube up` wrote leads nowhere, the error asks whether it still runs."""
+    (tmp_path / "kubeconfig").write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
+        "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:9'}}]\n"
+        "users: [{name: a, user: {token: t}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
+    )
+    env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
+    done = run("list", env=env)
+    assert done.exit_code == 1
+    assert "is `llmkube up` running?" in done.output

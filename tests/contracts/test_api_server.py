@@ -1,0 +1,68 @@
+"""The contract of `check_api_server` holds on the embedded server in memory, over TLS, and on a real one when given."""
+
+import os
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from contracts.check_api_server import CHECKS, check_api_server, install, open_lab
+from llmkube.apiserver.server import open_api_server, open_memory_api_server
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.transport import AuthTransport
+
+# httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@asynccontextmanager
+async def open_memory() -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        open_memory_api_server(utcnow=lambda: datetime.now(UTC), rng=random.Random(0)) as memory,
+        httpx.AsyncClient(transport=memory.transport, base_url="http://apiserver", timeout=30) as http,
+    ):
+        yield http
+
+
+@asynccontextmanager
+async def open_embedded(state_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_api_server(state_dir, port=0) as handle:
+        config = yaml.safe_load(handle.kubeconfig.read_text())
+        token = config["users"][0]["user"]["token"]
+        context = ssl.create_default_context(cafile=str(state_dir / "ca" / "ca.crt"))
+        headers = {"authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=handle.url, verify=context, headers=headers, timeout=30) as http:
+            yield http
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_the_embedded_server_in_memory_keeps_the_contract(check):
+    """Each check of the contract holds on a fresh embedded server without a socket."""
+    async with open_memory() as http:
+        await install(http)
+        async with open_lab(http) as lab:
+            await check(lab)
+
+
+async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
+    """The whole contract holds over TLS and SQLite, on one server."""
+    async with open_embedded(tmp_path) as http:
+        await check_api_server(http)
+
+
+if os.environ.get("LLMKUBE_TEST_KUBECONFIG"):
+
+    async def test_a_real_server_keeps_the_contract():
+        """The whole contract holds on the cluster that LLMKUBE_TEST_KUBECONFIG names."""
+        config = load_config(Path(os.environ["LLMKUBE_TEST_KUBECONFIG"]), None)
+        async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
+            await check_api_server(http)

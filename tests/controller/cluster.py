@@ -1,0 +1,222 @@
+"""An embedded API server in memory under virtual time, a controller on it, and hands that play the hosts."""
+
+import datetime
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.store import Store
+from llmkube.controller.operator import run_controller
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.names import (
+    ACCELERATORS_ANNOTATION,
+    AGENT_MANAGER,
+    CONTROLLER_FIELD_MANAGER,
+    HOST_LABEL,
+    MANAGED_BY_LABEL,
+    SERVICE_LABEL,
+    SERVICE_NAME_LABEL,
+    label_value,
+    service_name,
+    slice_name,
+)
+from llmkube.k8s.resource import Key
+
+AGENT = "llmkube-agent-studio"
+SETTLED = 2.0
+"""Seconds of virtual time after which everything that one change sets off is done, while nothing fails."""
+
+
+def utcnow() -> datetime.datetime:
+    return datetime.datetime(2025, 6, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=trio.current_time())
+
+
+class Faults(httpx.AsyncBaseTransport):
+    """The network between the controller and the API server: counts its writes, can be slow, and can be cut."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._streams: list[httpx.AsyncByteStream] = []
+        self.down = False
+        self.delays: dict[str, float] = {}  # by the end of a path, in seconds
+        self.writes: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await trio.sleep(self.delays.get(request.url.path.rpartition("/")[2], 0))
+        if self.down:
+            raise httpx.ConnectError("connection refused")
+        if CONTROLLER_FIELD_MANAGER in str(request.url):
+            self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
+        response = await self._inner.handle_async_request(request)
+        if "watch=" in str(request.url):
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            self._streams.append(response.stream)
+        return response
+
+    async def cut(self) -> None:
+        """Refuse new connections and break the ones that are open."""
+        self.down = True
+        for stream in self._streams:
+            await stream.aclose()
+        self._streams.clear()
+
+
+class Cluster:
+    """What a test says to the API server, in the voices of a user (`client`) and of a host."""
+
+    def __init__(self, client: Client, network: Client, faults: Faults, registry: CollectorRegistry) -> None:
+        self.client = client
+        self.network = network
+        self.faults = faults
+        self.registry = registry
+        self.controller_scope = trio.CancelScope()
+        self._renewals = 0
+
+    @property
+    def writes(self) -> list[str]:
+        """The names of the objects whose status the controller has written, in order."""
+        return self.faults.writes
+
+    async def run_controller(self, settings: ControllerSettings, *, task_status: trio.TaskStatus[None]) -> None:
+        run = partial(run_controller, utcnow=utcnow, rng=random.Random(2), registry=self.registry)
+        with self.controller_scope:
+            await run(self.network, settings, task_status=task_status)
+
+    async def create_model(self, name: str = "phi", accelerator: str = "metal") -> None:
+        spec = {"source": "builtin://demo", "hardware": {"accelerator": accelerator}}
+        await self._apply(Model, name, {"spec": spec}, manager="user")
+
+    async def create_service(self, name: str = "chat", **spec: Any) -> None:
+        await self._apply(InferenceService, name, {"spec": {"modelRef": "phi", **spec}}, manager="user")
+
+    async def renew(self, host: str = "studio", accelerators: str = "metal") -> None:
+        self._renewals += 1
+        moment = f"2001-01-01T00:00:00.{self._renewals:06}Z"  # a host whose clock is decades behind
+        manifest = {
+            "metadata": {
+                "labels": {HOST_LABEL: host},
+                "annotations": {ACCELERATORS_ANNOTATION: accelerators},
+            },
+            "spec": {"holderIdentity": host, "leaseDurationSeconds": 40, "renewTime": moment},
+        }
+        await self._apply(Lease, host, manifest, namespace="llmkube-system")
+
+    async def run_host(self, host: str = "studio", accelerators: str = "metal") -> None:
+        while True:
+            await self.renew(host, accelerators)
+            await trio.sleep(10)
+
+    async def report_model(self, reason: str, name: str = "phi") -> None:
+        await self._report(Model, name, "Fetched", reason, "a message")
+
+    async def report_service(self, kind: str, reason: str, name: str = "chat", message: str = "a message") -> None:
+        await self._report(InferenceService, name, kind, reason, message)
+
+    async def publish(self, name: str = "chat", host: str = "studio", *, ready: bool = True) -> None:
+        labels = {
+            SERVICE_NAME_LABEL: service_name(name),
+            MANAGED_BY_LABEL: AGENT_MANAGER,
+            SERVICE_LABEL: label_value(name),
+            HOST_LABEL: host,
+        }
+        body = {
+            "metadata": {"labels": labels},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.7"], "conditions": {"ready": ready}}],
+            "ports": [{"name": "http", "port": 50123, "protocol": "TCP"}],
+        }
+        await self._apply(EndpointSlice, slice_name(service_name(name), host), body)
+
+    async def bring_up(self) -> None:
+        """One service, published and ready on one live host, and everything settled."""
+        await self.create_model()
+        await self.create_service()
+        await self.renew()
+        await self.report_model("Fetched")
+        await self.report_service("Loaded", "Loaded")
+        await self.publish()
+        await trio.sleep(SETTLED)
+
+    async def service(self, name: str = "chat") -> InferenceService:
+        return await self.client.get(InferenceService, Key("ml", name))
+
+    async def model(self, name: str = "phi") -> Model:
+        return await self.client.get(Model, Key("ml", name))
+
+    async def where(self, name: str = "chat") -> str:
+        """Phase and reason of a service, once everything has settled: `Ready/InferenceReady`."""
+        await trio.sleep(SETTLED)
+        return await self.where_now(name)
+
+    async def where_now(self, name: str = "chat") -> str:
+        status = (await self.service(name)).status
+        reasons = [one.reason for one in status.conditions if one.type == "Progressing"]
+        return f"{status.phase}/{reasons[0]}" if reasons else status.phase
+
+    def reconciles(self, controller: str, result: str) -> float:
+        labels = {"controller": controller, "result": result}
+        return self.registry.get_sample_value("llmkube_reconcile_total", labels) or 0
+
+    async def _report(self, kind: type[Any], name: str, condition: str, reason: str, message: str) -> None:
+        generation = (await self.client.get(kind, Key("ml", name))).metadata.generation
+        told = {
+            "type": condition,
+            "status": "True" if reason == condition else "False",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": "2025-06-01T00:00:00Z",
+            "observedGeneration": generation,
+        }
+        await self._apply(kind, name, {"status": {"conditions": [told]}}, subresource="status")
+
+    async def _apply(
+        self,
+        kind: type[Any],
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        namespace: str = "ml",
+        manager: str = AGENT,
+        subresource: str = "",
+    ) -> None:
+        manifest = {
+            "apiVersion": kind.RESOURCE.api_version,
+            "kind": kind.RESOURCE.kind,
+            **body,
+            "metadata": {**body.get("metadata", {}), "name": name, "namespace": namespace},
+        }
+        await self.client.apply(kind, manifest, field_manager=manager, subresource=subresource)
+
+
+@asynccontextmanager
+async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Cluster]:
+    """Run an API server and a controller that has seen everything that was there at the start (nothing)."""
+    server = ApiServer(Store(), utcnow=utcnow, rng=random.Random(1))
+    await server.ensure_namespaces()
+    await server.ensure([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}, *all_crds()])
+    registry = CollectorRegistry()
+    chosen = ControllerSettings(host_accelerators=frozenset(accelerators or ("metal",)), **settings)
+    async with (
+        open_transport(server.handle) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://apiserver") as user,
+        httpx.AsyncClient(transport=(faults := Faults(transport)), base_url="http://apiserver") as network,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(server.run_housekeeping)
+        cluster = Cluster(Client(user), Client(network), faults, registry)
+        await nursery.start(cluster.run_controller, chosen)
+        yield cluster
+        nursery.cancel_scope.cancel()
