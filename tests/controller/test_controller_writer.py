@@ -127,20 +127,26 @@ async def test_a_failed_write_is_not_remembered():
     assert await reconcile(server.held)
 
 
-async def test_the_manifest_names_this_very_object():
-    """The uid keeps a status away from a later namesake."""
-    server = Server(fetched_model())
-    _, reconcile = bench(server)
-    await reconcile(server.held)
-    [manifest] = server.applied
-    assert manifest["metadata"] == {"name": "phi", "namespace": "ml", "uid": "m-1"}
-
-
-async def test_forgetting_compares_with_the_cache_again():
-    """After `forget` nothing but the cache says what the server holds."""
+async def test_the_manifest_names_this_very_state():
+    """The resourceVersion is that of the newest known state, also while the cache lags; a uid would guard nothing."""
     stale = fetched_model()
     server = Server(stale)
     writer, reconcile = bench(server)
     await reconcile(stale)
-    writer.forget(stale.key)
-    assert writer.newest(stale) is stale
+    server.held = attrs.evolve(server.held, status=attrs.evolve(server.held.status, phase="Failed"))
+    writer._written[stale.key] = attrs.evolve(writer._written[stale.key], answer=server.held)
+    await reconcile(stale)
+    first, second = (manifest["metadata"] for manifest in server.applied)
+    version = stale.metadata.resource_version
+    assert first == {"name": "phi", "namespace": "ml", "resourceVersion": version}
+    assert second["resourceVersion"] == str(int(version) + 1)
+
+
+async def test_a_successor_inherits_no_memory():
+    """What was asked for on an object that is gone does not keep the same words from its successor."""
+    server = Server(fetched_model(), drops=["acceleratorReady"])
+    _, reconcile = bench(server)
+    await reconcile(server.held)
+    metadata = attrs.evolve(server.held.metadata, uid="m-2")
+    server.held = attrs.evolve(server.held, metadata=metadata)
+    assert await reconcile(server.held)

@@ -56,7 +56,7 @@ class UpProcess:
 
     async def urls(self) -> tuple[str, str, str]:
         """Return the addresses of the Kubernetes API, the gateway and the probes."""
-        found = await self.wait_for("err", r"Kubernetes API on (\S+), gateway on (\S+), probes on (\S+)")
+        found = await self.wait_for("err", r"Kubernetes +(\S+)\ngateway +(\S+)\nprobes +(\S+)\n")
         return found[1], found[2], found[3]
 
 

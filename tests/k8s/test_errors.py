@@ -15,6 +15,7 @@ from llmkube.k8s.errors import (
     GoneError,
     InvalidError,
     NotFoundError,
+    SchemaMismatchError,
     ServerError,
     TooManyRequestsError,
     TransportError,
@@ -90,6 +91,44 @@ def test_an_invalid_object_names_its_field():
     error = error_from_status(status_object(422, "Invalid", "Model is invalid", details=details))
     assert isinstance(error, InvalidError)
     assert (error.field, str(error)) == ("spec.source", "Model is invalid")
+
+
+TYPED = "failed to create typed patch object (ml/phi; inference.llmkube.dev/v1alpha1, Kind=Model): "
+
+
+@pytest.mark.parametrize("code", [400, 500])
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (".status.newField: field not declared in schema", "status.newField"),
+        ('.conditions[type="A b:c"].bogus: field not declared in schema', 'conditions[type="A b:c"].bogus'),
+        (".status.phase: expected string, got &value.valueUnstructured{Value:7}", "status.phase"),
+        ("errors:\n  .spec.a: field not declared in schema\n  .spec.b: field not declared in schema", "spec.a"),
+        (".status.conditions: element 0: associative list with keys has an element", "status.conditions"),
+    ],
+)
+def test_an_apply_that_does_not_fit_the_schema_is_not_the_servers_fault(code, words, field):
+    """kube-apiserver's 500 for an undeclared field is a user's error that names the field and the CRDs' age."""
+    error = error_from_status(status_object(code, "", TYPED + words))
+    assert type(error) is SchemaMismatchError
+    assert isinstance(error, UserError)
+    assert not isinstance(error, WorldError)
+    assert (error.field, error.code) == (field, code)
+    assert str(error).startswith(f"{field}: ")
+    assert "older than this program" in str(error)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "failed to create typed patch object (ml/phi; inference.llmkube.dev/v1alpha1, Kind=Model): out of memory",
+        "failed to create typed live object: .status.newField: field not declared in schema",
+        "etcdserver: request timed out",
+    ],
+)
+def test_other_500s_stay_the_servers_fault(message):
+    """A 500 that names no field of ours is a ServerError, and so tried again."""
+    assert type(error_from_status(status_object(500, "", message))) is ServerError
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ async def test_a_clean_close_resumes_without_a_list(autojump_clock):
 
 async def test_watch_lengths_are_spread(autojump_clock):
     """Each watch asks for 240 to 300 seconds, and not always for the same."""
-    found = await reflect(listing(10), *[watching(60.0) for _ in range(9)], until=600)
+    found = await reflect(listing(10), *[watching(bookmark(11), 60.0) for _ in range(9)], until=600)
     lengths = {int(call.params["timeoutSeconds"]) for call in found.server.calls[1:]}
     assert len(lengths) > 3
     assert all(240 <= length <= 300 for length in lengths)
@@ -140,9 +140,54 @@ async def test_poison_in_a_watch_leads_to_a_list(poison, autojump_clock):
 
 
 async def test_a_half_open_connection_is_replaced(autojump_clock):
-    """A connection that falls silent is given up after the read-idle deadline, and the watch resumes."""
-    found = await reflect(listing(10, config_map("a", 1)), watching(None), watching(None), until=READ_IDLE_SECONDS + 5)
+    """A connection that falls silent after it spoke is given up at the read-idle deadline, and the watch resumes."""
+    found = await reflect(
+        listing(10, config_map("a", 1)), watching(bookmark(11), None), watching(None), until=READ_IDLE_SECONDS + 5
+    )
     assert found.times == [("list", 0), ("watch", 0), ("watch", READ_IDLE_SECONDS + 1)]
+
+
+async def test_a_position_from_the_future_heals(autojump_clock):
+    """A watch that is accepted and then says nothing at all is followed by a list, also when this goes on for hours.
+
+    That is how kube-apiserver meets a resourceVersion that a restored etcd has not reached yet.
+    """
+    restored = [listing(50, config_map("a", 40)) for _ in range(2)]  # an older list is read twice
+    found = await reflect(
+        listing(100, config_map("a", 90)),
+        watching(None),
+        *restored,
+        watching(event("MODIFIED", config_map("a", 51)), None),
+        until=READ_IDLE_SECONDS + 10,
+    )
+    assert found.times[2:] == [("list", 91), ("list", 92), ("watch", 92)]
+    assert found.server.calls[-1].params["resourceVersion"] == "50"
+    assert found.state == {"a": "51"}
+
+    mute = [answer for _ in range(40) for answer in (watching(None), listing(10))]
+    found = await reflect(listing(10), *mute, until=3600)
+    assert found.server.verbs == ["list", "watch"] * (3600 // 91 + 1)
+
+
+@pytest.mark.parametrize("end", [(), (httpx.ReadError("reset"),)])
+async def test_watches_that_are_cut_before_they_speak_heal_too(end, autojump_clock):
+    """A proxy that ends every watch after a minute hides a bad position for three minutes at most."""
+    found = await reflect(
+        listing(100, config_map("a", 90)),
+        *[watching(60.0, *end) for _ in range(3)],
+        listing(101, config_map("a", 101)),
+        watching(None),
+        until=200,
+    )
+    assert found.server.verbs == ["list", "watch", "watch", "watch", "list", "watch"]
+    assert found.state == {"a": "101"}
+
+
+async def test_one_word_makes_a_position_good(autojump_clock):
+    """As long as some watch in three brings as much as a bookmark, nothing is ever listed again."""
+    spoken = (watching(60.0), watching(60.0), watching(55.0, bookmark(11), 5.0))
+    found = await reflect(listing(10), *spoken, *(watching(60.0) for _ in range(2)), watching(None), until=300)
+    assert "list" not in found.server.verbs[1:]
 
 
 async def test_a_reset_resumes_and_backs_off(autojump_clock):
@@ -159,7 +204,13 @@ async def test_back_off_starts_afresh_after_a_good_watch(autojump_clock):
     """A failure after ten good seconds waits the shortest delay again, however many came before."""
     reset = httpx.ReadError("reset")
     found = await reflect(
-        listing(10), watching(reset), watching(reset), watching(20.0, reset), watching(reset), watching(None), until=60
+        listing(10),
+        watching(reset),
+        watching(reset),
+        watching(20.0, bookmark(11), reset),
+        watching(reset),
+        watching(None),
+        until=60,
     )
     assert found.times == [("list", 0), ("watch", 0), ("watch", 1), ("watch", 3), ("watch", 24), ("watch", 26)]
 

@@ -169,7 +169,7 @@ async def test_zero_replicas_stop_the_process_and_one_brings_it_back(autojump_cl
         before = await world.cluster_ip()
         await world.apply(replicas=0)
         await world.until(world.phase, "Stopped")
-        assert not world.machine.live()
+        await world.until(lambda: _value(len(world.machine.live())), 0, seconds=5)
         assert await world.ready_addresses() == 0
         await world.apply(replicas=1)
         await world.until(world.phase, "Ready")
@@ -235,7 +235,7 @@ async def test_one_slow_fetch_delays_nobody_else(autojump_clock):
         _, reason, message = await world.condition(name="slow")
         assert reason == "Fetching"
         assert "%" in message
-        await world.until(world.phase, "Ready", "slow", seconds=3700)
+        await world.until(world.phase, "Ready", "slow", seconds=3700, step_seconds=10)
 
 
 async def test_a_new_model_is_fetched_before_the_old_engine_stops(autojump_clock):
@@ -272,7 +272,12 @@ async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
     async with open_world() as world:
         world.machine.default = Script(load_seconds=math.inf)
         await world.apply()
-        await world.until(world.condition, lambda seen: seen and seen[1] == "LoadTimedOut", seconds=1900)
+        await trio.sleep(1799)
+        assert len(world.machine.spawned) == 1
+        await world.until(lambda: _value(len(world.machine.spawned)), 2, seconds=15)
+        await trio.sleep(1795)
+        await world.until(world.condition, lambda seen: seen[1] == "LoadTimedOut", seconds=30, step_seconds=0.1)
+        assert await world.phase() == "Failed"
         assert await world.ready_addresses() == 0
 
 

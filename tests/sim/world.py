@@ -178,7 +178,7 @@ class World:
         """The service's phase."""
         return ((await self.service(name)) or {}).get("status", {}).get("phase")
 
-    async def until(self, what, wanted, *args, seconds=600.0):
+    async def until(self, what, wanted, *args, seconds=600.0, step_seconds=0.5):
         """Wait in virtual time until an observation has a value; fail with the last one."""
         seen = None
         with trio.move_on_after(seconds):
@@ -186,7 +186,7 @@ class World:
                 seen = await what(*args)
                 if wanted(seen) if callable(wanted) else seen == wanted:
                     return seen
-                await trio.sleep(0.25)
+                await trio.sleep(step_seconds)
         raise AssertionError(f"after {seconds:g} virtual seconds {what.__name__} is {seen!r}")
 
 
@@ -198,7 +198,9 @@ def agent_settings(**changes):
         "store_dir": Path("/sim/store"),
         "llama_server": "/sim/llama-server",
         "advertise_address": ADDRESS,
-        "lease_renew_seconds": 60.0,  # every renewal costs real milliseconds
+        # Every write costs real milliseconds, and days have many.
+        "lease_renew_seconds": 120.0,
+        "reassert_seconds": 3600.0,
     }
     return AgentSettings(**(defaults | changes))
 

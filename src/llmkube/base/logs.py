@@ -65,7 +65,8 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        # People read the clock on their wall, as in the other lines on their terminal; machines read UTC.
+        structlog.processors.TimeStamper(fmt="iso", utc=style == "json", key="ts"),
         structlog.processors.format_exc_info,
         redact_secrets,
     ]

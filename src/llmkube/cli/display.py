@@ -76,7 +76,8 @@ class LiveDisplay:
 
     def done(self, step: str, detail: str, seconds: float) -> None:
         """Leave a line with the step and its time above the spinner."""
-        line = Text("✔ ", style="green").append(f"{step:<{_NAME_WIDTH}}", style="bold")
+        line = Text("✔ ").append(f"{step:<{_NAME_WIDTH}}", style="bold")
+        line.stylize("green", 0, 1)
         line.append(f"{format_duration(seconds):<10}").append(printable(detail), style="dim")
         self.console.print(line)
 

@@ -40,7 +40,8 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, be
 
 
 def _chosen(chosen: Path, search_path: str) -> Path:
-    found = shutil.which(str(chosen), path=search_path)
+    # A path first, made absolute: `./llama-server` has lost its dot by now and would read as a name on PATH.
+    found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
     if found is not None:
         return Path(found).absolute()
     if chosen.is_dir():

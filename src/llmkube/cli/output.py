@@ -2,6 +2,10 @@
 
 import contextlib
 import datetime
+import functools
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import click
@@ -32,6 +36,16 @@ def say(text: str) -> None:
     """Print to standard output; a reader that has gone (`| head`, a closed terminal) does not end what is running."""
     with contextlib.suppress(OSError):
         click.echo(text)
+
+
+def flowing(text: str) -> str:
+    """Return prose for standard output: on a terminal its long lines break between words, elsewhere they stay whole."""
+    text = printable(text)
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    fold = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if len(line) <= width else fold(line) for line in text.split("\n"))
 
 
 def printable(text: str) -> str:

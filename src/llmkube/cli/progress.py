@@ -17,6 +17,8 @@ _HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadTimedOut", "In
 # Reasons of `Fetched` that pass by themselves.
 _PASSING = frozenset({"Fetching", "FetchFailed"})
 
+_MOVING = frozenset({"Creating", "Progressing", "Ready"})
+
 
 @attrs.frozen
 class Standing:
@@ -103,8 +105,11 @@ Phases = Mapping[Key, tuple[str, str]]
 
 
 def phases_of(services: Iterable[InferenceService]) -> Phases:
-    """Return each service's phase, and the reason if it does not serve."""
-    return {service.key: (service.status.phase or "New", service.status.scheduling_status) for service in services}
+    """Return each service's phase, and why it is not on its way to serve if it is not.
+
+    Both by the controller's word: the agent reports faster, and a pair of both would show each step twice.
+    """
+    return {service.key: (service.status.phase or "New", _halt(service)) for service in services}
 
 
 def changes(before: Phases, after: Phases) -> list[str]:
@@ -117,6 +122,13 @@ def changes(before: Phases, after: Phases) -> list[str]:
             phase, reason = after[key]
             lines.append(f"{key}: {phase}" + (f" ({printable(reason)})" if reason else ""))
     return lines
+
+
+def _halt(service: InferenceService) -> str:
+    available = condition(service.status.conditions, "Available")
+    if service.status.phase in _MOVING or available is None or available.status == "True":
+        return ""
+    return "" if available.reason == service.status.phase else available.reason
 
 
 def _line(text: str) -> str:

@@ -143,7 +143,7 @@ class _Up:
             open_local_ports(settings) as ports,
         ):
             place = Place(server.url, str(server.kubeconfig), gateway.url, probes.url)
-            self.tell(f"Kubernetes API on {server.url}, gateway on {gateway.url}, probes on {probes.url}")
+            self.tell(place.lines)
             visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow)
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
             target = await _asked(applied, followed) if self.plan.question is not None else None

@@ -52,6 +52,12 @@ class Place:
     gateway_url: str
     probes_url: str
 
+    @property
+    def lines(self) -> str:
+        """Each address on a line of its own: a long line would be broken in the middle of one."""
+        named = (("Kubernetes", self.server_url), ("gateway", self.gateway_url), ("probes", self.probes_url))
+        return "\n".join(f"{name:<12}{url}" for name, url in named)
+
 
 @attrs.frozen
 class Visit:
@@ -103,7 +109,7 @@ class Visit:
                 moving.cancel_scope.cancel(reason="nothing moves any more")
         if problem:
             return Outcome(ExitCode.FAILED, problem)
-        output.say(f"\n{output.printable(text)}\n\n{self.tables()}\n\n{times(watch)}")
+        output.say(f"\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
         return Outcome()
 
     async def stay(self) -> None:
@@ -151,19 +157,20 @@ class Visit:
     def _standing(self, service: InferenceService) -> Standing:
         return standing(service, self.followed.model_of(service), self.accelerators)
 
-    def _first_id(self) -> str:
+    def _first_id(self) -> str | None:
         keys = sorted(service.key for service in self.followed.services.values())
-        return keys[0].name if keys else "NAME"
+        return keys[0].name if keys else None
 
 
-def usage(place: Place, model_id: str) -> str:
-    """Return what to type next."""
+def usage(place: Place, model_id: str | None) -> str:
+    """Return what to type next; without a model, that is how to get one."""
     url = f"{place.gateway_url}/v1/chat/completions"
-    body = f'{{"model": "{model_id}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
+    body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
     return "\n".join(
         (
-            "",
+            "" if model_id else "\nNothing is served yet. Apply a Model and an InferenceService, such as the demo's:\n",
             f"  export KUBECONFIG={shlex.quote(place.kubeconfig)}",
+            *(() if model_id else ("  kubectl apply -f examples/demo.yaml",)),
             "  kubectl get isvc -A",
             f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
             "",

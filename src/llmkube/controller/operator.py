@@ -133,6 +133,8 @@ class _Controller:
         if cached is None or not self._ours(cached) or cached.metadata.deletion_timestamp:
             self.model_writer.forget(key)
             return
+        if self.models.misfit(key):
+            return  # its newest state cannot be read, and nothing can be written over that from an older one
         status = derive_model_status(self.model_writer.newest(cached), self.book.hosts, now=self.utcnow())
         try:
             written = await self.model_writer.write(cached, status)
@@ -146,6 +148,8 @@ class _Controller:
         cached = self.services.get(key)
         if cached is None or cached.metadata.deletion_timestamp:
             self.service_writer.forget(key)
+            return
+        if self.services.misfit(key):
             return
         model_key = Key(key.namespace, cached.spec.model_ref)
         model = self.models.get(model_key)

@@ -1,8 +1,15 @@
-"""Write a status only where it differs: a controller whose own write wakes it up must find nothing to do.
+"""Write a status only where it differs, and only onto the state that it was derived from.
+
+A controller whose own write wakes it up must find nothing to do.
 
 Two things would make a naive comparison write again and again. The cache lags behind our own write, so for a while the
 object there is the one that we have just replaced; and a server with an older schema may drop a field that we apply.
 The writer therefore remembers, per object, what it asked for and what the server made of it.
+
+Every write carries the resourceVersion of the object that it was derived from. That is the one precondition that
+kube-apiserver (1.36) honours in an apply: a foreign `metadata.uid` is ignored there, and the status of a deleted object
+would land on a new one of the same name. A stale version is a ConflictError. It means that a newer state exists, whose
+event wakes the object anyway; trying again with the old state could only fail again.
 """
 
 from collections.abc import Mapping
@@ -44,7 +51,7 @@ class StatusWriter(Generic[T]):
 
     def newest(self, cached: T) -> T:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
-        last = self._written.get(cached.key)
+        last = self._last(cached)
         if last is not None and last.over_version == cached.metadata.resource_version:
             return last.answer
         return cached
@@ -60,13 +67,14 @@ class StatusWriter(Generic[T]):
             along: Fields that are written with the others but do not cause a write, such as the time of it.
 
         Raises:
+            ConflictError: The object has changed since, or is another one by now; look at it again.
             ApiError: The API server could not or would not.
         """
         await trio.lowlevel.checkpoint()
         observed = self.newest(cached)
         asked = self._fields(decode(type(observed.status), status), status)
         held = self._fields(observed.status, status)
-        last = self._written.get(cached.key)
+        last = self._last(cached)
         if held == asked:
             return False
         if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
@@ -84,13 +92,17 @@ class StatusWriter(Generic[T]):
         """Drop what is remembered of an object that is gone or no longer ours."""
         self._written.pop(key, None)
 
+    def _last(self, cached: T) -> _Written[T] | None:
+        """Return what is remembered of this very object, not of a predecessor of the same name."""
+        last = self._written.get(cached.key)
+        return last if last is not None and last.answer.metadata.uid == cached.metadata.uid else None
+
     def _manifest(self, observed: T, status: Mapping[str, Any]) -> dict[str, Any]:
         resource = self._kind.RESOURCE
         metadata = {
             "name": observed.key.name,
             "namespace": observed.key.namespace,
-            # An object that was deleted and made anew under the same name must not get its predecessor's status.
-            "uid": observed.metadata.uid,
+            "resourceVersion": observed.metadata.resource_version,
         }
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
 

@@ -2,10 +2,10 @@
 
 ```
 ApiError
-├── user's fault   BadRequestError 400, InvalidError 422
+├── user's fault   BadRequestError 400, InvalidError 422, SchemaMismatchError 400 or 500
 └── world's fault  UnauthorizedError 401, ForbiddenError 403, NotFoundError 404, ConflictError 409,
                    AlreadyExistsError 409, GoneError 410, TooManyRequestsError 429, ServerError 5xx,
-                   TransportError (WatchDataError), CredentialsError
+                   TransportError (WatchDataError, WatchSilentError), CredentialsError
 ```
 
 `except ApiError` therefore catches every way in which a call can fail. A plain `ApiError` is a code that none of these
@@ -14,15 +14,25 @@ covers (405, 406, 413, 415).
 An error that changes what we believe about an object (404, 409, 410, 422) is believed only in the server's own words, a
 `Status` object: a proxy or a captive portal that answers 404 with a page says nothing about our objects, and is a
 `TransportError`.
+
+One answer is not taken at its code: a server-side apply that names a field which the installed schema does not have is
+a 500 without a reason (seen with Kubernetes 1.36), although asking again cannot help. It is a `SchemaMismatchError`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 
 _EXCERPT_CHARACTERS = 160
+
+# apimachinery's prefix, then structured-merge-diff's words: one `.path: why`, or "errors:" and one such on each line.
+_UNTYPED_APPLY = re.compile(
+    r"failed to create typed patch object \([^)]*\): (?:errors:\s*)?"
+    r"(?P<path>\.(?:\[[^\]]*\]|[^:\s\[])+): (?P<why>[^\n]*)"
+)
 
 
 class ApiError(LLMKubeError):
@@ -59,6 +69,10 @@ class BadRequestError(ApiError, UserError):
 
 class InvalidError(ApiError, UserError):
     """The object breaks its schema or a rule (422); `field` is the path of the first offence."""
+
+
+class SchemaMismatchError(ApiError, UserError):
+    """An apply does not fit the schema that the server has; `field` is the path, such as `status.newField`."""
 
 
 class UnauthorizedError(ApiError, WorldError):
@@ -101,6 +115,10 @@ class WatchDataError(TransportError):
     """A watch sent something that no API server sends; asking again from the same place would meet it again."""
 
 
+class WatchSilentError(TransportError):
+    """A watch fell silent for longer than a server that honours its promise of bookmarks ever is."""
+
+
 class CredentialsError(ApiError, WorldError):
     """Our own credentials cannot be had now: an exec plugin failed, a token file cannot be read."""
 
@@ -129,6 +147,11 @@ def error_from_status(
     details = status.get("details") or {}
     if retry_after_seconds is None and details.get("retryAfterSeconds"):
         retry_after_seconds = float(details["retryAfterSeconds"])
+    mismatch = _UNTYPED_APPLY.match(message) if code in (400, 500) else None
+    if mismatch is not None:
+        refused = SchemaMismatchError(_mismatch_words(mismatch), code=code, reason=reason, status=status)
+        refused.field = mismatch["path"].removeprefix(".")
+        return refused
     error = _class_for(code, reason)(
         message, code=code, reason=reason, status=status, retry_after_seconds=retry_after_seconds
     )
@@ -172,13 +195,21 @@ def root_words(error: BaseException) -> str:
     words: list[str] = []
     seen: BaseException | None = error
     while seen is not None:
-        if str(seen) and str(seen) not in words:
-            words.append(str(seen))
+        # A group's text also counts its members, which says nothing to a reader.
+        text = seen.message if isinstance(seen, BaseExceptionGroup) else str(seen)
+        if text and text not in words:
+            words.append(text)
         if isinstance(seen, BaseExceptionGroup) and seen.exceptions:
             seen = seen.exceptions[0]
         else:
             seen = seen.__cause__ or seen.__context__
     return ": ".join(words) or type(error).__name__
+
+
+def _mismatch_words(mismatch: re.Match[str]) -> str:
+    """Say what does not fit, and why that may be nobody's typo."""
+    said = f"{mismatch['path'].removeprefix('.')}: {mismatch['why']}"
+    return f"{said}; the field is misspelled, or the CRDs that are installed are older than this program"
 
 
 def _class_for(code: int, reason: str) -> type[ApiError]:

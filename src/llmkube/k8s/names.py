@@ -13,7 +13,7 @@ Every function here is a pure function of its arguments and idempotent where tha
 
 import hashlib
 import re
-from typing import Final
+from typing import Final, Literal
 
 MAX_LABEL: Final = 63
 """The longest DNS label and the longest label value, in characters."""
@@ -81,17 +81,19 @@ def label_value(name: str) -> str:
     return name if len(name) <= MAX_LABEL else _with_digest(name, name)
 
 
-def slice_name(service: str, host: str) -> str:
+def slice_name(service: str, host: str, family: Literal["IPv4", "IPv6"] = "IPv4") -> str:
     """Return the name of the EndpointSlice in which one host lists its endpoint of one Service.
 
     The separator is a dot, which no Service's name can contain: with a hyphen, `chat` on `mac-studio` and `chat-mac` on
-    `studio` would be one object that two hosts overwrite in turn. At most 127 characters; a slice's name may have 253.
+    `studio` would be one object that two hosts overwrite in turn. The family is part of the name because a slice's
+    `addressType` cannot be changed. At most 132 characters; a slice's name may have 253.
 
     Args:
         service: What `service_name` returned.
         host: The host's name, in any spelling.
+        family: Of the address in the slice.
     """
-    return f"{service}.{host_id(host)}"
+    return f"{service}.{host_id(host)}" + (".ipv6" if family == "IPv6" else "")
 
 
 def endpoint_url(service: str, namespace: str, port: int, path: str, cluster_domain: str = "cluster.local") -> str:

@@ -5,8 +5,10 @@ anything. What removes an object is a DELETED event, or a whole list without it;
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
 quorum read says so too.
 
-How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`, and `RESUMES_BEFORE_LIST`
-failures in a row make the next attempt a list.
+How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
+when `RESUMES_BEFORE_LIST` in a row have failed, or have ended without one event or bookmark; and at once when a watch
+was silent for all of those seconds from its beginning. An open watch is no proof that the server knows our place: after
+a restore of etcd, kube-apiserver accepts a resourceVersion from its future and never says a word.
 """
 
 import random
@@ -21,7 +23,7 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.client import Client, Listing
 from llmkube.k8s.codec import DecodeError, decode
-from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError
+from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError, WatchSilentError
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, WatchEvent, resource_version_of
 
@@ -34,7 +36,7 @@ STABLE_SECONDS: Final = 10.0
 """A watch that lived this long was a success: back-off starts afresh."""
 
 RESUMES_BEFORE_LIST: Final = 3
-"""A restored etcd answers 504, never 410, to a version from its future: resuming alone would go on for ever."""
+"""A restored etcd answers 504 or nothing, never 410, to a version from its future: resuming alone would never end."""
 
 WATCH_SECONDS: Final = (240, 300)
 """Each watch's length is drawn from this range, so that a fleet does not reconnect in step."""
@@ -162,26 +164,29 @@ async def run_reflector(
     collection = _Collection(client, kind, namespace, label_selector)
     must_list = True
     failures = 0
+    unheard = 0  # watches in a row that ended without having said anything
     while True:
         stable = False
         problem: ApiError | None = None
         try:
             if must_list:
                 await _refresh(collection, cache, notify, confirm_after_seconds=backoff.delay(1, rng))
-                must_list = False
+                must_list, unheard = False, 0
             async with collection.open_watch(cache.position, rng.randint(*WATCH_SECONDS)) as watch:
                 opened_at = trio.current_time()
                 try:
                     await _follow(watch, cache, notify)
                 finally:
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
+                    unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
             problem = error
+        must_list = must_list or unheard >= RESUMES_BEFORE_LIST
         if stable and problem is None:
             failures = 0
             continue
         failures = 1 if stable else failures + 1
-        must_list = must_list or failures >= RESUMES_BEFORE_LIST or isinstance(problem, GoneError | WatchDataError)
+        must_list = must_list or failures >= RESUMES_BEFORE_LIST or _position_is_bad(problem, unheard)
         delay_seconds = backoff.delay(failures, rng)
         _log.warning(
             "watch interrupted",
@@ -191,6 +196,11 @@ async def run_reflector(
             retry_seconds=round(delay_seconds, 1),
         )
         await trio.sleep(delay_seconds)
+
+
+def _position_is_bad(problem: ApiError | None, unheard: int) -> bool:
+    """Say whether a watch ended in a way that the next one from the same place would only repeat."""
+    return isinstance(problem, GoneError | WatchDataError) or (isinstance(problem, WatchSilentError) and unheard > 0)
 
 
 @attrs.frozen

@@ -4,7 +4,8 @@
 |-----------------------------------------------------|--------------------------------------------|
 | the server ends the answer                          | None; the tail of a partial line is dropped |
 | an ERROR event                                      | raises the error that its `Status` names   |
-| reset, or nothing at all for `READ_IDLE_SECONDS`    | raises `TransportError`: resume            |
+| a reset                                             | raises `TransportError`: resume            |
+| nothing at all for `READ_IDLE_SECONDS`              | raises `WatchSilentError`: resume, once    |
 | an endless line, a page of HTML, a wrong kind       | raises `WatchDataError`: do not resume     |
 """
 
@@ -17,7 +18,7 @@ import attrs
 import trio
 
 from llmkube.k8s.codec import decode
-from llmkube.k8s.errors import TransportError, WatchDataError, error_from_status, excerpt
+from llmkube.k8s.errors import WatchDataError, WatchSilentError, error_from_status, excerpt
 from llmkube.k8s.resource import Key, Object
 
 T = TypeVar("T", bound=Object)
@@ -59,7 +60,12 @@ class WatchEvent(Generic[T]):
 
 
 class Watch(Generic[T]):
-    """The events of one open watch, in order; made by `Client.open_watch`."""
+    """The events of one open watch, in order; made by `Client.open_watch`.
+
+    Attributes:
+        heard: Whether anything has come at all. Only that proves that the server knows the place we resumed from: a
+            resourceVersion from the future of a restored etcd is answered 200, and then with silence.
+    """
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class Watch(Generic[T]):
         self._max_line_bytes = max_line_bytes
         self._tail = bytearray()
         self._lines: deque[bytes] = deque()
+        self.heard = False
 
     async def next_event(self) -> WatchEvent[T] | None:
         """Return the next change, or None when the server ended the watch in good order.
@@ -82,7 +89,8 @@ class Watch(Generic[T]):
         Raises:
             GoneError: The place to resume from is forgotten; list again.
             WatchDataError: The answer is not a watch; list again.
-            TransportError: The connection broke or fell silent; resume.
+            WatchSilentError: Not even a bookmark came; resume, unless nothing ever did (`heard`).
+            TransportError: The connection broke; resume.
             ApiError: Whatever else an ERROR event says.
         """
         await trio.lowlevel.checkpoint()  # a burst of buffered events must not starve the other tasks
@@ -91,12 +99,14 @@ class Watch(Generic[T]):
             if not chunk:
                 return None
             self._split(chunk)
-        return parse_event(self._kind, self._lines.popleft())
+        event = parse_event(self._kind, self._lines.popleft())
+        self.heard = True
+        return event
 
     async def _receive_in_time(self) -> bytes:
         with trio.move_on_after(self._read_idle_seconds):
             return await self._receive()
-        raise TransportError(
+        raise WatchSilentError(
             f"watch of {self._kind.RESOURCE.plural}: not even a bookmark came for {self._read_idle_seconds:g} s"
         )
 

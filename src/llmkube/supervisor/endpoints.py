@@ -5,7 +5,7 @@ is and whether it answers right now.
 """
 
 import ipaddress
-from typing import Any
+from typing import Any, Literal
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.names import (
@@ -44,16 +44,21 @@ def slice_manifest(service: InferenceService, host: str, address: str, port: int
     With port 0 (no engine has been ready yet) it lists nothing, which replaces whatever an earlier agent claimed.
     """
     name = service_name(service.key.name)
-    metadata = _metadata(service, slice_name(name, host))
+    metadata = _metadata(service, slice_name(name, host, family(address)))
     metadata["labels"] |= {SERVICE_NAME_LABEL: name, MANAGED_BY_LABEL: AGENT_MANAGER, HOST_LABEL: host_id(host)}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": metadata,
-        "addressType": f"IPv{ipaddress.ip_address(address).version}",
+        "addressType": family(address),
         "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}] if port else [],
         "ports": [{"name": "http", "port": port, "protocol": "TCP"}] if port else [],
     }
+
+
+def family(address: str) -> Literal["IPv4", "IPv6"]:
+    """Return an address's family as EndpointSlices spell it."""
+    return "IPv4" if ipaddress.ip_address(address).version == 4 else "IPv6"
 
 
 def endpoints_manifest(service: InferenceService, address: str, port: int, *, ready: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from llmkube.base.tick import wait_tick
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
-WATCH_SECONDS = 5.0
+WATCH_SECONDS = 10.0
 
 
 async def wait_ready(http: HttpClient, url: str) -> None:

@@ -24,7 +24,7 @@ WRITE_SECONDS = 15.0
 """A write that takes longer is tried again; the API server may have gone away without a word."""
 
 WORKERS = 8
-RETRY = Backoff(base_seconds=0.2, cap_seconds=15.0)
+RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
 
 
 @attrs.frozen

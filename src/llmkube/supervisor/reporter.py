@@ -6,6 +6,7 @@ It decides nothing and waits for nothing but, at a stop, for "not ready" to arri
 import datetime
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import attrs
 import structlog
@@ -14,7 +15,7 @@ import trio
 from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import endpoints, status
@@ -45,6 +46,7 @@ class Reporter:
     changed: Callable[[], None]
     view: ServiceView = ServiceView("")
     _restarts: int = 0
+    _fetched: ModelSpec | None = None  # what was asked of the file that is here
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
     _of_model: status.Conditions = attrs.field(factory=status.Conditions)
@@ -55,15 +57,18 @@ class Reporter:
         return self.wish.key
 
     def greet(self) -> None:
-        """Speak first: nothing that an earlier agent said of this service is true any more."""
+        """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more."""
         self.say(ServiceView(Reason.PENDING, "the agent has just started with this service"))
-        if self.settings.advertise_address is None:
-            self.outbox.put_nowait(self._slice_slot, None)  # it would name an engine that is gone
+        for slot in self._all_endpoint_slots():
+            if slot not in self._endpoint_slots():
+                self.outbox.put_nowait(slot, None)
 
     def follow(self, wish: Desired) -> None:
         """Report about a newer wish from now on."""
         if wish.model.metadata.uid != self.wish.model.metadata.uid:
             self._of_model = status.Conditions()
+        if wish.service.metadata.uid != self.wish.service.metadata.uid:
+            self.outbox.forget(self._status_slot)  # another object of the same name has heard nothing yet
         self.wish = wish
         self._publish_endpoint()
 
@@ -84,15 +89,18 @@ class Reporter:
         self._write_status()
 
     def fetching(self, message: str) -> None:
-        """The Model's file is on its way."""
-        self._set_model(False, "Fetching", message)
+        """The Model's file is on its way; a file that was here a moment ago is only looked at again."""
+        if self._fetched != self.wish.model.spec:
+            self._set_model(False, "Fetching", message)
 
     def fetched(self, weights: WeightsFile, facts: GGUFFacts) -> None:
         """The Model's file is here, and this is what it says of itself."""
+        self._fetched = self.wish.model.spec
         self._set_model(True, "Fetched", f"the file is on host {self.settings.host_name}", weights, facts)
 
     def not_fetched(self, error: LLMKubeError) -> None:
         """The Model's file cannot be had, or is not what it should be."""
+        self._fetched = None
         log.warning("model not fetched", name=self.key.name, namespace=self.key.namespace, error=str(error))
         self._set_model(False, status.fetch_reason(error), str(error))
 
@@ -173,24 +181,25 @@ class Reporter:
         return Slot(kind, Key(self.key.namespace, service_name(self.key.name)))
 
     def _endpoint_slots(self) -> tuple[Slot, ...]:
-        if self.settings.advertise_address is None:
+        """Where this agent says that the engine is, and whether it answers."""
+        address = self.settings.advertise_address
+        if address is None:
             return ()
         if self.settings.endpoints_api == "endpoints":
             return (self._slot(Endpoints),)
-        return (self._slice_slot,)
+        return (self._slice_slot(endpoints.family(address)),)
 
-    @property
-    def _slice_slot(self) -> Slot:
-        name = slice_name(service_name(self.key.name), self.settings.host_name)
+    def _all_endpoint_slots(self) -> tuple[Slot, ...]:
+        """Where an agent with any settings would have said so."""
+        return (self._slot(Endpoints), self._slice_slot("IPv4"), self._slice_slot("IPv6"))
+
+    def _slice_slot(self, family: Literal["IPv4", "IPv6"]) -> Slot:
+        name = slice_name(service_name(self.key.name), self.settings.host_name, family)
         return Slot(EndpointSlice, Key(self.key.namespace, name))
 
     def _publish_endpoint(self) -> None:
-        address, service, port, ready = (
-            self.settings.advertise_address,
-            self.wish.service,
-            self._endpoint_port,
-            self.view.ready,
-        )
+        address, service = self.settings.advertise_address, self.wish.service
+        port, ready = self._endpoint_port, self.view.ready
         if address is None:
             return
         self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))

@@ -45,7 +45,7 @@ class AgentSettings:
     withdraw_seconds: float = 2.0
     load_timeout_seconds: float = 1800.0
     retry_cap_seconds: float = 60.0
-    reassert_seconds: float = 60.0
+    reassert_seconds: float = 600.0
     lease_renew_seconds: float = 10.0
     log_cap_bytes: int = 16 * 1024 * 1024
 
