@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check crds clean
+.PHONY: help demo test check envtest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -25,7 +25,11 @@ demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask i
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
 test: $(STAMP)  ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not envtest"
+
+envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
+	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
+	$(BIN)/python -m pytest -m envtest
 
 check: $(STAMP)  ## linters and types only
 	$(BIN)/ruff check src tests

@@ -27,6 +27,14 @@ def test_a_bare_name_is_looked_up(tmp_path):
     assert find_llama_server(type(mine)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == mine
 
 
+def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
+    """--llama-server ./llama-server is the file here, even when PATH has one of that name."""
+    program(tmp_path / "bin")
+    mine = program(tmp_path / "here")
+    monkeypatch.chdir(mine.parent)
+    assert find_llama_server(type(mine)("./llama-server"), search_path=str(tmp_path / "bin")) == mine
+
+
 def test_path_beats_the_bundled_program(tmp_path):
     """An installed llama-server is taken before the bundled one."""
     installed = program(tmp_path / "bin")

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from llmkube.cli.manifests import ManifestError, demo_manifests, load_manifests
@@ -128,7 +130,9 @@ def test_text_that_is_not_utf8_is_an_error(tmp_path):
 
 
 def test_the_demo_is_a_model_and_its_service():
-    """The demo's manifests are a Model with the built-in source and a service that refers to it."""
+    """The demo's manifests are a Model with the built-in source and a service that refers to it, as in the examples."""
     model, service = (each.body for each in demo_manifests())
+    example = Path(__file__).parents[2] / "examples" / "demo.yaml"
+    assert [each.body for each in load_manifests([str(example)], str)] == [model, service]
     assert (model["kind"], model["spec"]["source"]) == ("Model", "builtin://demo")
     assert (service["kind"], service["spec"]["modelRef"]) == ("InferenceService", model["metadata"]["name"])

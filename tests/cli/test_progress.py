@@ -86,12 +86,12 @@ def test_a_done_step_has_its_fact():
 
 
 def test_changes_are_told_once():
-    """New, changed and vanished services get a line; one that stays as it is gets none."""
+    """New, changed and vanished services get a line; one that stays as it is gets none, whatever its agent reports."""
     before = phases_of([service("a", phase="Ready"), service("b", phase="Ready"), service("c", phase="Creating")])
     after = phases_of(
         [
-            service("a", phase="Ready"),
-            service("c", phase="Failed", schedulingStatus="CrashLoopBackOff\x1b[2J"),
+            service("a", phase="Ready", schedulingStatus="Restarting"),
+            service("c", condition("Available", False, "CrashLoopBackOff\x1b[2J"), phase="Failed"),
             service("d", namespace="x"),
         ]
     )

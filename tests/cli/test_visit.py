@@ -140,7 +140,7 @@ async def test_staying_tells_every_change_of_phase(autojump_clock, world, capsys
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.visit.stay)
             await trio.sleep(1)
-            await world.say(InferenceService, phase="Pending", schedulingStatus="Fetching")
+            await world.say(InferenceService, ("Available", "False", "Fetching", "copying"), phase="Pending")
             await trio.sleep(1)
             await world.say(InferenceService, phase="Ready")
             await trio.sleep(1)
@@ -159,6 +159,8 @@ async def test_staying_tells_every_change_of_phase(autojump_clock, world, capsys
 def test_the_usage_can_be_pasted():
     """Every line is a command that a shell takes as it is, whatever the paths contain."""
     text = usage(PLACE, "demo")
+    assert "Nothing is served" not in text
+    assert "Nothing is served yet" in usage(PLACE, None)
     assert "  export KUBECONFIG='/home/ann/my state/kubeconfig'\n" in text
     (body,) = (line.partition(" -d ")[2] for line in text.splitlines() if "curl" in line)
     assert json.loads(body.strip("'"))["model"] == "demo"

@@ -100,6 +100,49 @@ async def test_one_change_is_one_write(autojump_clock):
         assert cluster.writes[before:] == ["chat"]
 
 
+async def test_a_successor_does_not_get_its_predecessors_status(autojump_clock):
+    """A service that is replaced while its status is on the way has its own status only, after one refused write."""
+    async with open_cluster() as cluster:
+        await cluster.bring_up()
+        cluster.faults.delays["status"] = 5.0
+        await cluster.publish(ready=False)
+        await trio.sleep(2)
+        before = len(cluster.writes)  # counted when they arrive: this one is still on the way
+        await cluster.client.delete(InferenceService, CHAT)
+        cluster.faults.delays["status"] = 0.0
+        await cluster.create_service(modelRef="nowhere")
+        successor = await cluster.service()
+        seen = []
+        with trio.move_on_after(10):
+            while True:
+                seen.append((await cluster.service()).status)
+                await trio.sleep(0.1)
+        verdicts = {status.phase for status in seen}
+        assert verdicts <= {"", "Pending"}
+        assert await cluster.where() == "Pending/ModelNotFound"
+        assert (await cluster.service()).metadata.uid == successor.metadata.uid
+        assert cluster.writes[before:] == ["chat", "chat"]  # its own, and the late one of its predecessor
+        assert cluster.reconciles("inferenceservice", "error") == 0
+
+
+async def test_an_overtaken_write_is_not_a_hot_loop(autojump_clock):
+    """Whoever writes between our read and our write costs us one refused write each time, and the end is right."""
+    async with open_cluster() as cluster:
+        await cluster.bring_up()
+        cluster.faults.delays["status"] = 0.4
+        before, retries = len(cluster.writes), cluster.reconciles("inferenceservice", "retry")
+        for step in range(5):
+            await cluster.publish(ready=bool(step % 2))
+            await trio.sleep(0.2)
+            await cluster.client.patch(InferenceService, CHAT, {"metadata": {"labels": {"step": str(step)}}})
+            await trio.sleep(5)
+        assert len(cluster.writes) - before == 10
+        assert cluster.reconciles("inferenceservice", "retry") - retries == 5
+        assert await cluster.where() == "Creating/Creating"
+        await trio.sleep(600)
+        assert len(cluster.writes) - before <= 12  # the host's Lease has run out meanwhile
+
+
 async def test_a_silent_host_loses_its_services(autojump_clock):
     """Forty seconds after the last renewal nothing is ready any more, whatever slices and conditions still claim."""
     async with open_cluster() as cluster:

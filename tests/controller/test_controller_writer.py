@@ -5,7 +5,7 @@ import datetime
 import attrs
 import pytest
 
-from controller.objects import NOW, STUDIO, fetched_model
+from controller.objects import NOBODY, NOW, STUDIO, fetched_model
 from llmkube.controller.model import derive_model_status
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.codec import decode, encode
@@ -133,9 +133,7 @@ async def test_the_manifest_names_this_very_state():
     server = Server(stale)
     writer, reconcile = bench(server)
     await reconcile(stale)
-    server.held = attrs.evolve(server.held, status=attrs.evolve(server.held.status, phase="Failed"))
-    writer._written[stale.key] = attrs.evolve(writer._written[stale.key], answer=server.held)
-    await reconcile(stale)
+    await writer.write(stale, derive_model_status(writer.newest(stale), NOBODY, now=NOW))
     first, second = (manifest["metadata"] for manifest in server.applied)
     version = stale.metadata.resource_version
     assert first == {"name": "phi", "namespace": "ml", "resourceVersion": version}

@@ -5,22 +5,21 @@ The kubectl on PATH always; more of them (older, newer) when `LLMKUBE_TEST_KUBEC
 
 import os
 import re
-import shutil
 import subprocess
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
 
 from contracts.check_api_server import widget_crd
+from e2e.kubectl_tool import Kubectl, needs_kubectl
 from llmkube.apiserver.server import open_api_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kubectl]
 
 KUBECTLS = [*filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
-KUBECTLS = [shutil.which("kubectl") or "kubectl", *KUBECTLS]
+KUBECTLS = ["kubectl", *KUBECTLS]
 
 MANIFESTS = """
 apiVersion: check.llmkube.dev/v1
@@ -40,39 +39,25 @@ data: {size: "%(size)d"}
 """
 
 
-class Kubectl:
-    """Runs one kubectl against one server; a failure is an assertion with its output."""
+class AnyKubectl(Kubectl):
+    """A kubectl of any version, with the manifests of this file."""
 
-    def __init__(self, program: str, kubeconfig: Path, home: Path):
-        self.program, self.home = program, home
-        self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home)}
-        self.minor = 0
-
-    async def run(self, *args: str, stdin: str = "", code: int = 0) -> str:
-        with trio.fail_after(60):
-            done = await trio.run_process(
-                [self.program, *args],
-                stdin=stdin.encode(),
-                capture_stdout=True,
-                stderr=subprocess.STDOUT,
-                check=False,
-                env=self.env,
-            )
-        output = done.stdout.decode()
-        assert done.returncode == code, f"kubectl {' '.join(args)}: exit {done.returncode}\n{output}"
-        return output
+    minor = 0
 
     async def apply(self, size: int, *args: str) -> str:
         return await self.run("apply", *args, "-f", "-", stdin=MANIFESTS % {"size": size})
 
 
 @pytest.fixture(params=KUBECTLS)
-async def kubectl(request, tmp_path):
-    if shutil.which(request.param) is None:
-        pytest.fail(f"this test needs kubectl, and there is none at {request.param!r}: install it or put it on PATH")
+def program(request):  # not async: a skip within Trio loses its reason
+    return needs_kubectl(request.param)
+
+
+@pytest.fixture
+async def kubectl(program, tmp_path):
     async with open_api_server(tmp_path, port=0) as handle:
         await handle.server.ensure([widget_crd()])
-        tool = Kubectl(request.param, handle.kubeconfig, tmp_path)
+        tool = AnyKubectl(program, handle.kubeconfig, tmp_path)
         version = re.search(r"v1\.(\d+)\.", await tool.run("version", "--client"))
         tool.minor = int(version[1])
         yield tool

@@ -9,7 +9,7 @@ import stat
 import pytest
 import trio
 
-from e2e.up_process import ANSWER, DEMO, FREE_PORTS, is_open, open_up, processes_in, run_up
+from e2e.up_process import ANSWER, DEMO, FREE_PORTS, fake_engine, is_open, open_up, processes_in, run_up
 from llmkube.base.http import open_http_client
 from waiting import until
 
@@ -20,18 +20,6 @@ pytestmark = pytest.mark.e2e
 async def _deadline():  # noqa: ASYNC124 (pytest-trio wants an async fixture to run it within the test's own time)
     with trio.fail_after(120):  # a hang is a failure, and not a test run that never ends
         yield
-
-
-def engine(folder, script):
-    """A llama-server of a few lines of shell: it knows its flags and its version, and then does as told."""
-    path = folder / "engine"
-    flags = "--model --host --port --alias --ctx-size --parallel --metrics --verbosity --fit --n-gpu-layers"
-    path.write_text(
-        f'#!/bin/sh\ncase "$1" in\n--help) for f in {flags}; do echo "$f VALUE"; done; exit 0;;\n'
-        f'--version) echo "version: 1 (test)"; exit 0;;\nesac\n{script}\n'
-    )
-    path.chmod(0o755)
-    return str(path)
 
 
 def nothing_left(folder):
@@ -80,7 +68,7 @@ async def test_state_survives_and_a_signal_stops_in_order(tmp_path):
 
 async def test_ctrl_c_twice_still_stops_cleanly(tmp_path):
     """A second SIGINT during the stop is answered, and nothing is left behind."""
-    stubborn = engine(tmp_path, "trap '' TERM INT; while :; do sleep 1; done")
+    stubborn = fake_engine(tmp_path, "trap '' TERM INT; while :; do sleep 1; done")
     async with open_up(tmp_path, "--demo", "--llama-server", stubborn) as up:
         await up.wait_for("out", r"Loading")
         await until(lambda: processes_in(tmp_path))
@@ -110,7 +98,7 @@ async def test_a_taken_port_is_named_by_its_flag(tmp_path, flag):
 
 async def test_a_crashing_engine_is_quoted(tmp_path):
     """When the engine keeps ending, --ask gives up with the reason and the engine's own last words, and exits 1."""
-    crashing = engine(tmp_path, 'echo "error: no kernel image is available" >&2; exit 3')
+    crashing = fake_engine(tmp_path, 'echo "error: no kernel image is available" >&2; exit 3')
     code, out, err = await run_up(tmp_path, "--demo", "--ask", "x", "--llama-server", crashing)
     assert code == 1
     assert "InferenceService default/demo cannot be served: CrashLoopBackOff" in err
@@ -122,7 +110,7 @@ async def test_a_crashing_engine_is_quoted(tmp_path):
 
 async def test_waiting_has_an_end(tmp_path):
     """An engine that never becomes ready is given up after --timeout, with exit code 4."""
-    slow = engine(tmp_path, "exec sleep 100")
+    slow = fake_engine(tmp_path, "exec sleep 100")
     code, _, err = await run_up(tmp_path, "--demo", "--ask", "x", "--timeout", "3", "--llama-server", slow)
     assert code == 4
     assert "no answer within 3 s" in err

@@ -1,4 +1,4 @@
-"""A real `llmkube up` as a child of the test, with its output as it comes."""
+"""Real `llmkube` programs as children of the test, with their output as it comes."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,9 @@ FREE_PORTS = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
 
 
 @attrs.define(eq=False)
-class UpProcess:
+class Program:
+    """One `llmkube` program and what it has said so far."""
+
     process: trio.Process
     lines: dict[str, str] = attrs.field(factory=lambda: {"out": "", "err": ""})
     changed: trio.Condition = attrs.field(factory=trio.Condition)
@@ -67,42 +69,53 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def open_up(folder: Path, *args: str) -> AsyncIterator[UpProcess]:
-    """Run `llmkube up`; it is killed if the test leaves it behind."""
-    command = [sys.executable, "-m", "llmkube", "up", *args]
+async def open_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> AsyncIterator[Program]:
+    """Run `llmkube ARGS`; it is killed if the test leaves it behind, and so are its engines."""
+    command = [sys.executable, "-m", "llmkube", *args]
+    env = environment(folder) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
     async with trio.open_nursery() as nursery:
         process = await nursery.start(
             partial(
                 trio.run_process,
                 command,
-                env=environment(folder),
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 check=False,
             )
         )
-        up = UpProcess(process)
-        nursery.start_soon(up.pump, "out", process.stdout)
-        nursery.start_soon(up.pump, "err", process.stderr)
+        program = Program(process)
+        nursery.start_soon(program.pump, "out", process.stdout)
+        nursery.start_soon(program.pump, "err", process.stderr)
         try:
-            yield up
+            yield program
         finally:  # the nursery then waits for the ends of both outputs, so that nothing said last is missed
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
-            for left in processes_in(folder):
+            for left in engines_in(folder):
                 left.kill()
 
 
+def open_up(folder: Path, *args: str) -> AbstractAsyncContextManager[Program]:
+    """Run `llmkube up ARGS`."""
+    return open_program(folder, "up", *args)
+
+
+async def run_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
+    """Run `llmkube ARGS` to its end; return the exit code and both outputs."""
+    async with open_program(folder, *args, kubeconfig=kubeconfig) as program:
+        code = await program.process.wait()
+    return code, program.out, program.err
+
+
 async def run_up(folder: Path, *args: str) -> tuple[int, str, str]:
-    """Run `llmkube up` to its end; return the exit code and both outputs."""
-    async with open_up(folder, *args) as up:
-        code = await up.process.wait()
-    return code, up.out, up.err
+    """Run `llmkube up ARGS` to its end."""
+    return await run_program(folder, "up", *args)
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """Every process whose command line mentions the folder: engines name their model file in it."""
+    """Every living process whose command line mentions the folder, except this one."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -111,6 +124,30 @@ def processes_in(folder: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
+
+
+def engines_in(folder: Path) -> list[psutil.Process]:
+    """Every engine that works in the folder: it is told where its model lies, and lies in the work folder itself."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd().startswith(str(folder)) and "--model" in process.cmdline():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def fake_engine(folder: Path, script: str, name: str = "engine") -> str:
+    """A llama-server of a few lines of shell: it knows its flags and its version, and then does as told."""
+    path = folder / name
+    flags = "--model --host --port --alias --ctx-size --parallel --metrics --verbosity --fit --n-gpu-layers --threads"
+    path.write_text(
+        f'#!/bin/sh\ncase "$1" in\n--help) for f in {flags}; do echo "$f VALUE"; done; exit 0;;\n'
+        f'--version) echo "version: 1 (test)"; exit 0;;\nesac\n{script}\n'
+    )
+    path.chmod(0o755)
+    return str(path)
 
 
 def is_open(url: str) -> bool:

@@ -11,9 +11,10 @@ import structlog
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
+
 from sim.machine import NetworkDownError, Script
 from sim.world import open_world
-from trio.testing import MockClock
 
 EXAMPLES = int(os.environ.get("LLMKUBE_SIM_EXAMPLES", "25"))
 NAMES = ("a", "b", "c")
@@ -52,7 +53,7 @@ class Wishes:
         await world.apply(name, **self.specs[name])
 
 
-async def take(world, wishes, step):
+async def take(world, wishes, step):  # noqa: C901 - a table, one row a step
     """Let one thing happen."""
     match step:
         case ("sleep", seconds):
@@ -84,7 +85,7 @@ async def converge(world, wishes):
     """Stop all faults; a little later the world must be as it was last wished."""
     world.faults.down, world.faults.errors, world.machine.broken = False, 0, {}
     world.machine.scripts = dict.fromkeys(NAMES, CALM)
-    await trio.sleep(2000)  # an engine may still be loading for ever under an earlier script, until its time-out of 1800 s
+    await trio.sleep(2000)  # an earlier script may load for ever: its attempt ends after 1800 s
     for name in NAMES:
         spec = wishes.specs.get(name)
         live = world.machine.live(name)

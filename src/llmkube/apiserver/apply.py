@@ -16,7 +16,7 @@ from llmkube.apiserver import fieldset, managed
 from llmkube.apiserver.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.jsonvalues import copy, same
 from llmkube.apiserver.managed import Entry, Managers, Writer
-from llmkube.apiserver.merge import Comparison, MergeError, check_declared, compare, merge, paths_of, remove, with_named
+from llmkube.apiserver.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
 from llmkube.apiserver.schema import JsonObject, Schema
 from llmkube.base.errors import UserError
 
@@ -124,7 +124,8 @@ def server_side_apply(
     if (applied.get("metadata") or {}).get("managedFields") is not None:
         raise ApplyRefusedError("metadata.managedFields must be nil")
     version = _check_version(live, applied)
-    check_declared(applied, schema)
+    for misfit in misfits(applied, schema):
+        raise misfit
     base = _bare(live if live is not None else zero or {})
     managers = _managers_before_apply(live, base, version, schema, zero)
     writer = managed.applier(manager, subresource)
@@ -159,16 +160,19 @@ def record_write(
 
     Call it with the object as the client wants it, defaulted and pruned, before the server's own changes.
     `managedFields` in `new` is believed when it parses (clients migrate their entries that way), and `[{}]` in it
-    forgets everybody. The other arguments are those of `server_side_apply`.
-
-    Raises:
-        MergeError: A keyed list has an item without its key.
+    forgets everybody. The other arguments are those of `server_side_apply`. An object that does not fit its schema (an
+    item of a keyed list lacks its key) is written down as nobody's: refusing it is validation's part, which knows more.
     """
     base = _bare(live if live is not None else zero or {})
     wanted = _bare(new)
     managers = _managers_of_update(live, new, by_subresource=bool(subresource))
+    if live is not None and not managers:
+        return _written(live, wanted, managers)  # nobody has kept track of this object, until somebody applies it
     version = str(new.get("apiVersion", ""))
-    change = compare(base, wanted, schema).without_below(reset)
+    try:
+        change = compare(base, wanted, schema).without_below(reset)
+    except MergeError:
+        return _written(live, wanted, managers)
     taken = change.written.difference(_IDENTITY)
     managers = _settle(managers, None, change, force=True)
     if taken:

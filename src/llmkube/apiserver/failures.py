@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from llmkube.apiserver.fielderrors import FieldError
+from llmkube.k8s.resource import Resource
 
 JsonObject = dict[str, Any]
 
@@ -66,7 +67,7 @@ class RequestRefusedError(Exception):
         self.token = token
         self.reason = reason
         self.message = message
-        self.details = dict(details or {})
+        self.details = None if details is None else dict(details)
 
     def to_status(self) -> JsonObject:
         """Return the `Status` object to send."""
@@ -75,7 +76,7 @@ class RequestRefusedError(Exception):
         status["message"] = self.message
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         status["code"] = self.code
         return status
@@ -93,12 +94,12 @@ def not_found(subject: Subject) -> RequestRefusedError:
 
 def no_such_path() -> RequestRefusedError:
     """Refuse: nothing is served at that path; clients read it as "the resource type is unknown"."""
-    return RequestRefusedError(404, "NotFound", "the server could not find the requested resource", {})
+    return RequestRefusedError(404, "NotFound", "the server could not find the requested resource")
 
 
-def already_exists(subject: Subject) -> RequestRefusedError:
-    """Refuse to create: the name is taken."""
-    message = f'{subject.qualified} "{subject.name}" already exists'
+def already_exists(subject: Subject, *, deleting: bool = False) -> RequestRefusedError:
+    """Refuse to create: the name is taken, perhaps by an object that is going away."""
+    message = f'{"object is being deleted: " if deleting else ""}{subject.qualified} "{subject.name}" already exists'
     return RequestRefusedError(409, "AlreadyExists", message, subject.to_json())
 
 
@@ -130,6 +131,11 @@ def bad_request(message: str) -> RequestRefusedError:
     return RequestRefusedError(400, "BadRequest", message)
 
 
+def plain_internal(message: str) -> RequestRefusedError:
+    """Refuse with a 500 without a reason, as kube-apiserver does where it did not expect the error."""
+    return RequestRefusedError(500, "", message)
+
+
 def unprocessable(message: str) -> RequestRefusedError:
     """Refuse a patch that is well formed and does not fit the object."""
     return RequestRefusedError(422, "Invalid", message)
@@ -148,16 +154,25 @@ def unauthorized() -> RequestRefusedError:
     return RequestRefusedError(401, "Unauthorized", "Unauthorized")
 
 
-def method_not_allowed() -> RequestRefusedError:
-    """Refuse a verb that the resource does not have."""
-    message = "the server does not allow this method on the requested resource"
-    return RequestRefusedError(405, "MethodNotAllowed", message)
+def method_not_allowed(subject: Subject | None = None, verb: str = "") -> RequestRefusedError:
+    """Refuse a verb that the resource does not have; of a custom one, kube-apiserver says which."""
+    if subject is None:
+        message = "the server does not allow this method on the requested resource"
+        return RequestRefusedError(405, "MethodNotAllowed", message, {})
+    message = f'{verb} is not supported on resources of kind "{subject.qualified}"'
+    return RequestRefusedError(405, "MethodNotAllowed", message, attrs.evolve(subject, name="").to_json())
 
 
 def not_acceptable(offered: Sequence[str]) -> RequestRefusedError:
     """Refuse to answer in a format that the server does not speak."""
     message = "only the following media types are accepted: " + ", ".join(offered)
     return RequestRefusedError(406, "NotAcceptable", message)
+
+
+def undecodable(resource: Resource, why: str) -> RequestRefusedError:
+    """Refuse a body that does not read as the kind it is said to be."""
+    kind, version = resource.kind, resource.version
+    return bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {why}')
 
 
 def unsupported_media_type(accepted: Sequence[str]) -> RequestRefusedError:
@@ -168,9 +183,7 @@ def unsupported_media_type(accepted: Sequence[str]) -> RequestRefusedError:
 
 def too_large(limit_bytes: int) -> RequestRefusedError:
     """Refuse a body over the limit."""
-    return RequestRefusedError(
-        413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit_bytes}", {}
-    )
+    return RequestRefusedError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit_bytes}")
 
 
 def expired(message: str) -> RequestRefusedError:

@@ -6,14 +6,14 @@ taken for what it looks like: maps merge, lists are atomic.
 Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 
 from llmkube.apiserver import fieldset
 from llmkube.apiserver.fieldset import FieldSet, Path
-from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list, same
+from llmkube.apiserver.jsonvalues import ABSENT, compact, copy, is_list, is_number, same
 from llmkube.apiserver.schema import ANYTHING, Schema
 from llmkube.base.errors import UserError
 
@@ -116,23 +116,53 @@ def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str
         yield element, left.get(element, ABSENT), right.get(element, ABSENT), inner
 
 
-def check_declared(value: Any, schema: Schema, path: Path = ()) -> None:
-    """Let a value pass in which every field is declared.
-
-    Raises:
-        MergeError: A field is unknown to a schema that is closed.
-    """
-    if isinstance(value, Mapping):
+def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
+    """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
+    if value is None or schema.int_or_string or not schema.type:
+        return
+    wanted, fits = _SCALARS.get(schema.type, ("", None))
+    if fits is not None:
+        if not fits(value):
+            yield MergeError(path, f"expected {wanted}, got {compact(value)}")
+    elif schema.type == "object":
+        if type(value) is not dict and not isinstance(value, Mapping):
+            yield MergeError(path, f"expected map, got {compact(value)}")
+            return
         for name, item in value.items():
             inner = schema.child(name)
-            below = (*path, fieldset.field(name))
             if inner is not None:
-                check_declared(item, inner, below)
-            elif schema.type == "object" and not schema.preserve_unknown:
-                raise MergeError(below, "field not declared in schema")
-    elif is_list(value) and schema.items is not None:
-        for index, item in enumerate(value):
-            check_declared(item, schema.items, (*path, f"i:{index}"))
+                yield from misfits(item, inner, (*path, fieldset.field(name)))
+            elif not schema.preserve_unknown:
+                yield MergeError((*path, fieldset.field(name)), "field not declared in schema")
+    elif not is_list(value):
+        yield MergeError(path, f"expected list, got {compact(value)}")
+    elif schema.items is not None:
+        yield from _misfit_items(value, schema, path)
+
+
+def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+    assert schema.items is not None, "the caller has looked"
+    seen: set[str] = set()
+    for index, item in enumerate(value):
+        element = f"i:{index}"
+        if schema.list_type != "atomic":
+            try:
+                element = _element(item, schema)
+            except _ItemError as error:
+                yield MergeError(path, f"element {index}: {error}")
+                continue
+            if element in seen:
+                yield MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
+            seen.add(element)
+        yield from misfits(item, schema.items, (*path, element))
+
+
+_SCALARS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "string": ("string", lambda value: isinstance(value, str)),
+    "boolean": ("boolean", lambda value: isinstance(value, bool)),
+    "integer": ("numeric (int or float)", is_number),
+    "number": ("numeric (int or float)", is_number),
+}
 
 
 def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
@@ -277,11 +307,12 @@ def _element(item: Any, schema: Schema) -> str:
             keys[name] = item[name]
         elif inner is not None and inner.has_default:
             keys[name] = inner.raw["default"]
-        else:
-            raise _ItemError(
-                f'associative list with keys has an element that omits key field "{name}"'
-                " (and doesn't have default value)"
-            )
+    if not keys:
+        listed = " ".join(f'"{name}"' for name in schema.list_map_keys)
+        raise _ItemError(
+            f"associative list with keys has an element that omits all key fields [{listed}]"
+            " (and doesn't have default values for any key fields)"
+        )
     return fieldset.key(keys)
 
 

@@ -1,0 +1,322 @@
+"""Tell people what happened to an object, where `kubectl describe` shows it; nobody who tells ever waits or fails.
+
+An event is news, not state: losing one is a pity, and holding up a service for one would be a mistake. So
+
+* `emit_nowait` only puts the news on a shelf of bounded size; what does not fit is dropped and counted;
+* the same news about the same object is one Event whose `count` rises, also while it still lies on the shelf;
+* each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
+  and a hundred different lines about one object do not crowd out those about another;
+* a server that is away is tried again with back-off; one that refuses is believed.
+
+On the wire these are core/v1 Events of the classic form (`count`, `firstTimestamp`, `lastTimestamp`), which `kubectl
+describe` and `kubectl get events` read, with `reportingComponent` and `reportingInstance` beside the older `source`.
+"""
+
+import datetime
+import random
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Literal, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import WorldError
+from llmkube.k8s.builtins import Event
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import decode
+from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
+from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.workqueue import WorkQueue, run_workers
+
+EventType = Literal["Normal", "Warning"]
+
+SHELF: Final = 256
+"""Different pieces of news that may wait to be written."""
+
+SHELF_PER_OBJECT: Final = 16
+"""Of these, about one object; the oldest makes room."""
+
+REMEMBERED: Final = 1024
+"""Events whose counts can still be raised, and objects whose writes are counted; what is forgotten starts anew."""
+
+BURST: Final = 10
+REFILL_SECONDS: Final = 30.0
+WRITE_SECONDS: Final = 10.0
+WORKERS: Final = 2
+RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
+
+STALE_SECONDS: Final = 1800.0
+"""News that could not be told for so long is history; kube-apiserver itself keeps events for an hour."""
+
+MAX_MESSAGE_BYTES: Final = 1024
+MAX_REASON_CHARS: Final = 128
+"""Bounds of events.k8s.io, which the core form is converted to and from."""
+
+_SECRETS: Final = (
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),  # https://user:password@host
+    re.compile(r"(?<=\?)[^\s\"'<>?]*=[^\s\"'<>]*"),  # a signed URL's query
+    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),
+    re.compile(r"(?i)\b(?:token|cookie|api[-_]?key|secret|passwd|password)=[^\s&\"']+"),
+)
+
+_log = structlog.get_logger()
+
+
+@attrs.frozen
+class Series:
+    """What makes two pieces of news the same: only time and number differ."""
+
+    about: "Subject"
+    type: EventType
+    reason: str
+    message: str
+
+
+@attrs.frozen
+class Subject:
+    """The object that news is about, in this life (uid)."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, obj: Object) -> "Subject":
+        """Name a typed object."""
+        resource, metadata = obj.RESOURCE, obj.metadata
+        return cls(resource.api_version, resource.kind, metadata.namespace, metadata.name, metadata.uid)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {Key(self.namespace, self.name)}"
+
+
+@attrs.define
+class _News:
+    """What happened since the last write, and when."""
+
+    count: int
+    first: datetime.datetime
+    last: datetime.datetime
+    shelved_at: float  # monotonic
+
+
+@attrs.frozen
+class _Told:
+    key: Key
+    count: int
+
+
+@attrs.define
+class _Allowance:
+    """How many writes an object may still cause, as of a moment of the monotonic clock."""
+
+    left: float
+    at: float
+
+
+@attrs.define(eq=False)
+class EventRecorder:
+    """Record events about objects; `run` is the task that writes them.
+
+    Attributes:
+        component: Who reports: `llmkube-controller`, `llmkube-agent`.
+        instance: Which one of them: the host or the pod.
+        utcnow: The wall clock, for the timestamps.
+        rng: Makes names and spreads retries.
+        dropped: How many pieces of news were lost, because there were too many or the server refused them.
+    """
+
+    component: str
+    instance: str
+    utcnow: Callable[[], datetime.datetime]
+    rng: random.Random
+    dropped: int = attrs.field(default=0, init=False)
+    _shelf: OrderedDict[Series, _News] = attrs.field(factory=OrderedDict, init=False)
+    _waiting: Counter[Subject] = attrs.field(factory=Counter, init=False)
+    _told: OrderedDict[Series, _Told] = attrs.field(factory=OrderedDict, init=False)
+    _allowances: OrderedDict[Subject, _Allowance] = attrs.field(factory=OrderedDict, init=False)
+    _queue: WorkQueue[Subject] = attrs.field(init=False)
+    _forbidden: bool = attrs.field(default=False, init=False)
+    _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._queue = WorkQueue(self.rng, RETRY)
+
+    def emit_nowait(self, about: Object, reason: str, message: str, *, type: EventType = "Normal") -> None:  # noqa: A002 (the API's word)
+        """Say that something happened; never waits, never raises, and may be dropped.
+
+        Args:
+            about: The object, as read from the API server: its uid says which life of it.
+            reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
+            message: A sentence for people; credentials in it are blotted out, and it is cut at 1 KiB.
+            type: `Warning` for what somebody should look at.
+        """
+        series = Series(Subject.of(about), type, reason[:MAX_REASON_CHARS], blotted(message))
+        self._put(series, 1, self.utcnow(), trio.current_time())
+
+    async def run(self, client: Client) -> Never:
+        """Write what is on the shelf until cancelled; no failure of the API server ends this."""
+
+        async def handle(about: Subject) -> float | None:
+            return await self._tell(client, about)
+
+        await run_workers(self._queue, handle, workers=WORKERS)
+
+    async def wait_told(self) -> None:
+        """Return when nothing is left on the shelf; for an orderly end, with a deadline of the caller's."""
+        await trio.lowlevel.checkpoint()
+        while self._shelf:
+            await self._progress.wait()
+
+    def _put(self, series: Series, count: int, first: datetime.datetime, shelved_at: float) -> None:
+        news = self._shelf.get(series)
+        if news is not None:
+            news.count += count
+            news.first, news.last = min(news.first, first), max(news.last, first)
+            return
+        if self._waiting[series.about] >= SHELF_PER_OBJECT:
+            self._drop(next(one for one in self._shelf if one.about == series.about))
+        elif len(self._shelf) >= SHELF:
+            self._drop(next(iter(self._shelf)))
+        self._shelf[series] = _News(count, first, first, shelved_at)
+        self._waiting[series.about] += 1
+        self._queue.add_nowait(series.about)
+
+    def _drop(self, series: Series) -> None:
+        self.dropped += self._take(series).count
+        _log.debug("event dropped", about=str(series.about), reason=series.reason, dropped=self.dropped)
+
+    def _take(self, series: Series) -> _News:
+        news = self._shelf.pop(series)
+        self._waiting[series.about] -= 1
+        if not self._waiting[series.about]:
+            del self._waiting[series.about]
+        self._progress.set()
+        self._progress = trio.Event()
+        return news
+
+    async def _tell(self, client: Client, about: Subject) -> float | None:
+        """Write one object's news; return after how many seconds to go on, when its allowance is used up."""
+        while (series := next((one for one in self._shelf if one.about == about), None)) is not None:
+            pause_seconds = self._spend(about)
+            if pause_seconds:
+                return pause_seconds
+            await self._tell_one(client, series)
+        return None
+
+    async def _tell_one(self, client: Client, series: Series) -> None:
+        news = self._shelf[series]
+        if trio.current_time() - news.shelved_at > STALE_SECONDS:
+            self._drop(series)
+            return
+        count, last = news.count, news.last  # both may grow while the write is on its way
+        try:
+            with trio.fail_after(WRITE_SECONDS):
+                told = await self._write(client, series, attrs.evolve(news))
+        except (NotFoundError, ForbiddenError) as error:  # its namespace is gone or going, or we may not
+            if isinstance(error, ForbiddenError) and not self._forbidden:
+                self._forbidden = True
+                _log.warning("events cannot be written", error=str(error))
+            self._lose(series)
+            return
+        except WorldError as error:
+            _log.info("event not written; will be repeated", about=str(series.about), error=str(error))
+            raise
+        except trio.TooSlowError as slow:
+            raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
+        except ApiError as refused:
+            _log.warning("event refused", about=str(series.about), reason=series.reason, error=str(refused))
+            self._lose(series)
+            return
+        self._told[series] = told
+        self._told.move_to_end(series)
+        if len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
+        left = self._shelf.get(series)
+        if left is not None and left.count > count:
+            left.count -= count
+            left.first = last
+        elif left is not None:
+            self._take(series)
+
+    def _lose(self, series: Series) -> None:
+        if series in self._shelf:  # a busy object's news may have been dropped while it was on its way
+            self._drop(series)
+
+    async def _write(self, client: Client, series: Series, news: _News) -> _Told:
+        """Raise the count of the Event that tells this already, or make a new one."""
+        told = self._told.get(series)
+        if told is not None:
+            count = told.count + news.count
+            patch = {"count": count, "lastTimestamp": _timestamp(news.last)}
+            try:
+                await client.patch(Event, told.key, patch)
+            except NotFoundError:  # the server forgets events after an hour; then the series begins anew
+                del self._told[series]
+            else:
+                return _Told(told.key, count)
+        while True:
+            manifest = self._manifest(series, news)
+            try:
+                await client.create(decode(Event, manifest))
+            except AlreadyExistsError:  # another one drew the same 64 bits
+                continue
+            return _Told(Key.of(manifest), news.count)
+
+    def _manifest(self, series: Series, news: _News) -> dict[str, Any]:
+        about = series.about
+        head = about.name[:230].rstrip(".-")  # with the suffix at most 253 characters, a DNS-1123 subdomain
+        return {
+            "metadata": {
+                "name": f"{head}.{self.rng.getrandbits(64):016x}",
+                "namespace": about.namespace or "default",
+            },
+            "involvedObject": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "name": about.name,
+                **({"namespace": about.namespace} if about.namespace else {}),
+                **({"uid": about.uid} if about.uid else {}),
+            },
+            "type": series.type,
+            "reason": series.reason,
+            "message": series.message,
+            "count": news.count,
+            "firstTimestamp": _timestamp(news.first),
+            "lastTimestamp": _timestamp(news.last),
+            "source": {"component": self.component, "host": self.instance},
+            "reportingComponent": self.component,
+            "reportingInstance": self.instance,
+        }
+
+    def _spend(self, about: Subject) -> float:
+        """Take one write from an object's allowance, or return the seconds until there is one."""
+        now = trio.current_time()
+        allowance = self._allowances.get(about, _Allowance(BURST, now))
+        left = min(float(BURST), allowance.left + (now - allowance.at) / REFILL_SECONDS)
+        self._allowances[about] = _Allowance(left - 1.0 if left >= 1.0 else left, now)
+        self._allowances.move_to_end(about)
+        if len(self._allowances) > REMEMBERED:
+            self._allowances.popitem(last=False)
+        return 0.0 if left >= 1.0 else (1.0 - left) * REFILL_SECONDS
+
+
+def blotted(message: str) -> str:
+    """Return a message without what looks like a credential, cut to what an Event may hold."""
+    for pattern in _SECRETS:
+        message = pattern.sub("[redacted]", message)
+    encoded = message.encode()
+    if len(encoded) <= MAX_MESSAGE_BYTES:
+        return message
+    return encoded[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…"
+
+
+def _timestamp(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,40 @@
+"""An unmodified kubectl, run against one server."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+
+
+def needs_kubectl(program: str = "kubectl") -> str:
+    """Return the program's path; without it the test says what it needs: as a skip, and in CI as a failure."""
+    found = shutil.which(program)
+    if found is None:
+        words = f"this test needs kubectl, and there is none at {program!r}: install it or put it on PATH"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(words)
+    return found
+
+
+class Kubectl:
+    """Runs one kubectl against one server; a failure is an assertion with its output."""
+
+    def __init__(self, program: str, kubeconfig: Path, home: Path):
+        self.program, self.home = program, home
+        self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home)}
+
+    async def run(self, *args: str, stdin: str = "", code: int = 0) -> str:
+        with trio.fail_after(60):
+            done = await trio.run_process(
+                [self.program, *args],
+                stdin=stdin.encode(),
+                capture_stdout=True,
+                stderr=subprocess.STDOUT,
+                check=False,
+                env=self.env,
+            )
+        output = done.stdout.decode()
+        assert done.returncode == code, f"kubectl {' '.join(args)}: exit {done.returncode}\n{output}"
+        return output

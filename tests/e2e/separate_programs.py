@@ -1,0 +1,173 @@
+"""API server, controller and agent as three processes that share nothing but a kubeconfig, as in a cluster."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import psutil
+import trio
+
+from e2e.up_process import Program, engines_in, open_program
+from llmkube.base.http import Headers, open_http_client
+from llmkube.cli.apply import Applier
+from llmkube.cli.manifests import demo_manifests
+from llmkube.k8s.auth import load_config
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.client import Client, open_client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import NotFoundError, TransportError
+from llmkube.k8s.resource import Key
+
+T = TypeVar("T")
+
+DEMO = Key("default", "demo")
+SLICE = Key("default", "demo.box")  # --host-name box
+QUESTION = "What is LLMKube?"
+
+
+@attrs.define(eq=False)
+class Cluster:
+    """A running API server and controller, and a client for it."""
+
+    folder: Path
+    kubeconfig: Path
+    client: Client
+    server: Program
+    url: str
+
+    @asynccontextmanager
+    async def open_agent(self, address: str, *args: str, folder: str = "agent") -> AsyncIterator[Program]:
+        """Run an agent; one that is started again in the same folder is the same host."""
+        state = self.folder / folder
+        state.mkdir(exist_ok=True)
+        where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
+        async with open_program(
+            state, "agent", "--accelerator", "cpu", *where, *args, kubeconfig=self.kubeconfig
+        ) as agent:
+            await agent.wait_for("err", '"msg": "agent started"')
+            yield agent
+
+    async def apply_demo(self, **spec: Any) -> None:
+        """Apply the demo's objects, with changes to the service's spec."""
+        applied = await Applier(self.client).apply_all(demo_manifests(), lambda _: None)
+        assert not any(each.error for each in applied), applied
+        if spec:
+            await self.client.patch(InferenceService, DEMO, {"spec": spec})
+
+    async def wait_service(self, accept: Callable[[InferenceService], object]) -> InferenceService:
+        """Return the demo's service once it is as wanted; an API server that is away is waited for."""
+        return await eventually(lambda: self.client.get(InferenceService, DEMO), accept)
+
+    async def wait_ready(self) -> InferenceService:
+        """Return the demo's service once it is Ready by the controller's word."""
+        return await self.wait_service(lambda service: service.status.phase == "Ready")
+
+    async def slice(self) -> tuple[bool, str, int]:
+        """Return what the demo's slice says: whether its endpoint is ready, its address and its port."""
+        return told_by(await self.client.get(EndpointSlice, SLICE))
+
+    @asynccontextmanager
+    async def open_slices(self) -> AsyncIterator[list[tuple[bool, str, int]]]:
+        """Collect every state of the demo's slice from now on; one that only repeats the last is left out."""
+        seen: list[tuple[bool, str, int]] = []
+        listing = await self.client.list(EndpointSlice, namespace=DEMO.namespace)
+
+        async def follow(task_status: trio.TaskStatus[None]) -> None:
+            version = listing.resource_version
+            async with self.client.open_watch(EndpointSlice, namespace="default", resource_version=version) as watch:
+                task_status.started()
+                while (event := await watch.next_event()) is not None:
+                    if event.type == "MODIFIED" and told_by(event.object) not in seen[-1:]:
+                        seen.append(told_by(event.object))
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda *, task_status: follow(task_status))
+            yield seen
+            nursery.cancel_scope.cancel()
+
+    def engine(self, folder: str = "agent") -> psutil.Process:
+        """The one engine that runs."""
+        (engine,) = engines_in(self.folder / folder)
+        return engine
+
+
+@asynccontextmanager
+async def open_cluster(folder: Path) -> AsyncIterator[Cluster]:
+    """Run the embedded API server and the controller."""
+    async with (
+        open_server(folder) as (server, url),
+        open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
+        open_controller(folder),
+    ):
+        yield Cluster(folder, folder / "server" / "kubeconfig", client, server, url)
+
+
+@asynccontextmanager
+async def open_server(folder: Path, port: str = "0") -> AsyncIterator[tuple[Program, str]]:
+    """Run the API server on a state directory in the folder; the block begins when it listens."""
+    state = folder / "server"
+    state.mkdir(exist_ok=True)
+    async with open_program(state, "apiserver", "--state-dir", str(state), "--port", port) as server:
+        url = (await server.wait_for("out", r"Kubernetes API on (\S+)\n"))[1]
+        yield server, url
+
+
+@asynccontextmanager
+async def open_controller(folder: Path) -> AsyncIterator[Program]:
+    """Run the controller."""
+    state = folder / "controller"
+    state.mkdir(exist_ok=True)
+    args = ("controller", "--accelerator", "cpu", "--state-dir", str(state))
+    async with open_program(state, *args, kubeconfig=folder / "server" / "kubeconfig") as controller:
+        await controller.wait_for("err", '"msg": "controller started"')
+        yield controller
+
+
+def told_by(piece: EndpointSlice) -> tuple[bool, str, int]:
+    """Whether the slice's endpoint is ready, its address and its port; `(False, "", 0)` for an empty one."""
+    if not piece.endpoints:
+        return False, "", 0
+    (endpoint,), (port,) = piece.endpoints, piece.ports
+    return bool(endpoint.conditions.ready), endpoint.addresses[0], port.port or 0
+
+
+def logs(program: Program, message: str) -> list[dict[str, Any]]:
+    """The JSON log lines with this message."""
+    lines = [json.loads(line) for line in program.err.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["msg"] == message]
+
+
+async def eventually(read: Callable[[], Awaitable[T]], accept: Callable[[T], object]) -> T:
+    """Return the first value that is accepted; a server that is away, or an object that is not there yet, is not."""
+    while True:
+        try:
+            value = await read()
+        except (TransportError, NotFoundError):
+            pass
+        else:
+            if accept(value):
+                return value
+        await trio.sleep(0.05)
+
+
+async def chat(url: str, model: str = "demo", *, stream: bool = False) -> str:
+    """Put the demo's question to an engine or a gateway at temperature 0; return the answer's text."""
+    body = {"model": model, "temperature": 0, "stream": stream, "messages": [{"role": "user", "content": QUESTION}]}
+    async with open_http_client() as http:
+        response = await http.request(
+            "POST",
+            f"{url}/v1/chat/completions",
+            headers=Headers.of({"Content-Type": "application/json"}),
+            body=json.dumps(body).encode(),
+        )
+    assert response.status == 200, response.body
+    if not stream:
+        return str(json.loads(response.body)["choices"][0]["message"]["content"])
+    events = [line.removeprefix("data: ") for line in response.body.decode().splitlines() if line]
+    assert events.pop() == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert len(deltas) > 10  # piece by piece, and not the whole in one
+    return "".join(delta.get("content") or "" for delta in deltas)

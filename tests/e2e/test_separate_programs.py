@@ -1,0 +1,227 @@
+"""Real processes that are killed with real signals: what the cluster sees meanwhile, and what is left."""
+
+import ipaddress
+import json
+import shlex
+import signal
+import sys
+
+import psutil
+import pytest
+import trio
+
+from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
+from e2e.up_process import ANSWER, engines_in, fake_engine, processes_in
+from llmkube.base.http import open_http_client
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
+from llmkube.k8s.resource import Key
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+REAL_ENGINE = f"{shlex.quote(sys.prefix)}/bin/llmkube-llama-server"
+
+
+@pytest.fixture(autouse=True)
+async def _deadline():  # noqa: ASYNC124 (pytest-trio wants an async fixture to run it within the test's own time)
+    with trio.fail_after(60):  # a hang is a failure, and not a test run that never ends
+        yield
+
+
+@pytest.fixture
+def address():
+    """An address of this machine that Kubernetes accepts in a slice."""
+    for each in (each for addresses in psutil.net_if_addrs().values() for each in addresses):
+        try:
+            found = ipaddress.ip_address(each.address)
+        except ValueError:  # a hardware address, or one with a zone
+            continue
+        if not (found.is_loopback or found.is_link_local):
+            return str(found)
+    return pytest.skip("this test needs an address besides loopback, which Kubernetes refuses in EndpointSlices")
+
+
+async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, address):
+    """After kill -9 the slice says not ready, then ready with a new engine; Service and ClusterIP stay; logs tell it."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        before, first = await cluster.client.get(Service, DEMO), cluster.engine()
+        ready, host, port = await cluster.slice()
+        assert (ready, host) == (True, address)
+        async with cluster.open_slices() as seen:
+            first.kill()
+            await until(lambda: seen and seen[-1][0])
+        new_port = seen[-1][2]
+        assert seen == [(False, address, port), (True, address, new_port)]
+        await cluster.wait_ready()
+        assert await chat(f"http://{address}:{new_port}") == ANSWER
+        after = await cluster.client.get(Service, DEMO)
+        assert (after.metadata.uid, after.spec.cluster_ip) == (before.metadata.uid, before.spec.cluster_ip)
+        second = cluster.engine()
+        assert second.pid != first.pid
+    engines = ((first.pid, port), (second.pid, new_port))
+    for message, keys in (
+        ("starting inference service", lambda _pid, port: {"port": port}),
+        ("registered endpoint", lambda _pid, port: {"hostIP": address, "port": port}),
+        ("started inference service", lambda pid, port: {"pid": pid, "port": port}),
+    ):
+        told = logs(agent, message)
+        assert [line["name"] for line in told] == ["demo", "demo"]
+        for line, engine in zip(told, engines, strict=True):
+            assert keys(*engine).items() <= line.items()
+    (failed,) = logs(agent, "inference service failed")
+    assert failed["message"] == "the engine ended while serving: killed by SIGKILL"
+
+
+async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, address):
+    """replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        await cluster.apply_demo(replicas=0)
+        await cluster.wait_service(lambda service: service.status.phase == "Stopped")
+        await until(lambda: not engines_in(tmp_path))
+        assert (await cluster.slice())[0] is False
+        assert (await cluster.client.get(Service, DEMO)).spec.cluster_ip
+        (line,) = logs(agent, "replicas=0; stopping process")
+        assert line["name"] == "demo"
+
+
+async def test_serving_outlives_the_api_server(tmp_path, address):
+    """With the API server killed, engines answer and are replaced; back on its state directory, all is made true."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        first, (_, _, port) = cluster.engine(), await cluster.slice()
+        async with open_http_client() as http:
+
+            async def ask():
+                while True:  # an engine that does not answer raises, which fails the test
+                    assert (await http.request("GET", f"http://{address}:{port}/health")).status == 200
+                    await trio.sleep(0.01)
+
+            async with trio.open_nursery() as asking:
+                asking.start_soon(ask)
+                cluster.server.process.kill()
+                await cluster.server.process.wait()
+                await agent.wait_for("err", "lease not renewed|watch interrupted")
+                assert await chat(f"http://{address}:{port}") == ANSWER
+                asking.cancel_scope.cancel()
+        first.kill()
+        await until(lambda: len(logs(agent, "started inference service")) == 2)
+        second_port = logs(agent, "started inference service")[-1]["port"]
+        assert await chat(f"http://{address}:{second_port}") == ANSWER
+        async with open_server(tmp_path, cluster.url.rpartition(":")[2]):
+            assert await eventually(cluster.slice, lambda told: told[2] != port) == (True, address, second_port)
+            await cluster.apply_demo(contextSize=256)
+            _, _, third_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != second_port)
+            await cluster.wait_service(lambda service: service.status.ready_replicas == 1)
+            assert await chat(f"http://{address}:{third_port}") == ANSWER
+            assert "256" in cluster.engine().cmdline()
+
+
+ENGINE_THAT_LOOKS_BACK = """
+import http.server, json, ssl, sys, threading, signal, urllib.request
+import yaml
+
+config = yaml.safe_load(open({kubeconfig!r}))
+cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+context = ssl.create_default_context(cadata=__import__("base64").b64decode(
+    cluster["certificate-authority-data"]).decode())
+
+def look_back(*_):
+    url = cluster["server"] + "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/demo.box"
+    request = urllib.request.Request(url, headers={{"Authorization": "Bearer " + user["token"]}})
+    with urllib.request.urlopen(request, context=context, timeout=10) as answer, open({seen!r}, "wb") as seen:
+        seen.write(answer.read())
+    sys.exit(0)
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+arguments = dict(zip(sys.argv[1:], sys.argv[2:]))
+server = http.server.ThreadingHTTPServer((arguments["--host"], int(arguments["--port"])), Health)
+signal.signal(signal.SIGTERM, look_back)
+server.serve_forever()
+"""
+
+
+async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
+    """SIGTERM to the agent: when TERM reaches the engine the slice already says not ready; no process, no Lease stays."""
+    async with open_cluster(tmp_path) as cluster:
+        script, seen = tmp_path / "engine.py", tmp_path / "seen.json"
+        script.write_text(ENGINE_THAT_LOOKS_BACK.format(kubeconfig=str(cluster.kubeconfig), seen=str(seen)))
+        program = fake_engine(tmp_path, f'exec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"')
+        async with cluster.open_agent(address, "--llama-server", program) as agent:
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            assert (await cluster.slice())[0] is True
+            agent.process.send_signal(signal.SIGTERM)
+            assert await agent.process.wait() == 0, agent.err
+            assert json.loads(seen.read_text())["endpoints"][0]["conditions"]["ready"] is False
+            assert not processes_in(tmp_path / "agent")
+            assert not (await cluster.client.list(Lease, namespace="llmkube-system")).items
+            await cluster.wait_service(lambda service: service.status.phase == "Pending")
+
+
+async def test_a_killed_agent_leaves_no_second_engine(tmp_path, address):
+    """After SIGKILL the engine serves on; the next agent ends it before it starts another, and serves again."""
+    async with open_cluster(tmp_path) as cluster:
+        starts, overlaps = tmp_path / "starts", tmp_path / "overlaps"
+        starts.touch()
+        program = tmp_path / "engine"
+        program.write_text(
+            '#!/bin/sh\ncase "$1" in --help|--version) ;; *)\n'
+            f'while read -r pid; do kill -0 "$pid" 2>/dev/null && echo "$pid and $$" >> {overlaps}; done < {starts}\n'
+            f'echo $$ >> {starts};;\nesac\nexec {REAL_ENGINE} "$@"\n'
+        )
+        program.chmod(0o755)
+        async with cluster.open_agent(address, "--llama-server", str(program)) as agent:
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            orphan, (_, _, port) = cluster.engine(), await cluster.slice()
+            agent.process.kill()
+            await agent.process.wait()
+            assert await chat(f"http://{address}:{port}") == ANSWER
+            async with cluster.open_agent(address, "--llama-server", str(program)) as successor:
+                await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                (line,) = logs(successor, "ending a process that an earlier agent left behind")
+                assert line["pid"] == orphan.pid
+                assert not orphan.is_running()
+                assert await chat(f"http://{address}:{(await cluster.slice())[2]}") == ANSWER
+        assert len(starts.read_text().split()) == 2
+        assert not overlaps.exists()
+
+
+@pytest.fixture
+def kubectl_program():
+    return needs_kubectl()
+
+
+@pytest.mark.kubectl
+async def test_classic_endpoints_on_request(tmp_path, address, kubectl_program):
+    """With --endpoints-api endpoints, `kubectl get endpoints` shows address and port, and none while not ready."""
+    async with open_cluster(tmp_path) as cluster:
+        async with cluster.open_agent(address, "--endpoints-api", "endpoints") as agent:
+            kubectl = Kubectl(kubectl_program, cluster.kubeconfig, tmp_path)
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            port = logs(agent, "registered endpoint")[0]["port"]
+            header, row = (await kubectl.run("get", "endpoints", "demo")).splitlines()[-2:]
+            assert header.split() == ["NAME", "ENDPOINTS", "AGE"]
+            assert row.split()[:2] == ["demo", f"{address}:{port}"]
+            assert not (await cluster.client.list(EndpointSlice, namespace="default")).items
+            await cluster.apply_demo(replicas=0)
+            await eventually(
+                lambda: cluster.client.get(Endpoints, Key("default", "demo")),
+                lambda found: not any(subset.addresses for subset in found.subsets),
+            )
+            assert (await kubectl.run("get", "endpoints", "demo")).split()[-2] == "<none>"

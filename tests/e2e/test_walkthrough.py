@@ -1,0 +1,143 @@
+"""A user's day with `llmkube up`, an unmodified kubectl and the examples as they are in the repository."""
+
+import re
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.separate_programs import chat
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, processes_in, run_program
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
+
+
+@pytest.fixture
+def kubectl_program():
+    return needs_kubectl()
+
+
+@pytest.fixture(autouse=True)
+async def _deadline():  # noqa: ASYNC124 (pytest-trio wants an async fixture to run it within the test's own time)
+    with trio.fail_after(120):  # a hang is a failure, and not a test run that never ends
+        yield
+
+
+@pytest.mark.kubectl
+async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
+    """Every step of a day with the demo works through kubectl, each restarts at most one engine, and none is left."""
+    state = tmp_path / "state"
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "--log-level", "info") as up:
+        _, gateway, _ = await up.urls()
+        await up.wait_for("out", "Nothing is served yet")
+        kubectl = Kubectl(kubectl_program, state / "kubeconfig", tmp_path)
+        starts = partial(re.findall, "starting inference service")
+
+        await kubectl.run("apply", "-f", str(EXAMPLE))
+        await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
+        header, row = (await kubectl.run("get", "isvc")).splitlines()
+        assert header.split() == ["NAME", "PHASE", "MODEL", "READY", "DESIRED", "REASON", "ENDPOINT", "AGE"]
+        endpoint = f"{gateway}/v1/chat/completions"
+        assert row.split()[:7] == ["demo", "Ready", "demo", "1", "1", "InferenceReady", endpoint]
+        header, row = (await kubectl.run("get", "mdl")).splitlines()
+        assert header.split() == ["NAME", "PHASE", "SIZE", "ACCELERATOR", "QUANT", "AGE"]
+        assert row.split()[:6] == ["demo", "Ready", "933.8", "KiB", "cpu", "Q8_0"]
+        shown = await kubectl.run("describe", "isvc", "demo")
+        assert re.search(r"Endpoint: +" + re.escape(endpoint), shown)
+        assert await chat(gateway) == ANSWER
+        assert await chat(gateway, stream=True) == ANSWER
+        (first,) = engines_in(state)
+
+        kubectl.env["KUBE_EDITOR"] = "sed -i s/contextSize:.512/contextSize:\\ 256/"
+        await kubectl.run("edit", "isvc", "demo")
+        await until(lambda: (engines := engines_in(state)) and engines != [first] and "256" in engines[0].cmdline())
+        await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
+        assert await chat(gateway) == ANSWER
+        await kubectl.run("label", "isvc", "demo", "team=a")  # is no reason to restart
+        assert len(starts(up.err)) == 2
+
+        await kubectl.run("scale", "isvc/demo", "--replicas=0")
+        await until(lambda: not engines_in(state))
+        await up.wait_for("out", r"default/demo: Stopped \(ManuallyScaledToZero\)\n")
+        assert "replicas=0; stopping process" in up.err
+        await kubectl.run("scale", "isvc/demo", "--replicas=1")
+        await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
+        assert await chat(gateway) == ANSWER
+        assert len(starts(up.err)) == 3
+
+        await kubectl.run("delete", "-f", str(EXAMPLE))
+        await until(lambda: not engines_in(state))
+        assert "No resources found" in await kubectl.run("get", "isvc,mdl")
+        up.process.send_signal(signal.SIGINT)
+        assert await up.process.wait() == 0, up.err
+    assert not re.search("WARNING|ERROR|Traceback", up.err), up.err
+    assert not processes_in(state)
+
+
+@pytest.mark.kubectl
+async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
+    """What the schema forbids never becomes an object: kubectl apply fails and names the field."""
+    good = EXAMPLE.read_text()
+    async with open_up(tmp_path, "--ephemeral", *FREE_PORTS) as up:
+        await up.urls()
+        kubeconfig = Path((await up.wait_for("out", r"export KUBECONFIG=(\S+)\n"))[1])
+        kubectl = Kubectl(kubectl_program, kubeconfig, tmp_path)
+        for wrong, words in (
+            (good.replace("contextSize: 512", "contextSize: many"), "spec.contextSize"),
+            (good.replace("contextSize: 512", "contextSize: -1"), "spec.contextSize"),
+            (good.replace("replicas: 1", "replicas: -1"), "spec.replicas"),
+            (good.replace("modelRef: demo", "modelReff: demo"), 'unknown field "'),
+            (good.replace("builtin://demo", "gopher://demo"), "spec.source"),
+            (good.replace("accelerator: cpu", "accelerator: abacus"), "spec.hardware.accelerator"),
+        ):
+            assert words in await kubectl.run("apply", "-f", "-", stdin=wrong, code=1)
+        assert "No resources found" in await kubectl.run("get", "isvc")
+
+
+async def test_list_status_and_delete_without_kubectl(tmp_path):
+    """`llmkube list`, `status` and `delete` do what most people need of kubectl, with exit codes for scripts."""
+    state = tmp_path / "state"
+    run = partial(run_program, tmp_path, kubeconfig=state / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(EXAMPLE)) as up:
+        await up.wait_for("out", r"default/demo: Ready\n")
+        code, out, _ = await run("list")
+        assert code == 0
+        assert re.search(r"^demo +Ready +933.8 KiB +cpu +llama", out, re.MULTILINE)
+        assert re.search(r"^demo +demo +Ready +1/1 +<none> +http://", out, re.MULTILINE)
+        code, out, _ = await run("status", "demo")
+        assert code == 0
+        assert re.search(r"^Available +True +InferenceReady +1 of 1 replicas ready$", out, re.MULTILINE)
+        assert await run("delete", "demo", "--wait") == (0, "InferenceService demo is gone\n", "")
+        await until(lambda: not engines_in(state))
+        code, _, err = await run("status", "demo")
+        assert (code, err) == (
+            3,
+            "Error: there is no InferenceService demo in namespace default; see `llmkube list -A`\n",
+        )
+    code, _, err = await run("list")
+    assert code == 1
+    assert "Connection refused" in err
+
+
+async def test_state_and_engines_survive_a_killed_up(tmp_path):
+    """After kill -9 the next `llmkube up` on the same folder ends the old engine and serves the same objects again."""
+    state = tmp_path / "state"
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(EXAMPLE)) as up:
+        await up.wait_for("out", r"default/demo: Ready\n")
+        (orphan,) = engines_in(state)
+        up.process.kill()
+        await up.process.wait()
+        assert orphan.is_running()
+        async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as again:
+            _, gateway, _ = await again.urls()
+            await again.wait_for("err", "ending a process that an earlier agent left behind")
+            await until(lambda: orphan not in (engines := engines_in(state)) and engines)
+            await again.wait_for("out", r"default/demo: Creating\n[\s\S]*default/demo: Ready\n")
+            assert len(engines_in(state)) == 1
+            assert await chat(gateway) == ANSWER
