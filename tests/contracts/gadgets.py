@@ -32,7 +32,7 @@ _SPEC: Final[dict[str, Any]] = {
     "map": {"type": "object", "additionalProperties": _NUMBER},
     "when": {**_TEXT, "format": "date-time"},
     "code": {**_TEXT, "pattern": "^[A-Z]+-[0-9]+$", "maxLength": 12, "minLength": 4},
-    "ratio": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1, "multipleOf": 0.25},
+    "ratio": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 10, "multipleOf": 2},
     "choice": {
         "type": "object",
         "properties": {"a": _TEXT, "b": _NUMBER},

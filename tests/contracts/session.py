@@ -30,6 +30,8 @@ PATIENCE_SECONDS: Final = 30.0
 _UID: Final = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _TIME: Final = re.compile(r"\b20(?:2[0-9]|3[0-9])-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _NUMBER: Final = re.compile(r"\b\d{2,}\b")
+_ADDRESS: Final = re.compile(r"10(\.\d+){3}")
+_AGE: Final = re.compile(r"(\d+[smhdy])+")
 _SEVERAL: Final = re.compile(r"is invalid: \[.*\]$", re.DOTALL)
 
 
@@ -86,8 +88,14 @@ class Session:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def send(self, operation: Operation, *, recorded: bool = True) -> Any:
-        """Send one operation, write the answer down and return its body as the server said it."""
+    async def send(self, operation: Operation, *, recorded: bool = True, said: str = "") -> Any:
+        """Send one operation, write the answer down and return its body as the server said it.
+
+        Args:
+            operation: What to ask.
+            recorded: Whether to write the answer down.
+            said: How to call a body that has something of the server's own in it.
+        """
         response = await self._http.request(
             operation.method,
             self._filled(operation.path),
@@ -98,7 +106,8 @@ class Session:
         body = _read(response)
         self._remember(operation, response.status_code, body)
         if recorded:
-            self.note(str(operation), response.status_code, _telling(response), body)
+            shown = f"{operation.method} {operation.path} {said}" if said else str(operation)
+            self.note(shown, response.status_code, _telling(response), body)
         return body
 
     def note(self, asked: str, code: int, headers: Mapping[str, Any], body: Any) -> None:
@@ -126,7 +135,8 @@ class Session:
     async def watch(self, path: str, count: int, accept: str = "", **params: str) -> list[Any]:
         """Watch until that many events have come, bookmarks aside, or the watch is refused; write them down."""
         params = {"watch": "true", **params}
-        operation = Operation("GET", path, params=params, accept=accept)
+        shown = {name: "a version" if value.isdigit() and len(value) > 1 else value for name, value in params.items()}
+        operation = Operation("GET", path, params=shown, accept=accept)
         events: list[Any] = []
         code, headers = 0, {}
         with trio.fail_after(PATIENCE_SECONDS):
@@ -213,19 +223,26 @@ class Session:
         metadata = value.get("metadata")
         if isinstance(metadata, dict):
             self._learn(metadata)
-        named = {name: self._named(value[name], name) for name in sorted(value)}
+        named = {self._named_text(name): self._named(value[name], name) for name in sorted(value)}
         if isinstance(value.get("managedFields"), list):
-            named["managedFields"] = sorted(named["managedFields"], key=_manager_key)
+            shown = [entry for entry in named["managedFields"] if entry.get("subresource") != "scale"]
+            named["managedFields"] = sorted(shown, key=_manager_key)
         if "resourceVersion" in value:
             version = str(value["resourceVersion"])
             named["resourceVersion"] = self._versions.get(version, "a version") if "uid" in value else "a version"
         if value.get("continue"):
             named["continue"] = "a token"
+        if "cells" in value:
+            named["cells"] = [_cell(cell) for cell in named["cells"]]
+        for definition in named.get("columnDefinitions") or ():
+            if not definition["description"].startswith("Custom resource definition column"):
+                definition["description"] = "in somebody's words"
         for address in ("clusterIP", "clusterIPs"):
             if value.get(address) and "None" not in value[address]:
                 named[address] = "an address"
-        if value.get("kind") == "Status":
+        if value.get("kind") == "Status" and value.get("apiVersion") == "v1":
             _in_any_order(named)
+            _in_other_words(named)
         return named
 
     def _learn(self, metadata: dict[str, Any]) -> None:
@@ -235,8 +252,8 @@ class Session:
             if version:
                 self._versions.setdefault(version, f"rv{len(self._versions) + 1}")
         prefix = str(metadata.get("generateName") or "")
-        if prefix and name.startswith(prefix) and len(name) == len(prefix) + 5:
-            self._generated.setdefault(name, f"{prefix}<made up {len(self._generated) + 1}>")
+        if prefix and name.startswith(prefix[:58]) and len(name) == len(prefix[:58]) + 5:
+            self._generated.setdefault(name, f"{prefix[:58]}<made up {len(self._generated) + 1}>")
 
     def _named_text(self, text: str) -> str:
         for name, said in self._generated.items():
@@ -245,6 +262,12 @@ class Session:
         text = _UID.sub(lambda match: self._uids.get(match[0], match[0]), text)
         text = _TIME.sub("a time", text)
         return _NUMBER.sub(lambda match: self._versions.get(match[0], match[0]), text)
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, str) and _AGE.fullmatch(cell):
+        return "an age"
+    return "an address" if isinstance(cell, str) and _ADDRESS.fullmatch(cell) else cell
 
 
 def _headers(operation: Operation) -> dict[str, str]:
@@ -276,6 +299,33 @@ def _parsed(content: bytes) -> Any:
 
 def _manager_key(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(entry.get(name, "")) for name in ("operation", "manager", "apiVersion", "subresource"))
+
+
+OTHER_WORDS: Final = (
+    (re.compile(r"(couldn't get version/kind; json parse error|json: cannot unmarshal|parsing time|illegal base64 data|converting \(|yaml: |cannot restore slice).*", re.S), "it does not decode"),
+    (re.compile(r"(map: |in map: )(map\[.*?\]|\{.*\})", re.S), r"\1a map"),
+    (re.compile(r"(continue key is not valid|error decoding patch|error decoding YAML): .*", re.S), r"\1"),
+    (re.compile(r"StorageError: .*AdditionalErrorMsg: "), ""),
+    (re.compile(r" in scheme \S+"), ""),
+    (re.compile(r'patch: Invalid value: ".*?[}\]]": ', re.S), "patch: Invalid value: an object: "),
+    (re.compile(r"(expected (?:string|boolean|list|map|numeric \(int or float\))), got .*", re.S), r"\1"),
+    (re.compile(r"the provided object is unrecognized"), ""),
+)
+"""Where both servers refuse alike and say it in words of their own: Go's names for types, its readers' sentences."""
+
+
+def _in_other_words(status: dict[str, Any]) -> None:
+    if status.get("code") == httpx.codes.NOT_ACCEPTABLE:
+        status["message"] = "nothing that the client takes"
+        status.pop("details", None)
+    for pattern, words in OTHER_WORDS:
+        if isinstance(status.get("message"), str):
+            status["message"] = pattern.sub(words, status["message"])
+    for cause in (status.get("details") or {}).get("causes") or ():
+        if cause.get("field") == "patch":
+            cause["message"] = re.sub(r'^Invalid value: ".*?[}\]]": ', "Invalid value: an object: ", cause["message"], flags=re.S)
+            for pattern, words in OTHER_WORDS:
+                cause["message"] = pattern.sub(words, cause["message"])
 
 
 def _in_any_order(status: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import httpx
 import trio
 from prometheus_client import CollectorRegistry
 
+from k8s.api_calls import ApiCall
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.store import Store
@@ -53,13 +54,15 @@ class Faults(httpx.AsyncBaseTransport):
         self.down = False
         self.delays: dict[str, float] = {}  # by the end of a path, in seconds
         self.writes: list[str] = []
+        self.calls: list[ApiCall] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await trio.sleep(self.delays.get(request.url.path.rpartition("/")[2], 0))
         if self.down:
             raise httpx.ConnectError("connection refused")
-        if CONTROLLER_FIELD_MANAGER in str(request.url):
+        if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
             self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
+        self.calls.append(ApiCall.of(request))
         response = await self._inner.handle_async_request(request)
         if "watch=" in str(request.url):
             assert isinstance(response.stream, httpx.AsyncByteStream)

@@ -19,6 +19,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
@@ -369,7 +370,8 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
         new_queue(random.Random(0)),
         StatusWriter(None, InferenceService),
     )  # no client: nothing is sent
-    controller = operator._Controller(None, ControllerSettings(), utcnow, None, writer, queue, queue)
+    recorder = EventRecorder("test", "", utcnow, random.Random(0))
+    controller = operator._Controller(None, ControllerSettings(), utcnow, None, writer, queue, queue, recorder)
     wire = encode(service())
     controller.services.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
     newer = {"metadata": {"name": "phi", "namespace": "ml", "resourceVersion": "9"}, "spec": {"source": {"url": "x"}}}

@@ -1,6 +1,8 @@
 """API server, controller and agent as three processes that share nothing but a kubeconfig, as in a cluster."""
 
 import json
+import shlex
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +27,8 @@ T = TypeVar("T")
 
 DEMO = Key("default", "demo")
 SLICE = Key("default", "demo.box")  # --host-name box
+REAL_ENGINE = f"{shlex.quote(sys.prefix)}/bin/llmkube-llama-server"
+"""The bundled engine, as a shell script may name it."""
 QUESTION = "What is LLMKube?"
 
 

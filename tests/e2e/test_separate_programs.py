@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from e2e.kubectl_tool import Kubectl, needs_kubectl
-from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
+from e2e.separate_programs import DEMO, REAL_ENGINE, chat, eventually, logs, open_cluster, open_server
 from e2e.up_process import ANSWER, engines_in, fake_engine, processes_in
 from llmkube.base.http import open_http_client
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
@@ -19,14 +19,6 @@ from llmkube.k8s.resource import Key
 from waiting import until
 
 pytestmark = pytest.mark.e2e
-
-REAL_ENGINE = f"{shlex.quote(sys.prefix)}/bin/llmkube-llama-server"
-
-
-@pytest.fixture(autouse=True)
-async def _deadline():  # noqa: ASYNC124 (pytest-trio wants an async fixture to run it within the test's own time)
-    with trio.fail_after(60):  # a hang is a failure, and not a test run that never ends
-        yield
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def address():
 
 
 async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, address):
-    """After kill -9 the slice says not ready, then ready with a new engine; Service and ClusterIP stay; logs tell it."""
+    """After kill -9 the slice says not ready, then ready with a new engine; Service and ClusterIP stay."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -155,7 +147,7 @@ server.serve_forever()
 
 
 async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
-    """SIGTERM to the agent: when TERM reaches the engine the slice already says not ready; no process, no Lease stays."""
+    """SIGTERM to the agent: TERM reaches an engine whose slice says not ready already; no process and no Lease stay."""
     async with open_cluster(tmp_path) as cluster:
         script, seen = tmp_path / "engine.py", tmp_path / "seen.json"
         script.write_text(ENGINE_THAT_LOOKS_BACK.format(kubeconfig=str(cluster.kubeconfig), seen=str(seen)))
@@ -209,19 +201,19 @@ def kubectl_program():
 @pytest.mark.kubectl
 async def test_classic_endpoints_on_request(tmp_path, address, kubectl_program):
     """With --endpoints-api endpoints, `kubectl get endpoints` shows address and port, and none while not ready."""
-    async with open_cluster(tmp_path) as cluster:
-        async with cluster.open_agent(address, "--endpoints-api", "endpoints") as agent:
-            kubectl = Kubectl(kubectl_program, cluster.kubeconfig, tmp_path)
-            await cluster.apply_demo()
-            await cluster.wait_ready()
-            port = logs(agent, "registered endpoint")[0]["port"]
-            header, row = (await kubectl.run("get", "endpoints", "demo")).splitlines()[-2:]
-            assert header.split() == ["NAME", "ENDPOINTS", "AGE"]
-            assert row.split()[:2] == ["demo", f"{address}:{port}"]
-            assert not (await cluster.client.list(EndpointSlice, namespace="default")).items
-            await cluster.apply_demo(replicas=0)
-            await eventually(
-                lambda: cluster.client.get(Endpoints, Key("default", "demo")),
-                lambda found: not any(subset.addresses for subset in found.subsets),
-            )
-            assert (await kubectl.run("get", "endpoints", "demo")).split()[-2] == "<none>"
+    flags = ("--endpoints-api", "endpoints")
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address, *flags) as agent:
+        kubectl = Kubectl(kubectl_program, cluster.kubeconfig, tmp_path)
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        port = logs(agent, "registered endpoint")[0]["port"]
+        header, row = (await kubectl.run("get", "endpoints", "demo")).splitlines()[-2:]
+        assert header.split() == ["NAME", "ENDPOINTS", "AGE"]
+        assert row.split()[:2] == ["demo", f"{address}:{port}"]
+        assert not (await cluster.client.list(EndpointSlice, namespace="default")).items
+        await cluster.apply_demo(replicas=0)
+        await eventually(
+            lambda: cluster.client.get(Endpoints, Key("default", "demo")),
+            lambda found: not any(subset.addresses for subset in found.subsets),
+        )
+        assert (await kubectl.run("get", "endpoints", "demo")).split()[-2] == "<none>"

@@ -9,14 +9,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 from llmkube.apiserver import crds, strategy
 from llmkube.apiserver.apply import record_write, same_but_for_times
-from llmkube.apiserver.bodies import check_types
+from llmkube.apiserver.bodies import DecodeError, check_types
 from llmkube.apiserver.catalog import CRDS, SERVICES
 from llmkube.apiserver.clusterip import allocate_cluster_ip
 from llmkube.apiserver.defaults import unknown_fields
 from llmkube.apiserver.deletion import INSTANCES
-from llmkube.apiserver.failures import bad_request, invalid
+from llmkube.apiserver.failures import invalid
+from llmkube.apiserver.fielderrors import invalid as field_invalid
 from llmkube.apiserver.options import WriteOptions
 from llmkube.apiserver.store import Object, Transaction
 from llmkube.apiserver.target import Target
@@ -42,14 +45,14 @@ class Admission:
         """Return the object pruned and defaulted, with the warnings for what was dropped.
 
         Raises:
-            RequestRefusedError: 400 when something was dropped and the client asked for strictness.
+            DecodeError: Something was dropped and the client asked for strictness, or has the wrong type.
         """
         resource = target.kind.resource
         typed = {"apiVersion": resource.api_version, "kind": resource.kind, **wanted}
         if target.kind.builtin:
             check_types(typed, target.kind.schema, "")
         completed, dropped = strategy.complete(target.kind, typed)
-        return completed, complain(target, [*unknown_fields(dropped), *duplicates], options)
+        return completed, complain([*duplicates, *unknown_fields(dropped)], options)
 
     def create(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> JsonObject:
         """Return a new object, ready to be stored.
@@ -78,14 +81,13 @@ class Admission:
         Raises:
             RequestRefusedError: 422.
         """
-        if target.kind.builtin:
-            check_types(merged, target.kind.schema, "")
-        completed, _ = strategy.complete(target.kind, merged)
+        completed, _ = strategy.complete(target.kind, merged, applied=True)
         if old is None:
             return self._new(tx, target, _without(completed, _SERVERS_OWN))
         return self._changed(target, old, completed)
 
     def _new(self, tx: Transaction, target: Target, owned: JsonObject) -> JsonObject:
+        _check_kind(target, owned)
         stamped = strategy.prepare(target.kind, owned, None)
         meta = stamped["metadata"]
         meta["uid"] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
@@ -100,6 +102,7 @@ class Admission:
         return stamped
 
     def _changed(self, target: Target, old: Object, owned: JsonObject) -> JsonObject | None:
+        _check_kind(target, owned)
         stamped = strategy.prepare(target.kind, owned, old, target.subresource)
         generation = strategy.next_generation(target.kind, stamped, old)
         _set_generation(stamped["metadata"], generation)
@@ -109,21 +112,25 @@ class Admission:
         return None if same_but_for_times(old, stamped) else stamped
 
 
-def complain(target: Target, complaints: Sequence[str], options: WriteOptions) -> list[str]:
+def complain(complaints: Sequence[str], options: WriteOptions) -> list[str]:
     """Return what to warn of.
 
     Raises:
-        RequestRefusedError: 400 when there is something and the client asked for strictness.
+        DecodeError: There is something, and the client asked for strictness.
     """
     if not complaints or options.validation == "Ignore":
         return []
     if options.validation == "Strict":
-        resource = target.kind.resource
-        listed = "strict decoding error: " + ", ".join(complaints)
-        raise bad_request(
-            f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {listed}'
-        )
+        raise DecodeError("strict decoding error: " + ", ".join(complaints))
     return list(complaints)
+
+
+def _check_kind(target: Target, owned: Object) -> None:
+    """Refuse a new custom object that says it is of another kind of the same group and version."""
+    wanted = target.kind.resource.kind
+    if owned.get("kind") != wanted:
+        subject = attrs.evolve(target.kind_subject, resource=str(owned.get("kind")))
+        raise invalid(subject, [field_invalid("kind", owned.get("kind"), f"must be {wanted}")])
 
 
 def _judge(target: Target, stamped: Object, old: Object | None) -> None:
@@ -152,5 +159,6 @@ def _allocate(tx: Transaction, target: Target, service: JsonObject) -> None:
         taken = {str((other.get("spec") or {}).get("clusterIP")) for _, other in tx.store.list(SERVICES)}
         spec["clusterIP"] = allocate_cluster_ip(str(target.ref.key), taken)
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
-    spec.setdefault("ipFamilies", ["IPv4"])
-    spec.setdefault("ipFamilyPolicy", "SingleStack")
+    anywhere = spec["clusterIP"] == "None" and not spec.get("selector")  # its endpoints are somebody else's to choose
+    spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if anywhere else ["IPv4"])
+    spec.setdefault("ipFamilyPolicy", "RequireDualStack" if anywhere else "SingleStack")

@@ -63,15 +63,17 @@ class View:
         """Return a list."""
         items = [in_version(self.kind, item) for item in page.items]
         metadata = page.metadata()
+        shown: Any
         if self.shape == "Table":
             return table(self.kind, items, metadata, self.now(), include=self.include, header=True)
         if self.shape:
-            shown = [partial_metadata(item) for item in items]
             kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+            shown = [partial_metadata(item) for item in items] or (None if self.kind.builtin else [])
         elif self.kind.builtin:  # the list says what its items are; kube-apiserver leaves it out of each
             shown = [{name: value for name, value in item.items() if name not in _TYPE} for item in items]
             kind, version = self.kind.list_kind, self.kind.resource.api_version
         else:
+            metadata.setdefault("continue", "")
             shown = [dict(item) for item in items]
             kind, version = self.kind.list_kind, self.kind.resource.api_version
         return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": shown}
@@ -103,5 +105,5 @@ class EventLines:
     def bookmark(self, revision: int) -> Object:
         """Return an object that says nothing but how far the watch has come."""
         resource = self.view.kind.resource
-        metadata = {"resourceVersion": str(revision), "creationTimestamp": None}
+        metadata = {"resourceVersion": str(revision)}
         return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}

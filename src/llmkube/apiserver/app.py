@@ -24,10 +24,14 @@ from llmkube.apiserver.bodies import parse_object
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.failures import (
     RequestRefusedError,
+    bad_request,
     internal,
     method_not_allowed,
     no_such_path,
+    no_such_resource,
     not_acceptable,
+    not_found,
+    warning,
 )
 from llmkube.apiserver.gc import Collector
 from llmkube.apiserver.journal import Durable, JournalError
@@ -37,7 +41,7 @@ from llmkube.apiserver.options import WriteOptions
 from llmkube.apiserver.reading import ListQuery, check_reached, read_page
 from llmkube.apiserver.rest import Rest
 from llmkube.apiserver.routes import Route, parse_path
-from llmkube.apiserver.selectors import Predicate, field_selector, label_selector
+from llmkube.apiserver.selectors import Predicate, field_selector, label_selector, not_known
 from llmkube.apiserver.store import Object, Ref, Store, Transaction
 from llmkube.apiserver.target import Answered, Target
 from llmkube.apiserver.watching import Signal, Watch
@@ -160,9 +164,9 @@ class ApiServer:
 
     async def _read(self, exchange: Exchange, kind: KindInfo, route: Route) -> None:
         request = exchange.request
-        query = ListQuery.parse(request.param)
+        query = ListQuery.parse(request.param, of_one=bool(route.name))
         view = self._view(request, kind)
-        if route.name and not query.watch:
+        if route.name:
             check_reached(self._store, query.revision)
             found = self._rest.read(self._store, _target(kind, route))
             await exchange.respond(answer(200, _shown(view, found), _deprecation(kind)))
@@ -198,10 +202,11 @@ class ApiServer:
 
     async def _change(self, request: Request, kind: KindInfo, route: Route) -> Response:
         view = self._view(request, kind)
-        planned = self._rest.plan(
-            request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
-        )
-        done = await self._write(planned.decide, dry_run=planned.dry_run)
+        with warning(_deprecation(kind)):
+            planned = self._rest.plan(
+                request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
+            )
+            done = await self._write(planned.decide, dry_run=planned.dry_run)
         return answer(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
 
     async def _write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
@@ -302,12 +307,17 @@ class ApiServer:
 
     def _view(self, request: Request, kind: KindInfo) -> View:
         shape = negotiate(request.headers.get("accept") or "")
-        return View(kind, shape, request.param("includeObject") or "Metadata", self._utcnow)
+        include = request.param("includeObject") or "Metadata"
+        if shape == "Table" and include not in {"Metadata", "Object", "None"}:
+            why = f'includeObject: Invalid value: "{include}": must be \'Metadata\', \'Object\', \'None\', or empty'
+            raise bad_request(f"Unable to convert to Table as requested: {why}")
+        return View(kind, shape, include, self._utcnow)
 
     def _predicate(self, kind: KindInfo, route: Route, query: ListQuery) -> Predicate:
         selectable = {path: path for path in ("metadata.name", "metadata.namespace", *kind.selectable_fields)}
         terms = ",".join(filter(None, [query.field_selector, f"metadata.name={route.name}" if route.name else ""]))
-        by_fields, by_labels = field_selector(terms, selectable), label_selector(query.label_selector)
+        unknown = {"unknown": not_known} if kind.builtin and not kind.selectable_fields else {}
+        by_fields, by_labels = field_selector(terms, selectable, **unknown), label_selector(query.label_selector)
 
         def chosen(candidate: Object) -> bool:
             return by_fields(candidate) and by_labels(candidate)
@@ -317,10 +327,10 @@ class ApiServer:
 
 def refusal(exc: RequestRefusedError) -> Response:
     """Return the answer to a request that was refused."""
-    if exc.code == 404 and not exc.details:
+    if exc.code == 404 and exc.details is None:
         return Response.text(404, "404 page not found\n")  # as kube-apiserver answers where no handler is
     headers = Headers.of({"Retry-After": "1"}) if exc.code in {429, 504} else Headers()
-    response = answer(exc.code, exc.to_status())
+    response = answer(exc.code, exc.to_status(), exc.warnings)
     return Response(response.status, Headers([*response.headers, *headers]), response.body)
 
 
@@ -342,7 +352,7 @@ def _check_route(kind: KindInfo, route: Route) -> None:
     if route.subresource and route.subresource not in allowed and not (
         route.subresource == "finalize" and kind.resource.full_name == "namespaces"
     ):
-        raise no_such_path()
+        raise no_such_resource() if kind.builtin else not_found(_target(kind, route).subject)
 
 
 def _namespace_ref(name: str) -> Ref:

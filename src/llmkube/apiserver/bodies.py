@@ -1,7 +1,7 @@
 """Bodies are JSON or YAML objects; what is wrong with one is said before anything looks inside."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import yaml
@@ -9,11 +9,16 @@ import yaml
 from llmkube.apiserver import protobuf, schemas
 from llmkube.apiserver.failures import RequestRefusedError, bad_request, too_large
 from llmkube.apiserver.fielderrors import at, at_index
+from llmkube.apiserver.formats import FORMATS
 from llmkube.apiserver.jsonvalues import is_integer, is_list, is_number
 from llmkube.apiserver.schema import Schema
 
 MAX_BODY_BYTES: Final = 3 * 1024 * 1024
 """The largest body accepted, as in kube-apiserver (etcd's limit of 1.5 MiB applies to what is stored)."""
+
+
+class DecodeError(Exception):
+    """A value does not read as what its place asks for; who knows the kind makes an answer of it."""
 
 
 def check_size(body: bytes) -> None:
@@ -35,11 +40,8 @@ def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
     check_size(body)
     if media == protobuf.MEDIA_TYPE:
         return protobuf.decode(body), []
-    duplicates: list[str] = []
     try:
-        if media.endswith("yaml"):
-            return _yaml(body, duplicates), duplicates
-        return json.loads(body, object_pairs_hook=_noting(duplicates), parse_constant=_no_constant), duplicates
+        return _yaml(body) if media.endswith("yaml") else _json(body)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as exc:
         raise bad_request(f"couldn't get version/kind; json parse error: {exc}") from exc
 
@@ -49,19 +51,32 @@ def parse_object(body: bytes, media: str) -> tuple[dict[str, Any], list[str]]:
 
     Raises:
         RequestRefusedError: 400, it is something else.
+        DecodeError: Its metadata is of the wrong type.
     """
     content, duplicates = parse(body, media)
-    if not isinstance(content, dict):
-        raise bad_request("couldn't get version/kind; json parse error: the body is not an object")
+    check_envelope(content)
     check_shape(content)
     return content, duplicates
+
+
+def check_envelope(content: Any) -> None:
+    """Refuse what is no object or does not say in text what it is.
+
+    Raises:
+        RequestRefusedError: 400.
+    """
+    if not isinstance(content, dict):
+        raise bad_request("couldn't get version/kind; json parse error: the body is not an object")
+    for name in ("apiVersion", "kind"):
+        if not isinstance(content.get(name) or "", str):
+            raise bad_request(f"couldn't get version/kind; json parse error: {name} is not a string")
 
 
 def check_shape(content: Mapping[str, Any]) -> None:
     """Refuse metadata that no kind allows, so that everything behind this line can rely on its shape.
 
     Raises:
-        RequestRefusedError: 400.
+        DecodeError: A value of the wrong type.
     """
     metadata = content.get("metadata")
     if metadata is None:
@@ -77,7 +92,7 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
     kube-apiserver decodes built-in kinds into structures before it looks at them; this is the same door.
 
     Raises:
-        RequestRefusedError: 400, naming the field.
+        DecodeError: It names the field.
     """
     if value is None:
         return
@@ -87,6 +102,11 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
         fits = _TYPES.get(schema.type, _anything)(value)
     if not fits:
         raise cannot_unmarshal(path, schema.type or "integer or string")
+    form = schema.raw.get("format")
+    if form == "date-time" and value and not FORMATS[form](value):
+        raise DecodeError(f'parsing time "{value}" in {path}: not as in RFC 3339')
+    if form == "byte" and not FORMATS[form](value):
+        raise DecodeError(f"illegal base64 data in {path}")
     if isinstance(value, Mapping):
         for name, item in value.items():
             inner = schema.child(name)
@@ -99,9 +119,9 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
             check_types(item, schema.items, at_index(path, index))
 
 
-def cannot_unmarshal(path: str, wanted: str) -> RequestRefusedError:
-    """Refuse a body because one of its fields has the wrong JSON type."""
-    return bad_request(f"json: cannot unmarshal value into Go struct field .{path} of type {wanted}")
+def cannot_unmarshal(path: str, wanted: str) -> DecodeError:
+    """Say that a field has the wrong JSON type."""
+    return DecodeError(f"json: cannot unmarshal value into Go struct field .{path} of type {wanted}")
 
 
 def _anything(_: Any) -> bool:
@@ -119,29 +139,59 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 OBJECT_META: Final = Schema.parse(schemas.OBJECT_META)
 
 
-def _noting(duplicates: list[str]) -> Any:
+class _Pairs(dict[str, Any]):
+    """An object that says that some of its fields were there twice; JSON readers keep the last."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return content
+    noted = _Pairs(content)
+    names = [name for name, _ in pairs]
+    noted.repeated = tuple(name for name in content if names.count(name) > 1)
+    return noted
+
+
+def _json(body: bytes) -> tuple[Any, list[str]]:
+    noted: list[bool] = []
+
     def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(pairs)
-        if len(content) != len(pairs):
-            names = [name for name, _ in pairs]
-            duplicates.extend(f'duplicate field "{name}"' for name in dict.fromkeys(names) if names.count(name) > 1)
+        content = _pairs(pairs)
+        if type(content) is _Pairs:
+            noted.append(True)
         return content
 
-    return hook
+    # as Go reads it: UTF-8, and what is not becomes a question mark
+    content = json.loads(body.decode(errors="replace"), object_pairs_hook=hook, parse_constant=_no_constant)
+    return content, list(_duplicates(content, "")) if noted else []  # nearly no body has any: no need to look
+
+
+def _duplicates(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name in getattr(value, "repeated", ()):
+            yield f'duplicate field "{at(path, name)}"'
+        for name, item in value.items():
+            yield from _duplicates(item, at(path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _duplicates(item, at_index(path, index))
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"invalid character: {name} is not JSON")
 
 
-def _yaml(body: bytes, duplicates: list[str]) -> Any:
+def _yaml(body: bytes) -> tuple[Any, list[str]]:
     try:  # kubectl calls an apply patch YAML and sends JSON, which is quick to read
-        return json.loads(body, object_pairs_hook=_noting(duplicates), parse_constant=_no_constant)
+        return _json(body)
     except ValueError:
-        duplicates.clear()
+        pass
     content = yaml.load(body, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader that reads less
     # Through JSON, so that whatever YAML allows beyond it (numbers as keys, sets) is refused or spelled as JSON
-    return json.loads(json.dumps(content, allow_nan=False))
+    return json.loads(json.dumps(content, allow_nan=False)), []
 
 
 class _Loader(yaml.SafeLoader):

@@ -56,6 +56,14 @@ def _check_nothing(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from ()
 
 
+def _advise_nothing(obj: Mapping[str, Any]) -> list[str]:
+    return []
+
+
+def _check_no_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
+    yield from ()
+
+
 @attrs.frozen
 class Behaviour:
     """What is special about one kind."""
@@ -63,6 +71,8 @@ class Behaviour:
     fill: Fill = _fill_nothing
     prepare: Prepare = _prepare_nothing
     check: Check = _check_nothing
+    advice: Callable[[Mapping[str, Any]], list[str]] = _advise_nothing
+    check_status: Callable[[Mapping[str, Any]], Iterator[FieldError]] = _check_no_status
 
 
 def _fill_namespace(obj: JsonObject) -> None:
@@ -81,7 +91,7 @@ def _prepare_namespace(obj: JsonObject, old: Old) -> None:
         obj["spec"] = {**obj.get("spec", {}), "finalizers": (old.get("spec") or {}).get("finalizers", [])}
 
 
-def _prepare_secret(obj: JsonObject, _old: Old) -> None:
+def _fill_secret(obj: JsonObject) -> None:
     plain = obj.pop("stringData", None)
     if plain:
         obj["data"] = {
@@ -112,7 +122,7 @@ def _check_config_map(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
         yield invalid(at_key("data", name), name, "duplicate of key present in binaryData")
     size = sum(len(value.encode()) for value in data.values()) + sum(map(_decoded_size, binary.values()))
     if size > MAX_DATA_BYTES:
-        yield too_long("", MAX_DATA_BYTES)
+        yield too_long("[]", MAX_DATA_BYTES)
     if old is not None:
         yield from _check_frozen(obj, old, ("data", "binaryData"))
 
@@ -166,11 +176,18 @@ def _check_event(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
 
 BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
     "namespaces": Behaviour(fill=_fill_namespace, prepare=_prepare_namespace),
-    "secrets": Behaviour(prepare=_prepare_secret, check=_check_secret),
+    "secrets": Behaviour(fill=_fill_secret, check=_check_secret),
     "configmaps": Behaviour(check=_check_config_map),
-    "services": Behaviour(fill=servicerules.fill, prepare=servicerules.prepare, check=servicerules.check),
-    "endpoints": Behaviour(check=endpointrules.check_endpoints),
-    "endpointslices.discovery.k8s.io": Behaviour(check=endpointrules.check_slice),
+    "services": Behaviour(
+        fill=servicerules.fill,
+        prepare=servicerules.prepare,
+        check=servicerules.check,
+        check_status=servicerules.check_status,
+    ),
+    "endpoints": Behaviour(check=endpointrules.check_endpoints, advice=endpointrules.address_warnings),
+    "endpointslices.discovery.k8s.io": Behaviour(
+        fill=endpointrules.fill_slice, check=endpointrules.check_slice, advice=endpointrules.slice_warnings
+    ),
     "leases.coordination.k8s.io": Behaviour(check=_check_lease),
     "events": Behaviour(check=_check_event),
     "customresourcedefinitions.apiextensions.k8s.io": Behaviour(

@@ -75,7 +75,7 @@ _ENVIRONMENT: Final = celpy.Environment()
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
-    return list(_check(value, old, schema, path)) if _has_rules(schema) else []
+    return list(_check(value, old, schema, path)) if has_rules(schema) else []
 
 
 def to_cel(value: Any, schema: Schema | None) -> Any:
@@ -112,7 +112,7 @@ def _typed_text(value: str, wanted: str) -> Any:
 
 
 def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    if value is None or not _has_rules(schema):
+    if value is None or not has_rules(schema):
         return
     if schema.rules:
         typed = to_cel(value, schema)
@@ -165,8 +165,8 @@ def _message(rule: Rule, typed: Any, typed_old: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _has_rules(schema: Schema) -> bool:
+def has_rules(schema: Schema) -> bool:
     """Whether there is a rule anywhere in the schema, so that rule-less subtrees cost nothing."""
     return bool(schema.rules) or any(
-        _has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+        has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
     )

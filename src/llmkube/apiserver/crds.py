@@ -12,6 +12,7 @@ from llmkube.apiserver import cel, names, validate
 from llmkube.apiserver.defaults import prune
 from llmkube.apiserver.fielderrors import (
     FieldError,
+    Verbatim,
     at,
     at_index,
     at_key,
@@ -109,9 +110,13 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     for index, body in enumerate(bodies[:1] if hoisted else bodies):
         where = "spec.validation" if hoisted else at(at_index("spec.versions", index), "schema")
         if not isinstance(body, Mapping):
-            yield required(at(at_index("spec.versions", index), "schema.openAPIV3Schema"), "schemas are required")
+            yield required(at(at_index("spec.versions", index), "schema.openAPIV3Schema"))
         else:
             yield from check_schema(body, at(where, "openAPIV3Schema"))
+            if body.get("type") != "object" and any("status" in (each.get("subresources") or {}) for each in versions):
+                why = "at the root of the schema if the status subresource is enabled"
+                kind = body.get("type") or ""
+                yield invalid(at(where, "openAPIV3Schema.type"), kind, f'only "object" is allowed as the type {why}')
     if old is not None:
         yield from _check_change(spec, old.get("spec") or {})
 
@@ -159,9 +164,10 @@ def _check_names(
 def _check_called(called: Mapping[str, Any]) -> Iterator[FieldError]:
     for field in ("plural", "singular", "kind", "listKind"):
         text = called.get(field) or ""
+        lowered = text if field == "plural" else text.lower()
         if not text:
             yield required(at("spec.names", field))
-        elif wrong := names.label_1035(text.lower()):
+        elif wrong := names.label_1035(lowered):
             yield invalid(at("spec.names", field), text, wrong)
     if called.get("kind") and called.get("kind") == called.get("listKind"):
         yield invalid("spec.names.listKind", called["listKind"], "kind and listKind may not be the same")
@@ -187,6 +193,8 @@ def _check_versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[FieldErro
             yield from _check_scale(scale, at(path, "subresources.scale"))
     if sum(bool(version.get("storage")) for version in versions) != 1:
         yield invalid("spec.versions", list(versions), "must have exactly one version marked as storage version")
+        if not any(version.get("storage") for version in versions):
+            yield invalid("status.storedVersions", Verbatim("null"), "must have at least one stored version")
 
 
 def _check_columns(version: Mapping[str, Any], path: str) -> Iterator[FieldError]:

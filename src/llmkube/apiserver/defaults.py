@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmkube.apiserver.fielderrors import at, at_index
-from llmkube.apiserver.jsonvalues import copy, is_list
+from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list
 from llmkube.apiserver.schema import JsonObject, Schema
 
 
@@ -16,6 +16,42 @@ def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
     filled: JsonObject = copy(obj)
     _fill(filled, schema)
     return filled
+
+
+def drop_nulls(value: Any, schema: Schema) -> None:
+    """Take fields out, in place, that are null where the schema allows no null: to Kubernetes they are left out."""
+    if isinstance(value, dict):
+        for name in list(value):
+            inner = schema.child(name)
+            if inner is None:
+                continue
+            if value[name] is None and not inner.nullable and not inner.has_default:
+                del value[name]
+            else:
+                drop_nulls(value[name], inner)
+    elif isinstance(value, list) and schema.items is not None:
+        for item in value:
+            drop_nulls(item, schema.items)
+
+
+def drop_empty(value: Any, schema: Schema) -> None:
+    """Take empty lists and maps out of a built-in kind's object, in place, as its Go structure does on the way to disk.
+
+    A structure (`{}` where fields are declared) stays: there it says something.
+    """
+    if isinstance(value, dict):
+        for name in list(value):
+            inner = schema.child(name)
+            if inner is None:
+                continue
+            if not value[name] and (inner.type == "array" or inner.additional is not None):
+                if not inner.has_default:
+                    del value[name]
+            else:
+                drop_empty(value[name], inner)
+    elif isinstance(value, list) and schema.items is not None:
+        for item in value:
+            drop_empty(item, schema.items)
 
 
 def _fill(value: Any, schema: Schema) -> None:
@@ -36,6 +72,20 @@ def _fill(value: Any, schema: Schema) -> None:
             if item is None and not schema.items.nullable and schema.items.has_default:
                 value[index] = copy(schema.items.raw["default"])
             _fill(value[index], schema.items)
+
+
+def nullify(value: Any, schema: Schema) -> None:
+    """Write the empty lists as null, in place, that a built-in kind's Go structure writes so."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = schema.child(name)
+            if inner is not None and item == [] and inner.raw.get("default", ABSENT) is None:
+                value[name] = None
+            elif inner is not None:
+                nullify(item, inner)
+    elif isinstance(value, list) and schema.items is not None:
+        for item in value:
+            nullify(item, schema.items)
 
 
 def zero(schema: Schema) -> JsonObject:

@@ -30,7 +30,8 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
             return stored, False  # asked again: nothing new
         return tx.put(ref, changed), False
     metadata["deletionTimestamp"] = now
-    metadata["deletionGracePeriodSeconds"] = 0
+    if ref.kind != NAMESPACES:
+        metadata["deletionGracePeriodSeconds"] = 0
     if "generation" in metadata:
         metadata["generation"] += 1
     if ref.kind == NAMESPACES:
@@ -43,7 +44,8 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
 def settle(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
     """Stage an update; an object that only waited for its finalizers goes with it. Returns it and whether it went."""
     if "deletionTimestamp" in changed["metadata"] and not held(ref, changed):
-        return tx.remove(ref, changed), True
+        tx.remove(ref, changed)
+        return changed, True  # as it was written: only the watch's event has the version of its end
     return tx.put(ref, changed), False
 
 

@@ -4,12 +4,14 @@ Facts: `APIGroupDiscoveryList` of apidiscovery.k8s.io/v2 (kubectl 1.30 and later
 `APIResourceList` of v1 for everything older.
 """
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.catalog import Catalog
+from llmkube.apiserver.catalog import NAMESPACES, Catalog
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.negotiate import parse_accept
 
@@ -17,8 +19,8 @@ JsonObject = dict[str, Any]
 
 VERSION: Final[Mapping[str, str]] = {
     "major": "1",
-    "minor": "32",
-    "gitVersion": "v1.32.0+llmkube",
+    "minor": "36",
+    "gitVersion": "v1.36.0+llmkube",
     "gitCommit": "",
     "gitTreeState": "clean",
     "buildDate": "1970-01-01T00:00:00Z",
@@ -29,7 +31,9 @@ VERSION: Final[Mapping[str, str]] = {
 """What `/version` says: the Kubernetes release whose behaviour this server keeps to."""
 
 VERBS: Final = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+_CUSTOM_VERBS: Final = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
 SUBRESOURCE_VERBS: Final = ("get", "patch", "update")
+_FINALIZE: Final = "finalize"
 
 
 @attrs.frozen
@@ -164,24 +168,49 @@ def _resources(kind: KindInfo) -> Sequence[JsonObject]:
         "singularName": kind.singular,
         "namespaced": resource.namespaced,
         "kind": resource.kind,
-        "verbs": list(VERBS),
+        "verbs": list(verbs(kind)),
     }
     if resource.short_names:
         main["shortNames"] = list(resource.short_names)
     if resource.categories:
         main["categories"] = list(resource.categories)
+    if kind.storage:
+        main["storageVersionHash"] = _storage_version_hash(kind)
     entries = [main]
-    for name in subresources(kind):
+    for name in _listed_subresources(kind):
         entry = {"name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced}
         shape = _scale_kind() if name == "scale" else {"kind": resource.kind}
-        entries.append({**entry, **shape, "verbs": list(SUBRESOURCE_VERBS)})
+        entries.append({**entry, **shape, "verbs": _subresource_verbs(name)})
     return entries
+
+
+def _storage_version_hash(kind: KindInfo) -> str:
+    """Name the form in which objects are stored, as kube-apiserver does: clients see by it that it has changed."""
+    resource = kind.resource
+    text = f"{resource.group}/{resource.version}/{resource.kind}"
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()[:8]).decode()
+
+
+def verbs(kind: KindInfo) -> tuple[str, ...]:
+    """Return what may be done with a kind, in the order in which kube-apiserver says it."""
+    if kind.resource.full_name == NAMESPACES:
+        return tuple(verb for verb in VERBS if verb != "deletecollection")
+    return VERBS if kind.builtin else _CUSTOM_VERBS
 
 
 def subresources(kind: KindInfo) -> tuple[str, ...]:
     """Return the names of a kind's subresources."""
     names = ("status",) if kind.status_subresource else ()
     return (*names, "scale") if kind.scale is not None else names
+
+
+def _subresource_verbs(name: str) -> list[str]:
+    return ["update"] if name == _FINALIZE else list(SUBRESOURCE_VERBS)
+
+
+def _listed_subresources(kind: KindInfo) -> tuple[str, ...]:
+    """What discovery lists: the finalizers of a namespace have a way of their own."""
+    return (_FINALIZE, *subresources(kind)) if kind.resource.full_name == NAMESPACES else subresources(kind)
 
 
 def _review(review: Review) -> JsonObject:
@@ -195,21 +224,22 @@ def _scale_kind() -> JsonObject:
 
 def _discovered(kind: KindInfo) -> JsonObject:
     resource = kind.resource
+    shown_version = resource.version if resource.group else ""  # the core group's kinds do not say theirs
     entry: JsonObject = {
         "resource": resource.plural,
-        "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
+        "responseKind": {"group": resource.group, "version": shown_version, "kind": resource.kind},
         "scope": "Namespaced" if resource.namespaced else "Cluster",
         "singularResource": kind.singular,
-        "verbs": list(VERBS),
+        "verbs": list(verbs(kind)),
     }
     if resource.short_names:
         entry["shortNames"] = list(resource.short_names)
     if resource.categories:
         entry["categories"] = list(resource.categories)
     listed = []
-    for name in subresources(kind):
+    for name in _listed_subresources(kind):
         answer = _scale_kind() if name == "scale" else entry["responseKind"]
-        listed.append({"subresource": name, "responseKind": answer, "verbs": list(SUBRESOURCE_VERBS)})
+        listed.append({"subresource": name, "responseKind": answer, "verbs": _subresource_verbs(name)})
     if listed:
         entry["subresources"] = listed
     return entry

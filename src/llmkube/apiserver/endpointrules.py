@@ -5,6 +5,7 @@ link-local ones pass, as they do there.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from llmkube.apiserver.fielderrors import (
     required,
     too_many,
 )
+from llmkube.apiserver.jsonvalues import same
 
 PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
 _ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")
@@ -27,6 +29,9 @@ _MAX_ENDPOINTS: Final = 1000
 _MAX_ADDRESSES: Final = 100
 _MAX_PORTS: Final = 20_000
 _LINK_LOCAL_MULTICAST: Final = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
+
+_LEADING_ZERO: Final = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_NO_ADDRESS: Final = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 
 Old = Mapping[str, Any] | None
 
@@ -42,11 +47,13 @@ def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     if len(endpoints) > _MAX_ENDPOINTS:
         yield too_many("endpoints", len(endpoints), _MAX_ENDPOINTS)
         return
-    for index, endpoint in enumerate(endpoints):
-        yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
-    yield from _check_slice_ports(obj.get("ports") or (), "ports")
     if old is not None and kind != old.get("addressType"):
         yield immutable("addressType", kind)
+    before = (old or {}).get("endpoints") or ()
+    for index, endpoint in enumerate(endpoints):
+        if not any(same(endpoint, each) for each in before):  # what was there may stay
+            yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
+    yield from _check_slice_ports(obj.get("ports") or (), "ports")
 
 
 def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterator[FieldError]:
@@ -57,12 +64,8 @@ def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterat
     elif len(addresses) > _MAX_ADDRESSES:
         yield too_many(where, len(addresses), _MAX_ADDRESSES)
     else:
-        seen: set[str] = set()
         for index, address in enumerate(addresses):
-            if address in seen:
-                yield duplicate(at_index(where, index), address)
-            seen.add(address)
-            yield from _check_address(address, kind, at_index(where, index))
+            yield from _check_address(address, kind, where, at_index(where, index))
     hostname = endpoint.get("hostname")
     if hostname and (wrong := names.label(hostname)):
         yield invalid(at(path, "hostname"), hostname, wrong)
@@ -71,17 +74,36 @@ def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterat
         yield invalid(at(path, "nodeName"), node, wrong)
 
 
-def _check_address(address: str, kind: str, path: str) -> Iterator[FieldError]:
+def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[FieldError]:
     if kind == "FQDN":
         if wrong := names.subdomain(address):
             yield invalid(path, address, wrong)
         return
     version = {"IPv4": 4, "IPv6": 6}.get(kind)
-    parsed = _parse(address)
-    if version and (parsed is None or parsed.version != version):
-        yield invalid(path, address, f"must be a valid {kind} address")
-    elif parsed is not None:
+    if version is None:
+        return
+    if wrong := _unclear(address):
+        yield invalid(path, address, wrong)
+        return
+    parsed = ipaddress.ip_address(address)
+    if str(parsed) != address:
+        yield invalid(path, address, f'must be in canonical form ("{parsed}")')
+    elif parsed.version != version:
+        yield invalid(listed, address, f"must be an {kind} address")
+    else:
         yield from check_not_special(address, path)
+
+
+def _unclear(address: str) -> str:
+    """Say what makes an address one that programs read differently."""
+    if _LEADING_ZERO.search(address) and _parse(_LEADING_ZERO.sub("", address)) is not None and ":" not in address:
+        return "must not have leading 0s"
+    parsed = _parse(address)
+    if parsed is None:
+        return _NO_ADDRESS
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return "must not be an IPv4-mapped IPv6 address"
+    return ""
 
 
 def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -96,16 +118,14 @@ def check_not_special(address: str, path: str) -> Iterator[FieldError]:
     """Refuse an address that no other machine could reach this endpoint by."""
     parsed = _parse(address)
     if parsed is None:
-        yield invalid(path, address, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
-        return
-    judged = (parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None) or parsed
-    if judged.is_unspecified:
-        yield invalid(path, address, "may not be unspecified (0.0.0.0 or ::)")
-    elif judged.is_loopback:
+        yield invalid(path, address, _NO_ADDRESS)
+    elif parsed.is_unspecified:
+        yield invalid(path, address, f"may not be unspecified ({parsed})")
+    elif parsed.is_loopback:
         yield invalid(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)")
-    elif judged.is_link_local:
+    elif parsed.is_link_local:
         yield invalid(path, address, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
-    elif any(judged in network for network in _LINK_LOCAL_MULTICAST):
+    elif any(parsed in network for network in _LINK_LOCAL_MULTICAST):
         yield invalid(path, address, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
 
 
@@ -156,7 +176,12 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
                 where = at_index(at(path, group), place)
-                yield from check_not_special(address.get("ip") or "", at(where, "ip"))
+                ip = address.get("ip") or ""
+                wrong = _unclear(ip)
+                if wrong:
+                    yield invalid(at(where, "ip"), ip, "must be a valid IP address" if wrong == _NO_ADDRESS else wrong)
+                if not wrong or wrong == _NO_ADDRESS:
+                    yield from check_not_special(ip, at(where, "ip"))
                 hostname = address.get("hostname")
                 if hostname and (wrong := names.label(hostname)):
                     yield invalid(at(where, "hostname"), hostname, wrong)
@@ -171,3 +196,28 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
             yield from check_port_number(port.get("port"), at(where, "port"))
             yield from _check_protocol(port, where)
             yield from check_app_protocol(port, where)
+
+
+def fill_slice(obj: dict[str, Any]) -> None:
+    """Drop what only the beta version of slices had."""
+    for endpoint in obj.get("endpoints") or ():
+        endpoint.pop("deprecatedTopology", None)
+
+
+def slice_warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return the warning about the kind of address that no proxy looks at."""
+    return ["spec.addressType: FQDN endpoints are deprecated"] if obj.get("addressType") == "FQDN" else []
+
+
+def address_warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return the warnings about addresses of a classic Endpoints object that have a shorter spelling."""
+    said = []
+    for index, subset in enumerate(obj.get("subsets") or ()):
+        for group in ("addresses", "notReadyAddresses"):
+            for place, address in enumerate(subset.get(group) or ()):
+                ip = address.get("ip") or ""
+                parsed = _parse(ip)
+                if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None and str(parsed) != ip:
+                    where = at(at_index(at(at_index("subsets", index), group), place), "ip")
+                    said.append(f'{where}: IPv6 address "{ip}" should be in RFC 5952 canonical format ("{parsed}")')
+    return said

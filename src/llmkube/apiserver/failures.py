@@ -3,7 +3,8 @@
 Facts: Kubernetes API conventions, "Response Status Kind"; wording as kube-apiserver 1.32 writes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -67,6 +68,7 @@ class RequestRefusedError(Exception):
         self.token = token
         self.reason = reason
         self.message = message
+        self.warnings: tuple[str, ...] = ()  # what the client is told beside the refusal
         self.details = None if details is None else dict(details)
 
     def to_status(self) -> JsonObject:
@@ -82,6 +84,16 @@ class RequestRefusedError(Exception):
         return status
 
 
+@contextmanager
+def warning(warnings: Sequence[str]) -> Iterator[None]:
+    """Let a refusal out of the body carry the warnings too."""
+    try:
+        yield
+    except RequestRefusedError as exc:
+        exc.warnings = (*warnings, *exc.warnings)
+        raise
+
+
 def success(subject: Subject) -> JsonObject:
     """Return the `Status` that answers a completed delete."""
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": subject.to_json()}
@@ -90,6 +102,11 @@ def success(subject: Subject) -> JsonObject:
 def not_found(subject: Subject) -> RequestRefusedError:
     """Refuse: there is no object of that name."""
     return RequestRefusedError(404, "NotFound", f'{subject.qualified} "{subject.name}" not found', subject.to_json())
+
+
+def no_such_resource() -> RequestRefusedError:
+    """Refuse: the built-in kind has no such subresource."""
+    return RequestRefusedError(404, "NotFound", "the server could not find the requested resource", {})
 
 
 def no_such_path() -> RequestRefusedError:
@@ -200,4 +217,5 @@ def too_large_revision(asked: int, current: int) -> RequestRefusedError:
 
 def internal(message: str) -> RequestRefusedError:
     """Report that the server itself could not do it (a full disk, say); nothing was written."""
-    return RequestRefusedError(500, "InternalError", f"Internal error occurred: {message}")
+    details = {"causes": [{"message": message}]}
+    return RequestRefusedError(500, "InternalError", f"Internal error occurred: {message}", details)

@@ -62,10 +62,11 @@ class FieldSet:
         return last in below.members
 
     def __iter__(self) -> Iterator[Path]:
-        """Every path, in the order that `to_json` writes."""
+        """Every path: at each level the members first, then what is below."""
         for element in self._elements():
             if element in self.members:
                 yield (element,)
+        for element in self._elements():
             for path in self.below(element):
                 yield (element, *path)
 

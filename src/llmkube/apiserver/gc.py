@@ -9,10 +9,14 @@ foreground deletion; `orphan` lets the dependents live.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from llmkube.apiserver.apply import record_write
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog
 from llmkube.apiserver.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, settle, without_finalizer
 from llmkube.apiserver.store import Change, Object, Ref, Store, Transaction
 from llmkube.k8s.resource import Key
+
+MANAGER: Final = "garbage-collector"
+"""Field manager of the changes made here."""
 
 BATCH: Final = 64
 """Places looked at in one transaction: a large cascade must not keep other writers waiting."""
@@ -68,7 +72,7 @@ class Collector:
             return
         finalizers = metadata.get("finalizers") or ()
         if ORPHAN in finalizers:
-            self._orphan(tx, ref, stored)
+            self._orphan(tx, ref, stored, now)
         elif FOREGROUND in finalizers:
             self._foreground(tx, ref, stored, now)
         elif ref.kind == NAMESPACES:
@@ -89,7 +93,8 @@ class Collector:
         if len(solid) == len(owners):
             return
         if solid:
-            tx.put(ref, {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}})
+            cut = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
+            self._rewrite(tx, ref, stored, cut, now)
         elif waiting and tx.store.dependents(stored["metadata"]["uid"]):
             delete(tx, ref, stored, now, "Foreground")  # the owner waits for this one, and this one for its own
         else:
@@ -107,7 +112,12 @@ class Collector:
         deleting = "deletionTimestamp" in metadata and FOREGROUND in (metadata.get("finalizers") or ())
         return "waiting" if deleting else "solid"
 
-    def _orphan(self, tx: Transaction, ref: Ref, stored: Object) -> None:
+    def _rewrite(self, tx: Transaction, ref: Ref, old: Object, new: Object, now: str) -> None:
+        """Stage a change of metadata, with what it means for who owns which field."""
+        kind = self._catalog.versions(ref.kind)[0]
+        tx.put(ref, record_write(old, new, MANAGER, schema=kind.schema, now=now).object)
+
+    def _orphan(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         uid = stored["metadata"]["uid"]
         for place in tx.store.dependents(uid):
             dependent = tx.get(place)
@@ -119,7 +129,7 @@ class Collector:
                 metadata["ownerReferences"] = kept
             else:
                 metadata.pop("ownerReferences", None)
-            tx.put(place, {**dependent, "metadata": metadata})
+            self._rewrite(tx, place, dependent, {**dependent, "metadata": metadata}, now)
         settle(tx, ref, without_finalizer(stored, ORPHAN))
 
     def _foreground(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:

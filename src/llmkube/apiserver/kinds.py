@@ -70,6 +70,7 @@ def _builtin(
     columns: tuple[PrinterColumn, ...] = (),
     unconditional: bool = False,
     generation: bool = False,
+    deprecated: str = "",
 ) -> KindInfo:
     resource = Resource(
         group=group,
@@ -94,6 +95,7 @@ def _builtin(
         printer_columns=columns,
         unconditional_update=unconditional,
         has_generation=generation,
+        deprecation_warning=deprecated,
     )
 
 
@@ -134,10 +136,17 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
         categories=("all",),
         status=True,
         selectable=("spec.clusterIP", "spec.type"),
-        name_rule=names.label_1035,
+        name_rule=names.label,  # an RFC 1035 label before Kubernetes 1.36
         unconditional=True,
     ),
-    _builtin(schemas.ENDPOINTS, "Endpoints", "endpoints", short=("ep",), unconditional=True),
+    _builtin(
+        schemas.ENDPOINTS,
+        "Endpoints",
+        "endpoints",
+        short=("ep",),
+        unconditional=True,
+        deprecated="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+    ),
     _builtin(schemas.EVENT, "Event", "events", short=("ev",), selectable=_EVENT_FIELDS, unconditional=True),
     _builtin(
         schemas.ENDPOINT_SLICE,

@@ -218,7 +218,7 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
 
 
 def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
-    """Return `value` without the items and fields at the given paths."""
+    """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
     if not unwanted or _is_leaf(schema, value):
         return value
     if isinstance(value, Mapping):
@@ -227,13 +227,14 @@ def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
             element = fieldset.field(name)
             if element not in unwanted.members:
                 kept[name] = remove(item, unwanted.below(element), _child(schema, name))
-        return kept
+        return kept or (None if value else kept)
     inner = schema.items or ANYTHING
-    return [
+    left = [
         remove(item, unwanted.below(element), inner)
         for element, item in zip(_elements(value, schema, ()), value, strict=True)
         if element not in unwanted.members
     ]
+    return left or (None if value else left)
 
 
 def with_named(paths: FieldSet, schema: Schema) -> FieldSet:

@@ -22,6 +22,9 @@ from llmkube.apiserver.jsonvalues import same
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
 """All keys and values of an object's annotations together."""
 
+_CHILDLESS: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
+"""Kinds that own nothing: they are gone before anybody could clean up after them."""
+
 _FIXED: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
@@ -54,7 +57,7 @@ def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) ->
 def check_labels(labels: Any, path: str) -> Iterator[FieldError]:
     """Judge a map of labels."""
     for name, value in (labels or {}).items():
-        if wrong := names.qualified(name):
+        for wrong in names.label_key(name):
             yield invalid(path, name, wrong)
         if isinstance(value, str) and (wrong := names.label_value(value)):
             yield invalid(path, value, wrong)
@@ -67,7 +70,7 @@ def _check_labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
 def _check_annotations(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     annotations = metadata.get("annotations") or {}
     for name in annotations:
-        if wrong := names.qualified(name.lower()):  # upper case is allowed in annotations' prefixes
+        for wrong in names.qualified_all(name.lower()):  # upper case is allowed in annotations' prefixes
             yield invalid("metadata.annotations", name, wrong)
     size = sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items())
     if size > MAX_ANNOTATION_BYTES:
@@ -79,13 +82,16 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     controllers = []
     for owner in metadata.get("ownerReferences") or ():
         version = owner.get("apiVersion") or ""
-        if not version:
+        if not version or version.count("/") > 1:
             yield invalid(at(path, "apiVersion"), version, "version must not be empty")
         for name in ("kind", "name", "uid"):
             if not owner.get(name):
                 yield invalid(at(path, name), "", "must not be empty")
+        if (version, owner.get("kind")) in _CHILDLESS:
+            named = f'{"" if "/" in version else "/"}{version}, Kind={owner["kind"]}'
+            yield invalid(path, owner, f"{named} is disallowed from being an owner")
         if owner.get("controller"):
-            controllers.append(owner.get("name", ""))
+            controllers.append(f"{owner.get('kind', '')}/{owner.get('name', '')}")
     if len(controllers) > 1:
         yield invalid(
             path,
@@ -98,11 +104,11 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
 def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     finalizers = metadata.get("finalizers") or ()
     for finalizer in finalizers:
-        if wrong := names.qualified(finalizer):
+        for wrong in names.qualified_all(finalizer):
             yield invalid("metadata.finalizers", finalizer, wrong)
     if {"orphan", "foregroundDeletion"} <= set(finalizers):
         yield invalid(
-            "metadata.finalizers", list(finalizers), 'finalizer "orphan" and "foregroundDeletion" cannot be both set'
+            "metadata.finalizers", list(finalizers), 'finalizer orphan and foregroundDeletion cannot be both set'
         )
 
 
@@ -118,9 +124,32 @@ def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Fi
                 f" found new finalizers []string{{{listed}}}",
             )
     if not new.get("resourceVersion"):
-        yield invalid("metadata.resourceVersion", Verbatim("0x0"), "must be specified for an update")
+        yield invalid("metadata.resourceVersion", Verbatim("0"), "must be specified for an update")
     if (new.get("generation") or 0) < (old.get("generation") or 0):
         yield invalid("metadata.generation", new.get("generation") or 0, "must not be decremented")
     for name in _FIXED:
         if not same(new.get(name), old.get(name)):
             yield immutable(at("metadata", name), new.get(name))
+
+
+def stored_form(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as it comes back from Kubernetes' own structure: empty fields left out, null labels empty."""
+    kept = {name: value for name, value in metadata.items() if value not in _EMPTY and name != "selfLink"}
+    for name in ("labels", "annotations"):
+        if None in kept.get(name, {}).values():
+            kept[name] = {key: "" if value is None else value for key, value in kept[name].items()}
+    return kept
+
+
+def finalizer_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the warnings about finalizers that do not say whose they are."""
+    known = {"orphan", "foregroundDeletion"}
+    return [
+        f'metadata.finalizers: "{finalizer}": prefer a domain-qualified finalizer name to avoid accidental conflicts'
+        " with other finalizer writers"
+        for finalizer in metadata.get("finalizers") or ()
+        if "/" not in finalizer and finalizer not in known and not names.qualified(finalizer)
+    ]
+
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})

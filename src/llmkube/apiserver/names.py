@@ -13,12 +13,20 @@ _SUBDOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
 _QUALIFIED: Final = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _LABEL_VALUE: Final = f"({_QUALIFIED})?"
 
+_NO_NAME_PART: Final = "name part must be non-empty"
+_NAME_PART: Final = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an"
+    " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
+    f" '{_QUALIFIED}')"
+)
+
 _MAX_LABEL: Final = 63
+_MAX_PORT_NAME: Final = 15
 _MAX_SUBDOMAIN: Final = 253
 
 
-def _length(text: str, limit: int) -> str:
-    return f"must be no more than {limit} bytes" if len(text.encode()) > limit else ""
+def _length(text: str, limit: int, unit: str = "bytes") -> str:
+    return f"must be no more than {limit} {unit}" if len(text.encode()) > limit else ""
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -28,7 +36,9 @@ def _matches(pattern: str, text: str) -> bool:
 def label(text: str) -> str:
     """Judge an RFC 1123 label: the name of a namespace."""
     if _matches(_LABEL, text):
-        return _length(text, _MAX_LABEL)
+        return _length(text, _MAX_LABEL, "characters")
+    if "." in text and not subdomain(text):
+        return "must not contain dots"
     return (
         "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end"
         f" with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '{_LABEL}')"
@@ -38,7 +48,7 @@ def label(text: str) -> str:
 def label_1035(text: str) -> str:
     """Judge an RFC 1035 label: the name of a service."""
     if _matches(_LABEL_1035, text):
-        return _length(text, _MAX_LABEL)
+        return _length(text, _MAX_LABEL, "characters")
     return (
         "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic"
         " character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation"
@@ -49,12 +59,39 @@ def label_1035(text: str) -> str:
 def subdomain(text: str) -> str:
     """Judge an RFC 1123 subdomain: the name of nearly everything."""
     if _matches(_SUBDOMAIN, text):
-        return _length(text, _MAX_SUBDOMAIN)
+        return _length(text, _MAX_SUBDOMAIN, "characters")
     return (
         "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start"
         " and end with an alphanumeric character (e.g. 'example.com', regex used for validation is"
         f" '{_SUBDOMAIN}')"
     )
+
+
+def label_key(text: str) -> tuple[str, ...]:
+    """Return everything that is wrong with a label's key."""
+    return tuple(wrong.replace("a qualified name", "a valid label key", 1) for wrong in qualified_all(text))
+
+
+def port_name(text: str) -> tuple[str, ...]:
+    """Return everything that is wrong with a port's name (RFC 6335)."""
+    wrong = []
+    if len(text) > _MAX_PORT_NAME:
+        wrong.append(f"must be no more than {_MAX_PORT_NAME} characters")
+    if not _matches("[-a-z0-9]+", text):
+        wrong.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
+    elif not re.search("[a-z]", text):
+        wrong.append("must contain at least one letter (a-z)")
+    elif "--" in text:
+        wrong.append("must not contain consecutive hyphens")
+    elif text[0] == "-" or text[-1] == "-":
+        wrong.append("must not begin or end with a hyphen")
+    return tuple(wrong)
+
+
+def qualified_all(text: str) -> tuple[str, ...]:
+    """Return everything that is wrong with a qualified name."""
+    wrong = qualified(text)
+    return (wrong, _NAME_PART) if wrong == _NO_NAME_PART else (wrong,) if wrong else ()
 
 
 def qualified(text: str) -> str:
@@ -71,16 +108,10 @@ def qualified(text: str) -> str:
     if prefix and (wrong := subdomain(prefix)):
         return f"prefix part {wrong}"
     if not name:
-        return "name part must be non-empty"
+        return _NO_NAME_PART
     if too_long := _length(name, _MAX_LABEL):
         return f"name part {too_long}"
-    if _matches(_QUALIFIED, name):
-        return ""
-    return (
-        "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an"
-        " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
-        f" '{_QUALIFIED}')"
-    )
+    return "" if _matches(_QUALIFIED, name) else _NAME_PART
 
 
 def label_value(text: str) -> str:

@@ -16,7 +16,7 @@ from llmkube.apiserver.negotiate import JSON_OR_YAML, patch_types
 
 JsonObject = dict[str, Any]
 
-_INFO: Final = {"title": "LLMKube embedded API server", "version": "v1.32.0"}
+_INFO: Final = {"title": "LLMKube embedded API server", "version": "v1.36.3"}
 _GVK: Final = "x-kubernetes-group-version-kind"
 _WRITE_PARAMETERS: Final = ("dryRun", "fieldManager", "fieldValidation")
 _UNPUBLISHED_V2: Final = frozenset(

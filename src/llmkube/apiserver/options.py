@@ -7,7 +7,8 @@ import attrs
 
 from llmkube.apiserver.deletion import Propagation
 from llmkube.apiserver.failures import RequestRefusedError, Subject, bad_request, invalid
-from llmkube.apiserver.fielderrors import FieldError, forbidden, not_supported, required
+from llmkube.apiserver.fielderrors import FieldError, forbidden, not_supported, required, too_long
+from llmkube.apiserver.fielderrors import invalid as invalid_value
 from llmkube.apiserver.reading import parse_flag
 from llmkube.base.http import Request
 
@@ -37,15 +38,20 @@ class WriteOptions:
         errors: list[FieldError] = []
         if applying and not manager:
             errors.append(required("fieldManager", "is required for apply patch"))
-        if len(manager) > MAX_MANAGER or not manager.isprintable():
-            errors.append(not_supported("fieldManager", manager, []))
+        if len(manager.encode()) > MAX_MANAGER:
+            errors.append(too_long("fieldManager", MAX_MANAGER))
+        errors += (
+            invalid_value("fieldManager", manager, f"invalid character U+{ord(letter):04X} (at position {place})")
+            for place, letter in enumerate(manager)
+            if not letter.isprintable()
+        )
         force = parse_flag(request.param("force"))
         if force is not None and not applying:
             errors.append(forbidden("force", "may not be specified for non-apply patch"))
         validation = request.param("fieldValidation") or "Warn"
         if validation not in {"Strict", "Warn", "Ignore"}:
             errors.append(not_supported("fieldValidation", validation, ["", "Ignore", "Strict", "Warn"]))
-        dry_run = [value for name, value in request.query if name == "dryRun" and value]
+        dry_run = [value for name, value in request.query if name == "dryRun"]
         errors += _check_dry_run(dry_run)
         if errors:
             called = {"PATCH": "PatchOptions", "PUT": "UpdateOptions"}.get(request.method, "CreateOptions")
@@ -74,15 +80,18 @@ class DeleteOptions:
         orphan = body.get("orphanDependents")
         if orphan is None:
             orphan = parse_flag(request.param("orphanDependents"))
-        if not propagation and orphan is not None:
+        if propagation and orphan is not None:
+            why = "orphanDependents and deletionPropagation cannot be both set"
+            raise _refused([invalid_value("propagationPolicy", propagation, why)])
+        if orphan is not None:
             propagation = "Orphan" if orphan else "Background"
         if propagation not in {"", "Background", "Foreground", "Orphan"}:
-            allowed = ["Background", "Foreground", "Orphan"]
+            allowed = ["Foreground", "Background", "Orphan", "nil"]
             raise _refused([not_supported("propagationPolicy", propagation, allowed)])
         preconditions = body.get("preconditions") or {}
         if not isinstance(preconditions, Mapping):
             raise bad_request("json: cannot unmarshal value into Go struct field DeleteOptions.preconditions")
-        dry_run = body.get("dryRun") or [value for name, value in request.query if name == "dryRun" and value]
+        dry_run = body.get("dryRun") or [value for name, value in request.query if name == "dryRun"]
         if not isinstance(dry_run, list) or (errors := _check_dry_run(dry_run)):
             raise _refused(errors if isinstance(dry_run, list) else [not_supported("dryRun", dry_run, ["All"])])
         return cls(

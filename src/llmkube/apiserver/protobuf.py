@@ -130,6 +130,10 @@ def _set_integer(raw: int) -> int | None:
     return _integer(raw) or None  # Go writes 0 where nothing was set
 
 
+def _set_flag(raw: int) -> bool | None:
+    return bool(raw) or None  # the same of a flag that is no pointer
+
+
 def _time(raw: bytes) -> str | None:
     seconds = dict(_fields(raw)).get(1)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
@@ -184,7 +188,7 @@ _SERVICE_SPEC: Final[Message] = {
     5: Field("externalIPs", _text, repeated=True),
     9: Field("loadBalancerSourceRanges", _text, repeated=True),
     12: Field("healthCheckNodePort", _set_integer),
-    13: Field("publishNotReadyAddresses", bool),
+    13: Field("publishNotReadyAddresses", _set_flag),
     14: Field("sessionAffinityConfig", _message(_AFFINITY)),
     18: Field("clusterIPs", _text, repeated=True),
     19: Field("ipFamilies", _text, repeated=True),

@@ -7,13 +7,22 @@ written in between. Facts: Kubernetes API concepts, "Resource versions" and "Ret
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.failures import RequestRefusedError, Subject, bad_request, expired, invalid, too_large_revision
-from llmkube.apiserver.fielderrors import FieldError, forbidden
+from llmkube.apiserver.failures import (
+    RequestRefusedError,
+    Subject,
+    bad_request,
+    expired,
+    invalid,
+    plain_internal,
+    too_large_revision,
+)
+from llmkube.apiserver.fielderrors import FieldError, forbidden, not_supported
 from llmkube.apiserver.selectors import Predicate
 from llmkube.apiserver.store import CompactedError, Object, Store
 from llmkube.k8s.resource import Key
@@ -46,22 +55,24 @@ class ListQuery:
     initial_events: bool | None = None
 
     @classmethod
-    def parse(cls, param: Callable[[str], str]) -> "ListQuery":
-        """Read the query parameters.
+    def parse(cls, param: Callable[[str], str], *, of_one: bool = False) -> "ListQuery":
+        """Read the query parameters; `of_one` when they are those of a get, which cannot be a watch.
 
         Raises:
-            RequestRefusedError: 400 for what is not a number, 422 for a combination that makes no sense.
+            RequestRefusedError: 400 for what is not a number, 422 for a combination that makes no sense, and 500 for a
+                strange resourceVersion in a get or a watch, as kube-apiserver has it.
         """
+        watch = not of_one and (parse_flag(param("watch")) or False)
         query = cls(
             label_selector=param("labelSelector"),
             field_selector=param("fieldSelector"),
-            limit=_number("limit", param("limit")) or 0,
+            limit=max(0, _number(param("limit")) or 0),
             token=param("continue"),
-            revision=_number("resourceVersion", param("resourceVersion")),
+            revision=_revision(param("resourceVersion"), listing=not (watch or of_one)),
             match=param("resourceVersionMatch"),
-            watch=parse_flag(param("watch")) or False,
+            watch=watch,
             bookmarks=parse_flag(param("allowWatchBookmarks")) or False,
-            timeout_seconds=_number("timeoutSeconds", param("timeoutSeconds")),
+            timeout_seconds=_number(param("timeoutSeconds")),
             initial_events=parse_flag(param("sendInitialEvents")),
         )
         if errors := list(query._contradictions()):
@@ -74,7 +85,9 @@ class ListQuery:
             if not self.watch:
                 return [forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")]
             if self.match != "NotOlderThan":
-                return [forbidden(field, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")]
+                why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+                unsupported = [not_supported(field, self.match, ["NotOlderThan"])] if self.match else []
+                return [forbidden(field, why), *unsupported]
             return []
         if not self.match:
             return []
@@ -85,9 +98,9 @@ class ListQuery:
         if self.token:
             return [forbidden(field, "resourceVersionMatch is forbidden when continue is provided")]
         if self.match == "Exact" and self.revision == 0:
-            return [forbidden(field, 'resourceVersionMatch "Exact" is forbidden for resourceVersion "0"')]
+            return [forbidden(field, 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"')]
         if self.match not in {"Exact", "NotOlderThan"}:
-            return [forbidden(field, f'unsupported value "{self.match}"')]
+            return [not_supported(field, self.match, ["Exact", "NotOlderThan", ""])]
         return []
 
 
@@ -176,21 +189,26 @@ def _open_token(token: str) -> tuple[int, Key]:
         plain = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         return int(plain["rv"]), Key(str(plain["namespace"]), str(plain["name"]))
     except (binascii.Error, ValueError, KeyError, TypeError) as exc:
-        raise bad_request(f"continue key is not valid: {type(exc).__name__}") from exc
+        raise bad_request(f"invalid continue token: continue key is not valid: {type(exc).__name__}") from exc
 
 
-def _number(name: str, text: str) -> int | None:
+def _number(text: str) -> int | None:
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise bad_request(f'{name}: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+    if not re.fullmatch(r"[-+]?\d{1,18}", text, re.ASCII):
+        raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+    return int(text)
+
+
+def _revision(text: str, *, listing: bool) -> int | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise bad_request(f"invalid resource version: {why}") if listing else plain_internal(why)
     return int(text)
 
 
 def parse_flag(text: str) -> bool | None:
-    """Read a boolean query parameter; None when it is not given."""
-    if not text:
-        return None
-    if text.lower() not in {"1", "t", "true", "0", "f", "false"}:
-        raise bad_request(f'strconv.ParseBool: parsing "{text}": invalid syntax')
-    return text.lower() in {"1", "t", "true"}
+    """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
+    return None if not text else text.lower() not in {"0", "false"}

@@ -5,19 +5,23 @@ who owns what, stamp the server's own fields, judge, store.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from llmkube.apiserver import bodies, strategy
 from llmkube.apiserver.admission import Admission, complain
 from llmkube.apiserver.apply import ApplyConflictError, ApplyRefusedError, server_side_apply
-from llmkube.apiserver.catalog import NAMESPACES, Catalog, in_version, ref_of
+from llmkube.apiserver.catalog import NAMESPACES, SERVICES, Catalog, in_version, ref_of
+from llmkube.apiserver.defaults import prune, unknown_fields
 from llmkube.apiserver.deletion import delete, settle
 from llmkube.apiserver.failures import (
     STALE,
     Cause,
     RequestRefusedError,
+    Subject,
     already_exists,
     apply_conflict,
     bad_request,
@@ -25,13 +29,27 @@ from llmkube.apiserver.failures import (
     forbidden,
     invalid,
     method_not_allowed,
+    no_such_path,
     not_found,
+    plain_internal,
     success,
+    undecodable,
     unprocessable,
+    warning,
 )
-from llmkube.apiserver.jsonvalues import copy
+from llmkube.apiserver.fielderrors import Verbatim
+from llmkube.apiserver.fielderrors import invalid as field_invalid
+from llmkube.apiserver.jsonvalues import ABSENT, compact, copy
 from llmkube.apiserver.merge import MergeError
-from llmkube.apiserver.negotiate import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, OBJECT_TYPES, content_type, patch_types
+from llmkube.apiserver.negotiate import (
+    APPLY_PATCH,
+    JSON_PATCH,
+    MERGE_PATCH,
+    OBJECT_TYPES,
+    STRATEGIC_PATCH,
+    content_type,
+    patch_types,
+)
 from llmkube.apiserver.options import DeleteOptions, WriteOptions
 from llmkube.apiserver.patches import (
     PatchDocumentError,
@@ -40,7 +58,7 @@ from llmkube.apiserver.patches import (
     merge_patch,
     strategic_merge_patch,
 )
-from llmkube.apiserver.scale import scaled
+from llmkube.apiserver.scale import SCALE, scale_with_replicas, scaled
 from llmkube.apiserver.selectors import Predicate
 from llmkube.apiserver.store import Object, Ref, Store, Transaction
 from llmkube.apiserver.strategic import StrategicPatchError
@@ -57,6 +75,10 @@ _NAME_ATTEMPTS: Final = 8
 
 _CREATED_BY_UPDATE: Final = frozenset({"services", "endpoints", "events", "leases.coordination.k8s.io"})
 """Kinds that a PUT creates when they are not there, as kube-apiserver allows."""
+
+
+_PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
+"""Namespaces that nobody may delete."""
 
 
 class Rest:
@@ -89,27 +111,37 @@ class Rest:
         Raises:
             RequestRefusedError: The request is wrong whatever the state is.
         """
+        with _decoding(target):
+            return self._planned(request, target, chosen)
+
+    def _planned(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> Planned:
         named = bool(target.ref.key.name)
+        custom = not target.kind.builtin
         placed = bool(target.ref.key.namespace) or not target.kind.resource.namespaced
+        if not placed and custom:
+            raise no_such_path()
         match request.method, named:
-            case "POST", False if placed:
-                return self._plan_create(request, target)
+            case "POST", _ if placed and not target.subresource and (custom or not named):
+                return self._plan_create(request, target.at(""))
             case "PUT", True:
                 return self._plan_update(request, target)
             case "PATCH", True:
                 return self._plan_patch(request, target)
+            case "PUT" | "PATCH", False if custom:
+                raise bad_request("name must be provided")
             case "DELETE", True if not target.subresource:
                 return self._plan_delete(request, target)
             case "DELETE", False if placed:
                 return self._plan_delete_all(request, target, chosen())
-        raise method_not_allowed()
+        verb = {"POST": "create", "DELETE": "delete"}.get(request.method, "")
+        raise method_not_allowed(target.subject, verb) if custom else method_not_allowed()
 
     # -- create ------------------------------------------------------------------------------------------------------
 
     def _plan_create(self, request: Request, target: Target) -> Planned:
         options = WriteOptions.parse(request, applying=False)
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
-        body, duplicates = bodies.parse_object(request.body, media)
+        body, duplicates = _parse_object(target, request.body, media)
         _check_type(target, body)
         return Planned(lambda tx: self._create(tx, target, body, options, duplicates), options.dry_run)
 
@@ -118,11 +150,14 @@ class Rest:
     ) -> Answered:
         wanted = _with_metadata(body)
         named = self._named(tx, target, wanted)
-        wanted, warnings = self._admission.decode(named, wanted, options, duplicates)
-        self._check_namespace(tx, named)
-        created = self._admission.create(tx, named, wanted, options)
-        if tx.get(named.ref) is not None:
-            raise already_exists(named.subject)
+        with _decoding(target):
+            wanted, warnings = self._admission.decode(named, wanted, options, duplicates)
+        with warning(warnings):
+            self._check_namespace(tx, named)
+            created = self._admission.create(tx, named, wanted, options)
+        taken = tx.get(named.ref)
+        if taken is not None:
+            raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
         return _answered(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _named(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
@@ -136,7 +171,7 @@ class Rest:
         else:
             metadata.pop("namespace", None)
         if metadata.get("resourceVersion"):
-            raise bad_request("resourceVersion should not be set on objects to be created")
+            raise plain_internal("resourceVersion should not be set on objects to be created")
         prefix = metadata.get("generateName")
         if not metadata.get("name") and prefix:
             for _ in range(_NAME_ATTEMPTS):
@@ -165,8 +200,12 @@ class Rest:
     def _plan_update(self, request: Request, target: Target) -> Planned:
         options = WriteOptions.parse(request, applying=False)
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
-        body, duplicates = bodies.parse_object(request.body, media)
-        if target.subresource != "scale":
+        if target.subresource == "scale":
+            body, duplicates = bodies.parse_object(request.body, media)
+            if body.get("kind") not in {None, "", "Scale"}:
+                raise bad_request("no kind is registered for the type v1.Scale")
+        else:
+            body, duplicates = _parse_object(target, request.body, media)
             _check_type(target, body)
 
         versioned = bool((body.get("metadata") or {}).get("resourceVersion"))  # it was there when the client looked
@@ -178,30 +217,50 @@ class Rest:
                     raise not_found(target.subject)
                 return self._create(tx, target.at(""), body, options, duplicates)
             wanted = _with_metadata(body)
+            _check_name(target, wanted)
+            _check_uid(target, stored, wanted["metadata"])
+            _check_conditional(target, wanted["metadata"])
             if target.subresource == "scale":
                 wanted = self._rescaled(target, stored, wanted)
-            return self._replace(tx, target, stored, wanted, options=options, duplicates=duplicates)
+            with _decoding(target):
+                wanted, warnings = self._decode(target, stored, wanted, options, duplicates)
+            return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
 
         return Planned(decide, options.dry_run)
 
     def _plan_patch(self, request: Request, target: Target) -> Planned:
-        media = content_type(request.headers.get("content-type") or "", patch_types(target.kind))
+        media = content_type(request.headers.get("content-type") or "none", patch_types(target.kind))
         applying = media == APPLY_PATCH
         options = WriteOptions.parse(request, applying=applying)
         if applying:
-            manifest, duplicates = bodies.parse_object(request.body, media)
+            manifest, duplicates = _parse_manifest(request.body, media)
             return Planned(lambda tx: self.apply(tx, target, manifest, options, duplicates), options.dry_run)
-        patch, duplicates = bodies.parse(request.body, media)
+        try:
+            patch, duplicates = bodies.parse(request.body, media)
+        except RequestRefusedError as exc:
+            unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")  # noqa: PLR2004
+            return Planned(partial(_refuse_if_there, target, unread), options.dry_run)
 
         def decide(tx: Transaction) -> Answered:
             stored = tx.get(target.ref)
             if stored is None:
                 raise not_found(target.subject)
-            if target.subresource == "scale":
-                wanted = self._rescaled(target, stored, _patched(target, target.scale_of(stored), patch, media))
-            else:
-                wanted = _patched(target, in_version(target.kind, stored), patch, media)
-            return self._replace(tx, target, stored, wanted, options=options, duplicates=duplicates)
+            scaling = target.subresource == "scale"
+            live = scale_with_replicas(target.scale_of(stored)) if scaling else in_version(target.kind, stored)
+            patched = _patched(target, live, patch, media)
+            _check_name(target, patched)
+            if not scaling:
+                _check_type(target, patched, patched=True)
+            with _decoding(target, patch if media == STRATEGIC_PATCH else patched):
+                bodies.check_shape(patched)
+                wanted = _with_metadata(patched)
+                complaints = duplicates
+                if scaling:
+                    bodies.check_types(wanted, SCALE, "")
+                    complaints = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
+                    wanted = self._rescaled(target, stored, wanted)
+                wanted, warnings = self._decode(target, stored, wanted, options, complaints)
+            return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
 
         return Planned(decide, options.dry_run)
 
@@ -212,6 +271,13 @@ class Rest:
             raise invalid(target.kind_subject, errors)
         return changed
 
+    def _decode(
+        self, target: Target, stored: Object, wanted: JsonObject, options: WriteOptions, duplicates: list[str]
+    ) -> tuple[JsonObject, list[str]]:
+        _place(target, wanted)
+        _check_version(target, stored, wanted["metadata"])
+        return self._admission.decode(target, wanted, options, duplicates)
+
     def _replace(
         self,
         tx: Transaction,
@@ -220,14 +286,11 @@ class Rest:
         wanted: JsonObject,
         *,
         options: WriteOptions,
-        duplicates: list[str],
+        warnings: list[str],
     ) -> Answered:
-        """Put a wanted object in the place of the stored one, as far as this endpoint writes it."""
-        _check_type(target, wanted)
-        _place(target, wanted)
-        _check_preconditions(target, stored, wanted["metadata"])
-        wanted, warnings = self._admission.decode(target, wanted, options, duplicates)
-        changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
+        """Put a decoded object in the place of the stored one, as far as this endpoint writes it."""
+        with warning(warnings):
+            changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
             return _answered(target, stored, warnings=warnings)
         after, _ = settle(tx, target.ref, changed)
@@ -251,8 +314,7 @@ class Rest:
         wanted = _with_metadata(manifest)
         if target.subresource == "scale":
             raise unprocessable("server-side apply on the scale subresource is not supported; patch or update it")
-        _check_type(target, wanted, required=True)
-        _place(target, wanted)
+        _check_applied_type(target, wanted)
         stored = tx.get(target.ref)
         metadata = wanted["metadata"]
         if stored is None and target.subresource:
@@ -261,13 +323,18 @@ class Rest:
             why = f"uid mismatch: the provided object specified uid {metadata['uid']}, and no existing object was found"
             raise conflict(target.subject, why)
         if stored is not None:
-            _check_preconditions(target, stored, metadata)
+            _check_version(target, stored, metadata)
         metadata.pop("resourceVersion", None)
-        warnings = complain(target, duplicates or [], options)
+        with _decoding(target):
+            warnings = complain(duplicates or [], options)
+        old = None if stored is None else in_version(target.kind, stored)
+        merged = self._merged(target, old, wanted, options)
+        _place(target, merged)
         if stored is None:
             self._check_namespace(tx, target)
-        old = None if stored is None else in_version(target.kind, stored)
-        new = self._admission.applied(tx, target, old, self._merged(target, old, wanted, options))
+        with _decoding(target):
+            bodies.check_shape(merged)
+        new = self._admission.applied(tx, target, old, merged)
         if new is None:
             return _answered(target, old or {}, warnings=warnings)
         if old is None:
@@ -292,9 +359,10 @@ class Rest:
         except ApplyRefusedError as exc:
             raise bad_request(str(exc)) from exc
         except MergeError as exc:
-            resource = target.kind.resource
-            what = f"({target.ref.key}; {resource.api_version}, Kind={resource.kind})"
-            raise bad_request(f"failed to create typed patch object {what}: {exc}") from exc
+            resource, metadata = target.kind.resource, wanted["metadata"]
+            place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
+            what = f"({place}; {resource.group}/{resource.version}, Kind={resource.kind})"
+            raise plain_internal(f"failed to create typed patch object {what}: {exc}") from exc
 
     # -- delete ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +374,11 @@ class Rest:
             if stored is None:
                 raise not_found(target.subject)
             _check_delete_preconditions(target, stored, options)
+            if target.ref.kind == NAMESPACES and target.ref.key.name in _PERMANENT:
+                raise forbidden(target.subject, "this namespace may not be deleted")
             last, gone = delete(tx, target.ref, stored, self.timestamp(), options.propagation)
+            if gone and target.ref.kind == SERVICES:
+                return Answered(last)  # the one kind here whose deletion answers with the object
             if gone:
                 return Answered(success(target.subject_with_uid(stored)), is_object=False)
             return Answered(last)
@@ -324,7 +396,7 @@ class Rest:
                     deleted.append(in_version(target.kind, last))
             resource = target.kind.resource
             content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
-            metadata = {"resourceVersion": str(tx.revision)}
+            metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}
             return Answered({**content, "metadata": metadata, "items": deleted}, is_object=False)
 
         return Planned(decide, options.dry_run)
@@ -335,13 +407,69 @@ def _delete_options(request: Request) -> DeleteOptions:
     if request.body.strip():
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
         body, _ = bodies.parse_object(request.body, media)
+        if body.get("kind") not in {None, "", "DeleteOptions"}:
+            raise bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion") or ""}"')
     return DeleteOptions.parse(request, body)
 
 
+def _parse_object(target: Target, body: bytes, media: str) -> tuple[JsonObject, list[str]]:
+    """Read an object; a custom one must say what it is."""
+    if target.kind.builtin:
+        return bodies.parse_object(body, media)
+    opening = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
+    try:
+        content, duplicates = bodies.parse(body, media)
+        content = {} if content is None else content
+        bodies.check_envelope(content)
+    except RequestRefusedError as exc:
+        raise exc if exc.code != 400 else bad_request(f"{opening}: {exc.message} ({_summary(body)})") from exc
+    for name, called in (("kind", "Kind"), ("apiVersion", "apiVersion")):
+        if not content.get(name):
+            text = body.decode(errors="replace")
+            raise bad_request(f"{opening}: Object '{called}' is missing in '{text}' ({_summary(body)})")
+    bodies.check_shape(content)
+    return content, duplicates
+
+
+def _summary(body: bytes, longest: int = 30) -> str:
+    if not body:
+        return "<empty>"
+    shown = body[:longest].decode(errors="replace") if body[:1] == b"{" else body[:longest].hex()
+    return f"{shown} ..." if len(body) > longest else shown
+
+
+def _parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
+    try:
+        content, duplicates = bodies.parse(body, media)
+    except RequestRefusedError as exc:
+        raise exc if exc.code != 400 else bad_request(f"error decoding YAML: {exc.message}") from exc
+    if content is not None and not isinstance(content, dict):
+        raise bad_request("error decoding YAML: the body is not an object")
+    return content or {}, duplicates
+
+
+def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Answered:
+    """Refuse a patch that does not read, once it is known that there is something to patch."""
+    raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
+
+
+@contextmanager
+def _decoding(target: Target, patched: Any = ABSENT) -> Iterator[None]:
+    """Answer 400 to what does not read as the kind, or 422 when a patch made it so."""
+    try:
+        yield
+    except bodies.DecodeError as exc:
+        if patched is ABSENT:
+            raise undecodable(target.kind.resource, str(exc)) from exc
+        raise invalid(Subject(""), [field_invalid("patch", compact(patched), str(exc))]) from exc
+
+
 def _answered(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Answered:
+    """Answer with the object; a write (the one that has warnings, if only none) tells what is unwise in it."""
+    said = () if warnings is None else (*warnings, *strategy.advice(target.kind, stored))
     if target.subresource == "scale":
-        return Answered(target.scale_of(stored), status, is_object=False, warnings=tuple(warnings or ()))
-    return Answered(stored, status, warnings=tuple(warnings or ()))
+        return Answered(target.scale_of(stored), status, is_object=False, warnings=said)
+    return Answered(stored, status, warnings=said)
 
 
 def _with_metadata(body: Mapping[str, Any]) -> JsonObject:
@@ -369,29 +497,49 @@ def _patched(target: Target, current: Object, patch: Any, media: str) -> JsonObj
             patched = merge_patch(current, patch)
         else:
             patched = strategic_merge_patch(current, patch, target.kind.schema)
-    except (PatchDocumentError, StrategicPatchError) as exc:
+    except PatchDocumentError as exc:
         raise bad_request(str(exc)) from exc
+    except StrategicPatchError as exc:
+        raise plain_internal(str(exc)) from exc
     except PatchFailedError as exc:
         raise unprocessable(str(exc)) from exc
     if not isinstance(patched, Mapping):
         raise bad_request("the patched object is not an object")
-    bodies.check_shape(patched)
-    return _with_metadata(patched)
+    return dict(patched)
 
 
-def _check_type(target: Target, body: Mapping[str, Any], *, required: bool = False) -> None:
+def _check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
+    """Refuse a configuration that is not of the kind at the URL, or does not say what it is."""
+    resource = target.kind.resource
+    version, kind = manifest.get("apiVersion") or "", manifest.get("kind") or ""
+    if (version, kind) != (resource.api_version, resource.kind):
+        raise bad_request(f"invalid object type: {'' if '/' in version else '/'}{version}, Kind={kind}")
+
+
+def _check_type(target: Target, body: Mapping[str, Any], *, patched: bool = False) -> None:
     """Refuse a body that says it is something else; one that says nothing is taken for what the URL says."""
     resource = target.kind.resource
     version, kind = body.get("apiVersion"), body.get("kind")
-    if required and not (version and kind):
-        raise bad_request(f"invalid object type: {version or ''}, Kind={kind or ''}: apiVersion and kind must be set")
     if version and version != resource.api_version:
         raise bad_request(
             f"the API version in the data ({version}) does not match the expected API version ({resource.api_version})"
         )
-    if kind and kind != resource.kind:
+    if kind and kind != resource.kind and target.kind.builtin:
+        why = f"converting ({version}.{kind}) to ({resource.kind}): unknown conversion"
+        raise bad_request(f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}')
+    if kind and kind != resource.kind and patched:
         said = f"{body.get('apiVersion') or resource.api_version}, Kind={kind}"
         raise bad_request(f"the kind in the data ({said}) does not match the expected kind ({resource.kind})")
+
+
+def _check_name(target: Target, wanted: Mapping[str, Any]) -> None:
+    """Refuse an object without its name, or with another one, before anything is made of it."""
+    name = (wanted.get("metadata") or {}).get("name")
+    if not name:
+        why = f"the name of the object ({target.ref.key.name} based on URL) was undeterminable"
+        raise bad_request(f"{why}: name must be provided")
+    if name != target.ref.key.name:
+        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.ref.key.name})")
 
 
 def _place(target: Target, wanted: JsonObject) -> None:
@@ -412,23 +560,37 @@ def _wrong_namespace() -> RequestRefusedError:
     return bad_request("the namespace of the provided object does not match the namespace sent on the request")
 
 
-def _check_preconditions(target: Target, stored: Object, metadata: Mapping[str, Any]) -> None:
-    """Refuse a write that was made for another object of that name, or for an older state of this one."""
-    live = stored["metadata"]
-    uid, version = metadata.get("uid"), metadata.get("resourceVersion")
-    if uid and uid != live["uid"]:
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {live['uid']}"
+def _check_uid(target: Target, stored: Object, metadata: Mapping[str, Any]) -> None:
+    """Refuse an update that was made for another object of that name; a patch may name a uid only to be refused it."""
+    uid, live = metadata.get("uid"), stored["metadata"]["uid"]
+    if uid and uid != live:
+        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {live}"
         raise conflict(target.subject, why)
-    if version and version != live["resourceVersion"]:
-        raise conflict(target.subject, STALE)
+
+
+def _check_conditional(target: Target, metadata: Mapping[str, Any]) -> None:
+    """Refuse an update without a version where others' changes would be lost."""
+    if not metadata.get("resourceVersion") and not target.kind.unconditional_update and target.subresource != "scale":
+        missing = field_invalid("metadata.resourceVersion", Verbatim("0"), "must be specified for an update")
+        raise invalid(target.subject, [missing])
+
+
+def _check_version(target: Target, stored: Object, metadata: Mapping[str, Any]) -> None:
+    """Refuse a write that was made for an older state of the object."""
+    version = str(metadata.get("resourceVersion") or "")
+    if version in {"", "0", stored["metadata"]["resourceVersion"]}:
+        return
+    if not version.isdigit():
+        raise plain_internal(f'strconv.ParseUint: parsing "{version}": invalid syntax')
+    raise conflict(target.subject, STALE)
 
 
 def _check_delete_preconditions(target: Target, stored: Object, options: DeleteOptions) -> None:
     live = stored["metadata"]
     if options.uid and options.uid != live["uid"]:
-        why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {live['uid']}"
-        raise conflict(target.subject, why)
+        told = f"the UID in the precondition ({options.uid}) does not match the UID in record ({live['uid']})."
+        raise conflict(target.kind_subject, f"{told} The object might have been deleted and then recreated")
     if options.resource_version and options.resource_version != live["resourceVersion"]:
-        seen = f"ResourceVersion in object meta: {live['resourceVersion']}"
-        why = f"Precondition failed: ResourceVersion in precondition: {options.resource_version}, {seen}"
-        raise conflict(target.subject, why)
+        asked, there = options.resource_version, live["resourceVersion"]
+        told = f"the ResourceVersion in the precondition ({asked}) does not match the ResourceVersion in record ({there})"
+        raise conflict(target.kind_subject, f"{told}. The object might have been modified")

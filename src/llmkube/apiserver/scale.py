@@ -3,23 +3,49 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.apiserver.fielderrors import FieldError, invalid, required
+from llmkube.apiserver.failures import internal
+from llmkube.apiserver.fielderrors import FieldError, invalid
 from llmkube.apiserver.jsonvalues import copy, is_integer
 from llmkube.apiserver.kinds import ScaleInfo
+from llmkube.apiserver.schema import Schema
+from llmkube.apiserver.schemas import OBJECT_META
 from llmkube.apiserver.store import Object
 
 JsonObject = dict[str, Any]
+
+SCALE = Schema.parse(
+    {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": OBJECT_META,
+            "spec": {"type": "object", "properties": {"replicas": {"type": "integer"}}},
+            "status": {
+                "type": "object",
+                "properties": {"replicas": {"type": "integer"}, "selector": {"type": "string"}},
+            },
+        },
+    }
+)
+"""What a Scale is made of."""
 
 _SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 
 
 def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
-    """Return the Scale of an object; missing counts are 0."""
+    """Return the Scale of an object; a missing count in its status is 0.
+
+    Raises:
+        RequestRefusedError: 500, its spec does not say how many it wants.
+    """
     metadata = {name: stored["metadata"][name] for name in _SHOWN_METADATA if name in stored["metadata"]}
     status: JsonObject = {"replicas": _get(stored, info.status_path) or 0}
     if info.selector_path and (selector := _get(stored, info.selector_path)):
         status["selector"] = selector
-    replicas = _get(stored, info.spec_path) or 0
+    replicas = _get(stored, info.spec_path)
+    if replicas is None:
+        raise internal(f'the spec replicas field "{info.spec_path}" does not exist')
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -29,16 +55,19 @@ def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
     }
 
 
+def scale_with_replicas(scale: JsonObject) -> JsonObject:
+    """Return a Scale that says its replicas even when they are 0, so that a patch finds the field."""
+    return {**scale, "spec": {"replicas": 0, **scale["spec"]}}
+
+
 def scaled(stored: Object, wanted: Mapping[str, Any], info: ScaleInfo) -> tuple[JsonObject, list[FieldError]]:
     """Return the object with the replicas that a Scale asks for, and what is wrong with that Scale."""
     spec = wanted.get("spec") or {}
     replicas = spec.get("replicas", 0) if isinstance(spec, Mapping) else None
     if replicas is None:
-        return copy(stored), [required("spec.replicas")]
+        replicas = 0
     if not is_integer(replicas):
         return copy(stored), [invalid("spec.replicas", replicas, "must be an integer")]
-    if replicas < 0:
-        return copy(stored), [invalid("spec.replicas", replicas, "should be a non-negative integer")]
     changed: JsonObject = copy(stored)
     _set(changed, info.spec_path, int(replicas))
     version = (wanted.get("metadata") or {}).get("resourceVersion")

@@ -33,6 +33,11 @@ def _micro_time(about: str = "") -> JsonObject:
     return _text(about, format="date-time", nullable=True)
 
 
+def _or_null(schema: JsonObject) -> JsonObject:
+    """A list or a time that is written as null when there is nothing in it."""
+    return {**schema, "nullable": True, "default": None}
+
+
 def _always(schema: JsonObject) -> JsonObject:
     """A structure that is there even when nothing in it is set."""
     return {**schema, "default": {}}
@@ -206,7 +211,6 @@ SERVICE_ACCOUNT: Final = _kind(
 
 _SERVICE_PORT: Final = _object(
     "A port of a service.",
-    required=("port",),
     appProtocol=_text("A hint at the protocol inside, such as kubernetes.io/h2c."),
     name=_text("Needed when there is more than one port."),
     nodePort=_number("The port on every node, for types NodePort and LoadBalancer."),
@@ -272,7 +276,6 @@ SERVICE: Final = _kind(
 
 _ENDPOINT_ADDRESS: Final = _object(
     "",
-    required=("ip",),
     atomic=True,
     hostname=_text(),
     ip=_text(),
@@ -308,25 +311,33 @@ ENDPOINT_SLICE: Final = _kind(
     "Some of the addresses behind a service.",
     required=("addressType",),
     addressType=_text("IPv4, IPv6 or FQDN; cannot change."),
-    endpoints=_list(
-        _object(
-            "One endpoint.",
-            required=("addresses",),
-            addresses=_set(_text(), "Addresses of the endpoint; clients use the first."),
-            conditions=_object("", ready=_flag(), serving=_flag(), terminating=_flag()),
-            deprecatedTopology=_map(_text()),
-            hints=_HINTS,
-            hostname=_text(),
-            nodeName=_text(),
-            targetRef=_OBJECT_REFERENCE,
-            zone=_text(),
+    endpoints=_or_null(
+        _list(
+            _object(
+                "One endpoint.",
+                addresses=_or_null(_set(_text(), "Addresses of the endpoint; clients use the first.")),
+                conditions=_always(_object("", ready=_flag(), serving=_flag(), terminating=_flag())),
+                deprecatedTopology=_map(_text()),
+                hints=_HINTS,
+                hostname=_text(),
+                nodeName=_text(),
+                targetRef=_OBJECT_REFERENCE,
+                zone=_text(),
+            )
         )
     ),
-    ports=_list(
-        _object(
-            "", atomic=True, appProtocol=_text(), name=_text(default=""), port=_number(), protocol=_text(default="TCP")
-        ),
-        "Ports of every endpoint in the slice.",
+    ports=_or_null(
+        _list(
+            _object(
+                "",
+                atomic=True,
+                appProtocol=_text(),
+                name=_text(default=""),
+                port=_number(),
+                protocol=_text(default="TCP"),
+            ),
+            "Ports of every endpoint in the slice.",
+        )
     ),
 )
 
@@ -351,10 +362,10 @@ EVENT: Final = _kind(
     required=("involvedObject",),
     action=_text("What was done."),
     count=_number("How often it happened."),
-    eventTime=_micro_time("When it was first seen."),
-    firstTimestamp=_time("When it was first seen."),
+    eventTime=_or_null(_micro_time("When it was first seen.")),
+    firstTimestamp=_or_null(_time("When it was first seen.")),
     involvedObject=_OBJECT_REFERENCE,
-    lastTimestamp=_time("When it was last seen."),
+    lastTimestamp=_or_null(_time("When it was last seen.")),
     message=_text("A sentence for people."),
     reason=_text("One word for machines."),
     related=_OBJECT_REFERENCE,

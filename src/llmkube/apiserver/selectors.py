@@ -1,27 +1,14 @@
-"""Selectors choose objects by labels or by a few fields; a watch turns a change of mind into ADDED or DELETED.
-
-Grammar of label selectors: `a=b`, `a==b`, `a!=b`, `a`, `!a`, `a in (x,y)`, `a notin (x,y)`, `a>1`, `a<1`, joined by
-commas.
-"""
+"""Selectors choose objects by labels or by a few fields; a watch turns a change of mind into ADDED or DELETED."""
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from llmkube.apiserver.failures import bad_request
+from llmkube.apiserver.labels import parse_requirements
 
 Predicate = Callable[[Mapping[str, Any]], bool]
 """Whether an object is chosen."""
-
-_REQUIREMENT: Final = re.compile(
-    r"""\s*(?:
-        (?P<absent>!)\s*(?P<absent_key>[\w./-]+)
-      | (?P<set_key>[\w./-]+)\s+(?P<set_op>in|notin)\s*\(\s*(?P<values>[^()]*)\)
-      | (?P<key>[\w./-]+)\s*(?:(?P<op>==|=|!=|>|<)\s*(?P<value>[\w.-]*))?
-    )\s*(?:,|$)""",
-    re.VERBOSE | re.ASCII,
-)
-
 
 def everything(_: Mapping[str, Any]) -> bool:
     """Choose every object."""
@@ -34,25 +21,29 @@ def label_selector(text: str) -> Predicate:
     Raises:
         RequestRefusedError: 400, the text is no selector.
     """
-    tests = []
-    at = 0
-    while at < len(text.rstrip()):
-        match = _REQUIREMENT.match(text, at)
-        if match is None or (match.end() == len(text) and text.rstrip().endswith(",")):
-            raise bad_request(f"unable to parse requirement: found '{text[at:].strip()}', expected: a label selector")
-        tests.append(_requirement(match))
-        at = match.end()
-    if not tests:
+    requirements = parse_requirements(text)
+    if not requirements:
         return everything
 
     def chosen(candidate: Mapping[str, Any]) -> bool:
         labels = candidate["metadata"].get("labels") or {}
-        return all(test(labels) for test in tests)
+        return all(requirement.holds(labels) for requirement in requirements)
 
     return chosen
 
 
-def field_selector(text: str, selectable: Mapping[str, str]) -> Predicate:
+def _not_supported(name: str) -> str:
+    return f"field label not supported: {name}"
+
+
+def not_known(name: str) -> str:
+    """Say that a field cannot be selected by, as built-in kinds do that have no fields of their own to select by."""
+    return f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+
+
+def field_selector(
+    text: str, selectable: Mapping[str, str], unknown: Callable[[str], str] = _not_supported
+) -> Predicate:
     """Return the predicate that the text describes; `selectable` maps a field's label to its dotted path.
 
     Raises:
@@ -60,13 +51,17 @@ def field_selector(text: str, selectable: Mapping[str, str]) -> Predicate:
     """
     tests = []
     for term in filter(None, text.split(",")):
-        match = re.fullmatch(r"\s*([^=!\s]+)\s*(==|=|!=)(.*)", term)
+        match = re.fullmatch(r"([^=!]*?)(!=|==|=)(.*)", term)
         if match is None:
             raise bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
         name, operator, value = match.groups()
+        if "=" in value:
+            raise bad_request("invalid field selector: unescaped character in value: 61")
+        if not name and not value:
+            continue  # says nothing about nothing
         if name not in selectable:
-            raise bad_request(f"field label not supported: {name}")
-        tests.append((selectable[name].split("."), value.strip(), operator != "!="))
+            raise bad_request(unknown(name))
+        tests.append((selectable[name].split("."), value, operator != "!="))
     if not tests:
         return everything
 
@@ -74,44 +69,6 @@ def field_selector(text: str, selectable: Mapping[str, str]) -> Predicate:
         return all((_field(candidate, path) == value) is wanted for path, value, wanted in tests)
 
     return chosen
-
-
-_LabelTest = Callable[[Mapping[str, str]], bool]
-
-
-def _requirement(match: re.Match[str]) -> _LabelTest:
-    if match["absent"]:
-        absent = match["absent_key"]
-        return lambda labels: absent not in labels
-    if match["set_op"]:
-        key, wanted = match["set_key"], match["set_op"] == "in"
-        values = frozenset(value.strip() for value in match["values"].split(","))
-        return lambda labels: (key in labels and labels[key] in values) is wanted
-    key, operator, value = match["key"], match["op"], match["value"]
-    if operator is None:
-        return lambda labels: key in labels
-    if operator in {">", "<"}:
-        return _comparison(key, operator, value)
-    if operator == "!=":
-        return lambda labels: labels.get(key) != value
-    return lambda labels: labels.get(key) == value
-
-
-def _comparison(key: str, operator: str, value: str) -> _LabelTest:
-    try:
-        bound = int(value)
-    except ValueError:
-        why = "for 'Gt', 'Lt' operators, the value must be an integer"
-        raise bad_request(f'values[0]: Invalid value: "{value}": {why}') from None
-
-    def compared(labels: Mapping[str, str]) -> bool:
-        try:
-            given = int(labels[key])
-        except (KeyError, ValueError):
-            return False
-        return given > bound if operator == ">" else given < bound
-
-    return compared
 
 
 def _field(candidate: Mapping[str, Any], path: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from llmkube.apiserver import names
-from llmkube.apiserver.endpointrules import PROTOCOLS, check_app_protocol, check_port_number
+from llmkube.apiserver.endpointrules import PROTOCOLS, check_app_protocol, check_not_special, check_port_number
 from llmkube.apiserver.fielderrors import (
     FieldError,
     at,
@@ -35,8 +35,8 @@ def fill(obj: JsonObject) -> None:
     spec = obj.setdefault("spec", {})
     kind = spec.get("type")
     for port in spec.get("ports") or ():
-        if isinstance(port, dict) and "port" in port and not port.get("targetPort"):
-            port["targetPort"] = port["port"]
+        if isinstance(port, dict) and not port.get("targetPort"):
+            port["targetPort"] = port.get("port") or 0
     if spec.get("sessionAffinity") == "ClientIP" and not spec.get("sessionAffinityConfig"):
         spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
     if kind in _NODE_PORT_TYPES:
@@ -52,8 +52,14 @@ def prepare(obj: JsonObject, old: Old) -> None:
     if old is None:
         return
     spec, before = obj.setdefault("spec", {}), old.get("spec") or {}
-    if spec.get("type") == "ExternalName" or before.get("type") == "ExternalName":
+    if spec.get("type") == "ExternalName":
+        if before.get("type") != "ExternalName":
+            _give_back(spec, before)
         return
+    if before.get("type") == "ExternalName":
+        return
+    if spec.get("clusterIP") != before.get("clusterIP") and spec.get("clusterIPs") == before.get("clusterIPs"):
+        spec["clusterIPs"] = [spec["clusterIP"]] if spec.get("clusterIP") else []
     for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
         if not spec.get(name) and before.get(name):
             spec[name] = copy(before[name])
@@ -63,6 +69,13 @@ def prepare(obj: JsonObject, old: Old) -> None:
             number = known.get((port.get("port"), port.get("protocol")))
             if number and not port.get("nodePort"):
                 port["nodePort"] = number
+
+
+def _give_back(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    """Take away what a service with an address had and an external name has not, unless the client changed it."""
+    for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
+        if spec.get(name) == before.get(name):
+            spec.pop(name, None)
 
 
 def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
@@ -77,6 +90,8 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
         yield required("spec.ports")
     yield from _check_ports(ports)
     yield from check_labels(spec.get("selector"), "spec.selector")
+    for index, address in enumerate(spec.get("externalIPs") or ()):
+        yield from check_not_special(address, at_index("spec.externalIPs", index))
     if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
         yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
     for name in ("externalTrafficPolicy", "internalTrafficPolicy"):
@@ -105,7 +120,7 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
             if name in seen_names:
                 yield duplicate(at(path, "name"), name)
             seen_names.add(name)
-        yield from check_port_number(port.get("port"), at(path, "port"))
+        yield from check_port_number(port.get("port") or 0, at(path, "port"))
         protocol = port.get("protocol") or ""
         if not protocol:
             yield required(at(path, "protocol"))
@@ -114,9 +129,13 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
         target = port.get("targetPort")
         if isinstance(target, int):
             yield from check_port_number(target, at(path, "targetPort"))
+        elif isinstance(target, str):
+            for wrong in names.port_name(target):
+                yield invalid(at(path, "targetPort"), target, wrong)
         yield from check_app_protocol(port, path)
         if (port.get("port"), protocol) in seen_ports:
-            yield duplicate(path, {"port": port.get("port"), "protocol": protocol})
+            shown = {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port.get("port")}
+            yield duplicate(path, {**shown, "TargetPort": 0, "NodePort": 0})
         seen_ports.add((port.get("port"), protocol))
 
 
@@ -150,3 +169,10 @@ def _check_addresses_kept(spec: Mapping[str, Any], before: Mapping[str, Any]) ->
         return
     if not now or kept[0] != now[0]:
         yield invalid(at_index("spec.clusterIPs", 0), now, "may not change once set")
+
+
+def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Judge a Service's status."""
+    kind = (obj.get("spec") or {}).get("type")
+    if kind != "LoadBalancer" and ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress"):
+        yield forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")

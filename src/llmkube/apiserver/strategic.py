@@ -18,7 +18,7 @@ _DELETE: Final = "$deleteFromPrimitiveList/"
 
 
 class StrategicPatchError(UserError):
-    """The patch is no strategic merge patch for this kind: an HTTP 400."""
+    """The patch is no strategic merge patch for this kind: to kube-apiserver, an internal error (HTTP 500)."""
 
 
 def strategic_merge_patch(target: Mapping[str, Any], patch: Mapping[str, Any], schema: Schema) -> JsonObject:
@@ -37,24 +37,28 @@ def _merge_maps(target: JsonObject, patch: Mapping[str, Any], schema: Schema) ->
     if directive == "delete":
         return {}
     if directive not in {None, "merge"}:
-        raise StrategicPatchError(f"Unknown patch type found: {directive}")
+        raise StrategicPatchError(f"unknown patch type: {directive} in map: {compact(patch)}")
     if _RETAIN in patch:
         target = _retain(target, patch)
+    before = {name: list(value) for name, value in target.items() if is_list(value)}
     for name, value in patch.items():
         if not name.startswith("$"):
             _patch_field(target, name, value, schema.child(name) or ANYTHING)
-    _arrange(target, patch, schema)
+    _arrange(target, before, patch, schema)
     return target
 
 
-def _arrange(target: JsonObject, patch: Mapping[str, Any], schema: Schema) -> None:
+def _arrange(
+    target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Mapping[str, Any], schema: Schema
+) -> None:
     """Obey the directives about whole lists, after their items are merged."""
     for name, unwanted in _lists(patch, _DELETE).items():
         if is_list(target.get(name)):
             target[name] = [item for item in target[name] if not any(same(item, each) for each in unwanted)]
     for name, order in _lists(patch, _ORDER).items():
         if is_list(target.get(name)):
-            target[name] = _ordered(target[name], order, schema.child(name) or ANYTHING)
+            inner = schema.child(name) or ANYTHING
+            target[name] = _ordered(target[name], order, before.get(name, ()), inner.patch_merge_key)
 
 
 def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> None:
@@ -100,7 +104,8 @@ def _lists(patch: Mapping[str, Any], prefix: str) -> dict[str, Sequence[Any]]:
 def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) -> list[Any]:
     if not schema.patch_merge_key:
         known = {compact(item) for item in target}
-        return [*target, *(copy(item) for item in patch if compact(item) not in known)]
+        every = [*target, *(copy(item) for item in patch if compact(item) not in known)]
+        return _ordered(every, patch, target, "")
     for item in patch:
         if not isinstance(item, Mapping):
             raise StrategicPatchError("an item of a list that merges by key must be an object")
@@ -116,7 +121,7 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
             merged[places[0]] = _merge_maps(merged[places[0]], item, schema.items or ANYTHING)
         else:
             merged.append(_merge_maps({}, item, schema.items or ANYTHING))
-    return merged
+    return _ordered(merged, patch, target, schema.patch_merge_key)
 
 
 def _key_of(item: Mapping[str, Any], key: str) -> Any:
@@ -125,21 +130,22 @@ def _key_of(item: Mapping[str, Any], key: str) -> Any:
     return item[key]
 
 
-def _ordered(items: Sequence[Any], order: Sequence[Any], schema: Schema) -> list[Any]:
-    """Sort the listed items as asked; an unlisted one stays behind the neighbour that it stood behind."""
-    key = schema.patch_merge_key
+def _ordered(items: Sequence[Any], asked: Sequence[Any], before: Sequence[Any], key: str) -> list[Any]:
+    """Bring a merged list into order: the items of the patch as asked, the others as they were.
+
+    Between an item of each kind decides where both stood before; one that is new goes first.
+    """
 
     def spelled(item: Any) -> str:
         return compact(item.get(key) if key and isinstance(item, Mapping) else item)
 
-    places = {spelled(item): place for place, item in enumerate(order)}
-    listed = sorted((item for item in items if spelled(item) in places), key=lambda item: places[spelled(item)])
-    ordered: list[Any] = list(listed)
-    behind: str | None = None
-    for item in items:
-        mark = spelled(item)
-        if mark not in places:
-            spots = [place for place, each in enumerate(ordered) if spelled(each) == behind]
-            ordered.insert(spots[-1] + 1 if spots else 0, item)
-        behind = mark
-    return ordered
+    wanted = {spelled(item): place for place, item in reversed(list(enumerate(asked)))}
+    stood = {spelled(item): place for place, item in reversed(list(enumerate(before)))}
+    listed = sorted((item for item in items if spelled(item) in wanted), key=lambda item: wanted[spelled(item)])
+    rest = [item for item in items if spelled(item) not in wanted]
+    ordered: list[Any] = []
+    while listed and rest:
+        left, right = stood.get(spelled(listed[0])), stood.get(spelled(rest[0]))
+        first = rest if left is not None and right is not None and right < left else listed
+        ordered.append(first.pop(0))
+    return [*ordered, *listed, *rest]

@@ -14,19 +14,23 @@ if old is not None and apply.same_but_for_times(old, obj): answer with old    # 
 For an apply, `apply.server_side_apply` comes first and `complete` after it: a default is nobody's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypedDict
 
+import attrs
+
 from llmkube.apiserver import builtins, defaults, fieldset, metadata, validate
-from llmkube.apiserver.fielderrors import FieldError, forbidden
+from llmkube.apiserver.fielderrors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.fieldset import FieldSet
-from llmkube.apiserver.jsonvalues import copy, same
+from llmkube.apiserver.jsonvalues import copy, is_integer, json_type, same
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.schema import JsonObject
 
-_SERVER_KEPT: Final = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+_SERVER_KEPT: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 _STATUS: Final = FieldSet(frozenset({"f:status"}))
 _SPEC: Final = FieldSet(frozenset({"f:spec"}))
+_SPEC_AND_METADATA: Final = FieldSet(frozenset({"f:spec", "f:metadata"}))
+_MAX_REPLICAS: Final = 2**31 - 1
 
 
 class Ownership(TypedDict):
@@ -50,18 +54,34 @@ def zero(kind: KindInfo) -> JsonObject:
 def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
     """Return what a write through an endpoint leaves alone: nobody comes to own it there."""
     if subresource == "status":
-        return _SPEC
+        return _SPEC if kind.builtin else _SPEC_AND_METADATA
     if not subresource and kind.status_subresource:
         return _STATUS
     return fieldset.NOTHING
 
 
-def complete(kind: KindInfo, obj: Mapping[str, Any]) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the object in its stored shape, and the paths of the unknown fields that were dropped."""
-    pruned, unknown = defaults.prune(obj, kind.schema)
-    completed = defaults.apply_defaults(pruned, kind.schema)
+def complete(
+    kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False
+) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return the object in its stored shape, and the paths of the unknown fields that were dropped.
+
+    A null that was sent counts as left out; one that an apply has left in a custom object stays, to be refused.
+    """
+    completed, unknown = defaults.prune(obj, kind.schema)
+    if isinstance(completed.get("metadata"), Mapping):
+        completed["metadata"] = metadata.stored_form(completed["metadata"])
+    if kind.builtin or not applied:
+        defaults.drop_nulls(completed, kind.schema)
+    if kind.builtin:
+        defaults.drop_empty(completed, kind.schema)
+    completed = defaults.apply_defaults(completed, kind.schema)
     _behaviour(kind, completed).fill(completed)
-    return completed, unknown
+    return completed, unknown if kind.builtin else tuple(sorted(unknown))
+
+
+def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
+    """Return what kube-apiserver warns of although it takes it."""
+    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind, obj).advice(obj)]
 
 
 def prepare(
@@ -74,9 +94,14 @@ def prepare(
     everything else alone but `managedFields`.
     """
     prepared: JsonObject = copy(obj)
+    if kind.builtin:
+        defaults.nullify(prepared, kind.schema)
     if old is None:
         if kind.status_subresource:
             prepared.pop("status", None)
+            status = kind.schema.child("status") if kind.builtin else None
+            if status is not None and status.has_default:
+                prepared["status"] = defaults.zero(status)
         _behaviour(kind, prepared).prepare(prepared, None)
         return prepared
     if subresource == "status":
@@ -87,8 +112,10 @@ def prepare(
             prepared["status"] = copy(old["status"])
     tag, before = prepared.setdefault("metadata", {}), old.get("metadata") or {}
     for name in _SERVER_KEPT:
-        if not tag.get(name) and before.get(name):
+        if not tag.get(name) and name in before:
             tag[name] = before[name]
+    if "creationTimestamp" in before:
+        tag["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
     if not tag.get("resourceVersion") and kind.unconditional_update:
         tag["resourceVersion"] = before.get("resourceVersion", "")
     _behaviour(kind, prepared).prepare(prepared, old)
@@ -99,17 +126,62 @@ def check(
     kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
 ) -> list[FieldError]:
     """Return everything that is wrong with a prepared object; empty means that it can be stored."""
-    of_schema = validate.validate(obj, old, kind.schema)
-    if any(error.path.startswith("metadata") for error in of_schema):
+    of_schema = _of_schema(kind, obj, old, subresource)
+    if any(_of_metadata(error) and error.type is ErrorType.TYPE_INVALID for error in of_schema):
         return of_schema
+    of_schema = [error for error in of_schema if not _of_metadata(error)]
     errors = metadata.check(obj, old, kind.name_rule)
     namespace = (obj.get("metadata") or {}).get("namespace")
     if namespace and not kind.resource.namespaced:
         errors.append(forbidden("metadata.namespace", "not allowed on this type"))
     errors += of_schema
-    if not of_schema and subresource != "status":
-        errors += _behaviour(kind, obj).check(obj, old)
-    return errors
+    if kind.builtin:
+        if not of_schema:
+            behaviour = _behaviour(kind, obj)
+            errors += behaviour.check_status(obj) if subresource == "status" else behaviour.check(obj, old)
+        return errors
+    if kind.scale is not None:
+        errors += _check_replicas(obj, kind.scale.status_path if subresource == "status" else kind.scale.spec_path)
+    return validate.with_rules(errors, obj, old, kind.schema)
+
+
+def _of_metadata(error: FieldError) -> bool:
+    """Whether metadata's own check has said it, in its own way; a CRD may still restrict names."""
+    return error.path.startswith("metadata") and error.path not in {"metadata.name", "metadata.generateName"}
+
+
+def _of_schema(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str
+) -> list[FieldError]:
+    """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status."""
+    if subresource != "status" or kind.builtin or "status" not in obj:
+        return validate.bounds(obj, old, kind.schema, repeats=not kind.builtin)
+    schema, before = kind.schema.child("status"), (old or {}).get("status")
+    errors = validate.bounds(obj["status"], before, schema, "status") if schema is not None else []
+    return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]
+
+
+def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Judge the count that the scale subresource shows: kube-apiserver does, whatever the schema says of it."""
+    value: Any = obj
+    for step in path.strip(".").split("."):
+        if not isinstance(value, Mapping):
+            yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected map[string]interface{{}}")
+            return
+        value = value.get(step)
+        if value is None:
+            return
+    if not is_integer(value):
+        yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected int64")
+    elif value < 0:
+        yield invalid(path, value, "should be a non-negative integer")
+    elif value > _MAX_REPLICAS:
+        yield invalid(path, value, f"should be less than or equal to {_MAX_REPLICAS}")
+
+
+def _as_go(value: Any) -> str:
+    kinds = {"integer": "int64", "number": "float64", "boolean": "bool", "array": "[]interface {}"}
+    return f"{value} is of the type {kinds.get(json_type(value), json_type(value))}"
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:

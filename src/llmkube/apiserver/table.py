@@ -1,7 +1,7 @@
 """`kubectl get` shows tables that the server draws: columns from the CRD, or the well-known ones of built-in kinds.
 
-Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 Table; columns as `kubectl get` of 1.32
-prints them.
+Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 Table; columns as a
+kube-apiserver 1.36 sends them.
 """
 
 import json
@@ -74,7 +74,7 @@ def table(
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": dict(metadata),
-        "columnDefinitions": [column.definition() for column in columns] if header else [],
+        "columnDefinitions": [column.definition() for column in columns] if header else None,
         "rows": rows,
     }
 
@@ -95,7 +95,8 @@ def _from_printer_column(column: PrinterColumn) -> Column:
         found = jsonpath.find(column.json_path, item)
         return None if not found else _as(column.type, found[0], now)
 
-    return Column(column.name, cell, column.type, column.format, column.description, column.priority)
+    about = column.description or f"Custom resource definition column (in JSONPath format): {column.json_path}"
+    return Column(column.name, cell, column.type, column.format, about, column.priority)
 
 
 def _as(kind: str, value: Any, now: datetime) -> Any:
@@ -175,9 +176,9 @@ def _first_few(shown: list[str], limit: int = 3) -> str:
 def _endpoints(item: Object, now: datetime) -> str:
     shown = []
     for subset in item.get("subsets") or ():
-        for address in subset.get("addresses") or ():
-            ports = subset.get("ports") or ()
-            shown += [f"{address['ip']}:{port['port']}" for port in ports] if ports else [address["ip"]]
+        ips = [address["ip"] for address in subset.get("addresses") or ()]
+        ports = subset.get("ports") or ()
+        shown += [f"{ip}:{port['port']}" for port in ports for ip in ips] if ports else ips
     return _first_few(shown)
 
 
@@ -185,7 +186,7 @@ def _slice_ports(item: Object, now: datetime) -> str:
     ports = item.get("ports")
     if not ports:
         return "<unset>"
-    return _first_few([str(port.get("port") or "*") for port in ports])
+    return _first_few([str(port.get("port") or port.get("name") or "*") for port in ports])
 
 
 def _slice_endpoints(item: Object, now: datetime) -> str:
@@ -225,7 +226,7 @@ _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
         _AGE,
     ),
     "secrets": (Column("Type", _at(".type")), Column("Data", _count("data")), _AGE),
-    "serviceaccounts": (Column("Secrets", _count("secrets")), _AGE),
+    "serviceaccounts": (_AGE,),  # until 1.31 there was a column of secrets
     "services": (
         Column("Type", _at(".spec.type")),
         Column("Cluster-IP", _at(".spec.clusterIP", _NONE)),

@@ -13,7 +13,9 @@ from typing import Any, Final
 from llmkube.apiserver import cel
 from llmkube.apiserver.defaults import apply_defaults, prune
 from llmkube.apiserver.fielderrors import (
+    ErrorType,
     FieldError,
+    Verbatim,
     at,
     at_index,
     at_key,
@@ -29,22 +31,42 @@ from llmkube.apiserver.formats import FORMATS
 from llmkube.apiserver.jsonvalues import compact, is_integer, is_list, is_number, json_type, same
 from llmkube.apiserver.schema import Schema
 
-__all__ = ["apply_defaults", "prune", "validate"]
+__all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
 
 _BITS: Final = {"int32": 32, "int64": 64}
 _OR_EQUAL: Final = "or equal to "
+_BLOCKING: Final = frozenset(
+    {ErrorType.NOT_SUPPORTED, ErrorType.REQUIRED, ErrorType.TOO_LONG, ErrorType.TOO_MANY, ErrorType.TYPE_INVALID}
+)
+_NOT_CHECKED: Final = (
+    "some validation rules were not checked because the object was invalid;"
+    " correct the existing errors to complete validation"
+)
 
 
 def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what is wrong with an object; `old` is the stored one on an update, else None.
 
-    Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which only run on an object that is
-    otherwise well formed. What was wrong before and has not changed is let through (ratcheting), as Kubernetes does.
+    Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on an object that
+    is out of shape. What was wrong before and has not changed is let through (ratcheting), as Kubernetes does.
     """
-    errors = list(_judge(obj, old, schema, path))
-    if not errors:
-        errors += _repeats(obj, old, schema, path)
-    return errors or cel.check(obj, old, schema, path)
+    return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
+
+
+def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool = True) -> list[FieldError]:
+    """Return what is wrong with an object, its rules aside; of lists' repeated items a built-in kind has its own idea."""
+    return [*_judge(obj, old, schema, path), *(_repeats(obj, old, schema, path) if repeats else ())]
+
+
+def with_rules(
+    errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = ""
+) -> list[FieldError]:
+    """Return the errors and what the schema's rules say, or that they were not asked because of the errors."""
+    if not cel.has_rules(schema):
+        return errors
+    if any(error.type in _BLOCKING for error in errors):
+        return [*errors, invalid("", Verbatim("null"), _NOT_CHECKED)]
+    return [*errors, *cel.check(obj, old, schema, path)]
 
 
 def well_typed(value: Any, schema: Schema) -> bool:
@@ -67,6 +89,10 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
     if not _has_type(value, schema):
         wanted = "integer,string" if schema.int_or_string else schema.type
         yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
+        if schema.type == "integer" and is_number(value):
+            yield invalid("", "", f"Checked value must be of type integer (default format) in {path}")
+        if "enum" in schema.raw:
+            yield not_supported(path, value, schema.raw["enum"])
         return
     if value is None:
         return
@@ -82,6 +108,9 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
 def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
     for name in schema.raw.get("required") or ():
         if name not in value:
+            yield required(at(path, name))
+    for name in ("apiVersion", "kind") if schema.embedded else ():
+        if not value.get(name):
             yield required(at(path, name))
     for name, item in value.items():
         inner = schema.child(name)
@@ -138,13 +167,13 @@ def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[Fiel
     longest, shortest, pattern = raw.get("maxLength"), raw.get("minLength"), raw.get("pattern")
     if longest is not None and len(value) > longest:
         yield too_long(path, longest)
-    if shortest is not None and len(value) < shortest:
+    elif shortest is not None and len(value) < shortest:
         yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
-    if pattern and not _compiled(pattern).search(value):
+    elif pattern and not _compiled(pattern).search(value):
         yield invalid(path, value, _body(path, f"should match '{pattern}'"))
     wanted = raw.get("format", "")
     if wanted in FORMATS and not FORMATS[wanted](value):
-        yield invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
+        yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
 
 
 def _size_bounds(size: int, fewest: int | None, most: int | None, what: str, path: str) -> Iterator[FieldError]:
@@ -209,7 +238,11 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
     seen: Counter[str] = Counter()
     for index, item in enumerate(items):
         marks = item
-        if schema.list_type == "map" and isinstance(item, Mapping):
+        if schema.list_type == "map":
+            if not isinstance(item, Mapping):
+                if item is not None:
+                    yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
+                continue
             marks = {name: item[name] for name in schema.list_map_keys if name in item}
         spelled = compact(marks)
         seen[spelled] += 1

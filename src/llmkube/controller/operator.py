@@ -7,14 +7,16 @@
  Lease ─────────────┘─▶ lease book ◀── timer: a silent Lease is read once more before its host counts as gone
 ```
 
+Where several controllers may run, all of this happens only while the Lease `llmkube-controller` is held.
+
 What wakes a service: itself, the Model it refers to, a slice that names it, and any change of the set of live hosts.
 """
 
 import datetime
 import functools
 import random
-from collections.abc import Awaitable, Callable
-from typing import Final, Never, NoReturn
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Never, NoReturn
 
 import attrs
 import structlog
@@ -23,26 +25,39 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.mailbox import Mailbox
-from llmkube.controller.conditions import timestamp
+from llmkube.controller.conditions import PROGRESSING, timestamp
 from llmkube.controller.hosts import LeaseBook
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
 from llmkube.controller.metrics import ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
+from llmkube.controller.namespace import run_namespace_keeper
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.names import AGENT_MANAGER, HOST_LABEL, MANAGED_BY_LABEL, SERVICE_LABEL, label_value
+from llmkube.k8s.errors import NotFoundError, root_words
+from llmkube.k8s.events import EventRecorder, EventType
+from llmkube.k8s.lease import LeaseLostError, held
+from llmkube.k8s.names import (
+    AGENT_MANAGER,
+    CONTROLLER_FIELD_MANAGER,
+    HOST_LABEL,
+    MANAGED_BY_LABEL,
+    SERVICE_LABEL,
+    label_value,
+)
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workqueue import WorkQueue
 
 log = structlog.get_logger()
+
+_EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
+"""The phases whose coming is an Event."""
 
 LEASE_READ_SECONDS: Final = 5.0
 """How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
@@ -61,6 +76,7 @@ class _Controller:
     service_writer: StatusWriter[InferenceService]
     model_queue: WorkQueue[Key]
     service_queue: WorkQueue[Key]
+    recorder: EventRecorder
 
     models: Cache[Model] = attrs.field(factory=Cache)
     services: Cache[InferenceService] = attrs.field(factory=Cache)
@@ -135,13 +151,14 @@ class _Controller:
             return
         if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
-        status = derive_model_status(self.model_writer.newest(cached), self.book.hosts, now=self.utcnow())
+        newest = self.model_writer.newest(cached)
+        status = derive_model_status(newest, self.book.hosts, now=self.utcnow())
         try:
             written = await self.model_writer.write(cached, status)
         except NotFoundError:  # deleted in the meantime; its reflector will say so
             return
-        if written and status["phase"] != cached.status.phase:
-            log.info("model phase", name=str(key), phase=status["phase"], reason=_reason(status))
+        if written and status["phase"] != newest.status.phase:
+            self._announce("model phase", newest, status)
 
     async def reconcile_service(self, key: Key) -> None:
         await trio.lowlevel.checkpoint()
@@ -166,8 +183,16 @@ class _Controller:
             written = await self.service_writer.write(cached, status, along={"lastUpdated": timestamp(now)})
         except NotFoundError:
             return
-        if written and status["phase"] != cached.status.phase:
-            log.info("inference service phase", name=str(key), phase=status["phase"], reason=_reason(status))
+        if written and status["phase"] != newest.status.phase:
+            self._announce("inference service phase", newest, status)
+
+    def _announce(self, what: str, obj: Model | InferenceService, status: Mapping[str, Any]) -> None:
+        """Log a new phase; tell those that somebody waits for, or should look at, where `kubectl describe` shows it."""
+        phase, [progressing] = status["phase"], [one for one in status["conditions"] if one["type"] == PROGRESSING]
+        log.info(what, name=str(obj.key), phase=phase, reason=progressing["reason"])
+        if phase in _EVENT_TYPES:
+            reason, message = progressing["reason"], progressing["message"]
+            self.recorder.emit_nowait(obj, reason, message, type=_EVENT_TYPES[phase])
 
     def _ours(self, model: Model) -> bool:
         return accelerator_of(model) in self.settings.host_accelerators
@@ -225,27 +250,65 @@ async def run_controller(
 ) -> NoReturn:
     """Keep phase, conditions, replicas and endpoint of everything that hosts serve true, forever.
 
-    Started once all four collections are known. Until then nothing is written: a service whose Model has not arrived
-    yet is not a service without a Model.
+    Started once all four collections are known and, with an identity, this controller is the one that acts. Until then
+    nothing is written: a service whose Model has not arrived yet is not a service without a Model.
 
     Args:
         client: The API server.
         settings: What to look after.
-        utcnow: The wall clock, for timestamps in statuses and for nothing else.
-        rng: Spreads pauses.
+        utcnow: The wall clock, for timestamps in what is written and for nothing else.
+        rng: Spreads pauses and makes names; with an identity, not seeded alike in two controllers.
         registry: Where the metrics go; one controller per registry.
         task_status: Told when reconciling begins.
     """
-    controller = _Controller(
-        client,
-        settings,
-        utcnow,
-        model_writer=StatusWriter(client, Model),
-        service_writer=StatusWriter(client, InferenceService),
-        model_queue=new_queue(rng),
-        service_queue=new_queue(rng),
-    )
     metrics = ReconcileMetrics.on(registry if registry is not None else CollectorRegistry())
+    recorder = EventRecorder(CONTROLLER_FIELD_MANAGER, settings.identity, utcnow, rng)
+    acting = trio.Event()
+
+    async def act() -> Never:
+        controller = _Controller(
+            client,
+            settings,
+            utcnow,
+            model_writer=StatusWriter(client, Model),
+            service_writer=StatusWriter(client, InferenceService),
+            model_queue=new_queue(rng),
+            service_queue=new_queue(rng),
+            recorder=recorder,
+        )
+        await _run_reconcilers(controller, rng, metrics, acting)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recorder.run, client)
+        nursery.start_soon(run_namespace_keeper, client, settings.lease_namespace, rng)
+        if settings.identity:
+            nursery.start_soon(_run_elected, client, settings, utcnow, rng, act)
+        else:
+            nursery.start_soon(act)
+        await acting.wait()
+        task_status.started()
+    raise AssertionError("reconcilers never return")
+
+
+async def _run_elected(
+    client: Client,
+    settings: ControllerSettings,
+    utcnow: Callable[[], datetime.datetime],
+    rng: random.Random,
+    act: Callable[[], Awaitable[Never]],
+) -> NoReturn:
+    """Act while the Lease is held, with nothing that an earlier turn has remembered; wait for the Lease in between."""
+    while True:
+        try:
+            async with held(client, settings.leader_lease, settings.identity, utcnow=utcnow, rng=rng):
+                await act()
+        except* LeaseLostError as lost:
+            log.warning("another controller may act now", error=root_words(lost))
+
+
+async def _run_reconcilers(
+    controller: _Controller, rng: random.Random, metrics: ReconcileMetrics, acting: trio.Event
+) -> NoReturn:
     async with trio.open_nursery() as nursery:
         for reflector in controller.reflectors(rng):
             nursery.start_soon(reflector)
@@ -256,12 +319,6 @@ async def run_controller(
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),
             Reconciler("inferenceservice", controller.reconcile_service, metrics, controller.service_queue),
         ):
-            nursery.start_soon(reconciler.run, settings.workers)
-        task_status.started()
+            nursery.start_soon(reconciler.run, controller.settings.workers)
+        acting.set()
     raise AssertionError("reflectors never return")
-
-
-def _reason(status: dict[str, object]) -> str:
-    conditions = status["conditions"]
-    assert isinstance(conditions, list)
-    return str(next(c["reason"] for c in conditions if c["type"] == "Progressing"))

@@ -14,7 +14,7 @@ event wakes the object anyway; trying again with the old state could only fail a
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 import trio
@@ -25,9 +25,12 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model, ModelStatus
 from llmkube.k8s.fields import slots
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
 
 T = TypeVar("T", Model, InferenceService)
+
+NEEDS: Final = tuple(Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService))
 
 _Fields = dict[str, Any]
 

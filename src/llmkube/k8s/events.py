@@ -29,8 +29,11 @@ from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
+from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.workqueue import WorkQueue, run_workers
+
+NEEDS: Final = (Need(Event, frozenset({"create", "patch"})),)
 
 EventType = Literal["Normal", "Warning"]
 
@@ -301,11 +304,13 @@ class EventRecorder:
         now = trio.current_time()
         allowance = self._allowances.get(about, _Allowance(BURST, now))
         left = min(float(BURST), allowance.left + (now - allowance.at) / REFILL_SECONDS)
-        self._allowances[about] = _Allowance(left - 1.0 if left >= 1.0 else left, now)
+        granted = left >= 1.0
+        self._allowances[about] = _Allowance(left - granted, now)
         self._allowances.move_to_end(about)
         if len(self._allowances) > REMEMBERED:
             self._allowances.popitem(last=False)
-        return 0.0 if left >= 1.0 else (1.0 - left) * REFILL_SECONDS
+        # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
+        return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0
 
 
 def blotted(message: str) -> str:

@@ -1,8 +1,12 @@
-"""What can be wrong with weights, each with the word that the Model's `Fetched` condition uses for it."""
+"""What can be wrong with weights, each with the word that the Model's `Fetched` condition uses for it.
+
+The user's errors stay until somebody edits the Model, mends the file or grants access; the world's may pass by themselves.
+"""
 
 from typing import ClassVar
 
 from llmkube.base.errors import UserError, WorldError
+from llmkube.base.units import format_bytes
 
 
 class WeightsError(UserError):
@@ -32,6 +36,55 @@ class WeightsNotFoundError(SourceError):
     reason = "FileNotFound"
 
 
+class SourceNotFoundError(SourceError):
+    """The server has no such file, repository or revision (404, 410)."""
+
+    reason = "SourceNotFound"
+
+
+class AccessDeniedError(SourceError):
+    """The server wants a token, or another one (401, 403)."""
+
+    reason = "AccessDenied"
+
+
+class SourceRefusedError(SourceError):
+    """The server's answer is not a file that can be downloaded, and asking again would not change it."""
+
+    reason = "SourceRefused"
+
+
+class RedirectError(SourceError):
+    """The server sends us somewhere that we do not go: too many hops, out of https, to another scheme."""
+
+    reason = "RedirectRefused"
+
+
+class AmbiguousSourceError(SourceError):
+    """The repository holds several models; the message lists them."""
+
+    reason = "SourceAmbiguous"
+
+
+class BlockedAddressError(SourceError):
+    """A host leads to an address that an object must not make this host talk to.
+
+    Attributes:
+        host: The host as the URL names it.
+        address: The address that it leads to.
+        rule: Which rule of `weights.addresses` refuses it.
+    """
+
+    reason = "AddressBlocked"
+
+    def __init__(self, host: str, address: str, rule: str, *, advice: str) -> None:
+        leads = f"{host} leads to {address}" if host != address else address
+        super().__init__(f"{leads}, which is refused ({rule}); {advice}")
+        self.host = host
+        self.address = address
+        self.rule = rule
+
+
 class NotGGUFError(WeightsError):
     """The file is not a GGUF file that an engine could load."""
 
@@ -39,15 +92,68 @@ class NotGGUFError(WeightsError):
 
 
 class DigestMismatchError(WeightsError):
-    """The bytes are not the ones that `spec.sha256` asks for."""
+    """The bytes are not the ones that `spec.sha256`, or the hub, promises."""
 
     reason = "DigestMismatch"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, field="spec.sha256")
+    def __init__(self, message: str, *, field: str = "spec.sha256") -> None:
+        super().__init__(message, field=field)
 
 
 class FetchError(WorldError):
     """The disk or the network got in the way; the same fetch may succeed later."""
 
     reason: ClassVar[str] = "FetchFailed"
+
+
+class WrongSizeError(FetchError):
+    """The server sends a file of another size than it, or the hub, promised."""
+
+    reason = "WrongSize"
+
+
+class RangeError(FetchError):
+    """The server answers a request for a part of the file with something that cannot be pieced together."""
+
+    reason = "RangeRefused"
+
+
+class StalledError(FetchError):
+    """Bytes come too slowly to be called a download."""
+
+    reason = "Stalled"
+
+
+class ThrottledError(FetchError):
+    """The server asks us to come back later (429, 503).
+
+    Attributes:
+        wait_seconds: When, if it said so.
+    """
+
+    reason = "Throttled"
+
+    def __init__(self, message: str, *, wait_seconds: float | None) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+class NoSpaceError(FetchError):
+    """The disk of the store is too small for the file.
+
+    Attributes:
+        needed_bytes: What is still to be written, and room to spare; None when the disk filled up under our hands.
+        free_bytes: What is free and not promised to another download.
+    """
+
+    reason = "NoSpace"
+
+    def __init__(self, where: str, *, needed_bytes: int | None, free_bytes: int) -> None:
+        need = "more than there is" if needed_bytes is None else format_bytes(needed_bytes)
+        exact = "" if needed_bytes is None else f" ({needed_bytes} bytes needed, {free_bytes} bytes free)"
+        super().__init__(
+            f"no space in the model store: {need} needed, {format_bytes(free_bytes)} free in {where}{exact}; "
+            "free some space (llmkube cache prune removes models that nothing uses), or move the store to a larger disk"
+        )
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes

@@ -1,4 +1,4 @@
-"""A source is text until this module has read it: three shapes, and everything else is refused by name."""
+"""A source is text until this module has read it: a few shapes, and everything else is refused by name."""
 
 import re
 import urllib.parse
@@ -7,14 +7,22 @@ from typing import Final
 import attrs
 
 from llmkube.weights.errors import SourceError
+from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, parse_url
 
-REMOTE_SCHEMES: Final = ("http", "https", "hf", "pvc", "s3")
+MAX_PARTS: Final = 128
+"""Parts of one split model; each is an open file while the model is downloaded."""
+
+DEFAULT_REVISION: Final = "main"
+
 _FORMS: Final = (
-    "builtin://NAME, an absolute path, file:///PATH, https://URL, hf://ORG/REPO, pvc://CLAIM/PATH or s3://BUCKET/KEY"
+    "builtin://NAME, an absolute path, file:///PATH, https://URL, hf://ORG/REPO/FILE.gguf[@REVISION], "
+    "hf://ORG/REPO[@REVISION], pvc://CLAIM/PATH or s3://BUCKET/KEY"
 )
 _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials in a URL, and signatures in its query
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.\-/]+)?")  # a hub repository, as org/repo
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REVISION: Final = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*", re.ASCII)
+_PART: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
 
 @attrs.frozen
@@ -22,6 +30,11 @@ class Builtin:
     """Weights that ship inside this package, by name (`builtin://demo`)."""
 
     name: str
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by."""
+        return f"builtin://{self.name}"
 
 
 @attrs.frozen
@@ -32,8 +45,85 @@ class LocalFile:
 
 
 @attrs.frozen
-class Remote:
-    """Weights that somebody must download: the scheme, and the source as it was written."""
+class WebFile:
+    """A file on a web server, and perhaps the user and password that its URL held.
+
+    If its name says that it is a part of a split model (`-00002-of-00003.gguf`), the URL is the first part's.
+    """
+
+    url: WebUrl
+    user_info: UserInfo | None = None
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by; who asks makes no difference, so neither do user and password."""
+        return str(self.url)
+
+    @property
+    def redacted(self) -> str:
+        """The source without what may be secret in it, for messages."""
+        return self.url.shown
+
+    @property
+    def parts(self) -> tuple[WebUrl, ...]:
+        """The URLs of all parts, in order."""
+        folder, _, name = self.url.path.rpartition("/")
+        return tuple(self.url.with_path(f"{folder}/{part}") for part in part_names(name))
+
+
+@attrs.frozen
+class HubFile:
+    """A file in a Hugging Face repository; the first part, if it is one of a split model."""
+
+    repository: str
+    path: str
+    revision: str = DEFAULT_REVISION
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by."""
+        return f"hf://{self.repository}/{self.path}@{self.revision}"
+
+    @property
+    def redacted(self) -> str:
+        """The source, for messages; nothing in it is secret."""
+        return self.identity.removesuffix(f"@{DEFAULT_REVISION}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The paths of all parts, in order."""
+        return part_names(self.path)
+
+
+@attrs.frozen
+class HubRepository:
+    """A Hugging Face repository that holds one model as GGUF."""
+
+    name: str
+    revision: str = DEFAULT_REVISION
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by."""
+        return f"hf://{self.name}@{self.revision}"
+
+    @property
+    def redacted(self) -> str:
+        """The source, for messages; nothing in it is secret."""
+        return self.identity.removesuffix(f"@{DEFAULT_REVISION}")
+
+    def file(self, path: str) -> HubFile:
+        """Name one file in it.
+
+        Raises:
+            SourceError: No file can have that name.
+        """
+        return _hub_file(repr(path), self.name, path, self.revision)
+
+
+@attrs.frozen
+class Elsewhere:
+    """Weights that this host cannot fetch itself: a volume claim or a bucket."""
 
     scheme: str
     text: str
@@ -44,7 +134,8 @@ class Remote:
         return _redact(self.text)
 
 
-Source = Builtin | LocalFile | Remote
+Remote = WebFile | HubFile | HubRepository
+Source = Builtin | LocalFile | Remote | Elsewhere
 
 
 def parse_source(text: str) -> Source:
@@ -63,8 +154,9 @@ def parse_source(text: str) -> Source:
         return LocalFile(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
-        if _REPOSITORY.fullmatch(text):
-            return Remote("hf", text)
+        name, _, revision = text.partition("@")
+        if _REPOSITORY.fullmatch(name):
+            return HubRepository(name, _revision(shown, text))
         raise SourceError(f"{shown} is neither an absolute path nor a URL; use {_FORMS}")
     if scheme == "builtin":
         if not _BUILTIN_NAME.fullmatch(rest):
@@ -72,15 +164,77 @@ def parse_source(text: str) -> Source:
         return Builtin(rest)
     if scheme == "file":
         return _local_file(shown, rest)
-    if scheme not in REMOTE_SCHEMES:
+    if scheme not in ("http", "https", "hf", "pvc", "s3"):
         raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
     if not rest.strip("/"):
         raise SourceError(f"{shown} names nothing after {scheme}://")
-    return Remote(scheme, text)
+    if scheme == "hf":
+        return _hub(shown, rest)
+    if scheme in ("pvc", "s3"):
+        return Elsewhere(scheme, text)
+    return _web(shown, text)
+
+
+def part_names(name: str) -> tuple[str, ...]:
+    """Return the names of all parts of the split model that a name belongs to, or the name alone.
+
+    llama.cpp's convention: `PREFIX-00001-of-00003.gguf`, numbered from 1.
+
+    Raises:
+        SourceError: The numbers in the name make no sense.
+    """
+    found = _PART.fullmatch(name)
+    if found is None:
+        return (name,)
+    number, count = int(found["number"]), int(found["count"])
+    if not 0 < number <= count:
+        raise SourceError(f"{name!r} is part {number} of {count}, which cannot be")
+    if count > MAX_PARTS:
+        raise SourceError(f"{name!r} is one of {count} parts; more than {MAX_PARTS} are not supported")
+    return tuple(f"{found['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1))
 
 
 def _redact(text: str) -> str:
     return _SECRETS.sub("", text)
+
+
+def _web(shown: str, text: str) -> WebFile:
+    try:
+        url, user_info = parse_url(text)
+    except BadUrlError as exc:
+        raise SourceError(f"{shown} cannot be used: {exc}") from exc
+    folder, _, name = url.path.rpartition("/")
+    return WebFile(url.with_path(f"{folder}/{part_names(name)[0]}"), user_info)
+
+
+def _hub(shown: str, rest: str) -> HubFile | HubRepository:
+    whole, _, _ = rest.rpartition("@") if "@" in rest else (rest, "", "")
+    organisation, _, tail = whole.partition("/")
+    name, slash, path = tail.partition("/")
+    repository = f"{organisation}/{name}"
+    if not _REPOSITORY.fullmatch(repository):
+        raise SourceError(f"{shown} names no repository; write hf://ORG/REPO or hf://ORG/REPO/FILE.gguf")
+    revision = _revision(shown, rest)
+    return _hub_file(shown, repository, path, revision) if slash and path else HubRepository(repository, revision)
+
+
+def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
+    if any(segment in ("", ".", "..") for segment in path.split("/")) or not path.isprintable() or set(path) & set("?#\\"):
+        raise SourceError(f"{shown} names no file in a repository; write hf://ORG/REPO/FILE.gguf")
+    if not path.lower().endswith(".gguf"):
+        raise SourceError(f"{shown} does not name a .gguf file; write hf://ORG/REPO/FILE.gguf[@REVISION]")
+    return HubFile(repository, part_names(path)[0], revision)
+
+
+def _revision(shown: str, text: str) -> str:
+    _, at, revision = text.rpartition("@")
+    if not at:
+        return DEFAULT_REVISION
+    if revision.lower().endswith(".gguf"):
+        raise SourceError(f"{shown} has its revision in the middle; it goes to the end: hf://ORG/REPO/FILE.gguf@REVISION")
+    if not _REVISION.fullmatch(revision):
+        raise SourceError(f"{shown} has a malformed revision after the @; a branch, a tag or a commit goes there")
+    return revision
 
 
 def _local_file(shown: str, rest: str) -> LocalFile:

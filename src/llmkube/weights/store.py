@@ -3,7 +3,11 @@
 ```
 <root>/                     0700; all that is in it is 0600
 ├── blobs/sha256/<digest>   complete, synced, named by its own SHA-256
-└── incoming/<random>       one writer each, which holds a lock on it for as long as it lives
+├── index/<hash>.json       which blobs a source led to: `weights.records`; the hash is of the source
+├── sets/<hash>/model-*     the parts of a split model side by side, as hard links to blobs; the hash is of their digests
+├── partial/<hash>          downloads to take up again: `weights.partial`
+├── incoming/<random>       one writer each, which holds a lock on it for as long as it lives
+└── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry
 ```
 
 Everything here blocks on the disk: callers come through a worker thread.
@@ -16,6 +20,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +78,7 @@ class BlobWriter:
         try:
             os.fsync(self._fd)
             self._path.replace(final)
-            _sync_folder(self._blobs)
+            sync_folder(self._blobs)
         except OSError as exc:
             raise _cannot_write(self._blobs, exc) from exc
         return _blob(final, self._size_bytes)
@@ -98,14 +103,41 @@ class Store:
 
     @property
     def incoming(self) -> Path:
-        """Where the incomplete ones lie."""
+        """Where the incomplete ones lie that only their writer can complete."""
         return self.root / "incoming"
+
+    @property
+    def partial(self) -> Path:
+        """Where downloads lie that can be taken up again."""
+        return self.root / "partial"
+
+    @property
+    def index(self) -> Path:
+        """Where it says which blobs a source led to."""
+        return self.root / "index"
+
+    @property
+    def sets(self) -> Path:
+        """Where the parts of split models lie side by side."""
+        return self.root / "sets"
+
+    def partial_path(self, key: str) -> Path:
+        """Return where the download with that key lies."""
+        return self.partial / _checked(key)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others, also other processes, from adding or removing names; short, and never nested."""
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
         """Return the blob of that digest, or None if there is no regular file of that size under it."""
-        if not _DIGEST.fullmatch(sha256):
-            raise ValueError(f"not a SHA-256 in lower-case hex: {sha256!r}")
-        path = self.blobs / sha256
+        path = self.blobs / _checked(sha256)
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -129,12 +161,19 @@ def open_store(root: Path) -> Store:
     store = Store(root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (root.resolve(), root / "blobs", store.blobs, store.incoming):
+        inner = (root / "blobs", store.blobs, store.index, store.sets, store.partial, store.incoming)
+        for folder in (root.resolve(), *inner):
             _make_private(folder)  # root itself may be a link: the user may keep the store on another volume
         _remove_abandoned(store.incoming)
     except OSError as exc:
         raise FetchError(f"cannot use {root} as the model store: {exc.strerror or exc}") from exc
     return store
+
+
+def _checked(sha256: str) -> str:
+    if not _DIGEST.fullmatch(sha256):
+        raise ValueError(f"not a SHA-256 in lower-case hex: {sha256!r}")
+    return sha256
 
 
 def _blob(path: Path, size_bytes: int) -> WeightsFile:
@@ -170,7 +209,8 @@ def _remove_abandoned(incoming: Path) -> None:
             os.close(fd)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,0 +1,197 @@
+"""Reading the header of a model with a large vocabulary, against the reference reader and the engine's own; and at worst.
+
+Each sample is a fresh interpreter, so that peak memory is one reading's own.
+"""
+
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from harness import Table, begin, in_child, interleaved, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+import gguf_bytes as g
+from llmkube.weights.gguf import REQUEST_BYTES, read_remote_header
+from llmkube.weights.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS, MAX_WALKED_STRINGS
+
+TOKENS, MERGES, TENSORS = 151_936, 151_387, 707
+
+MEASURE = """
+import json, resource, sys, time
+from pathlib import Path
+path = Path(sys.argv[1])
+def peak():
+    # VmHWM and not ru_maxrss, which a child inherits from the process that it was forked from
+    lines = Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else []
+    kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+    return kib[0] * 1024 if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+{setup}
+before, started = peak(), time.perf_counter()
+try:
+    {read}
+except Exception as error:
+    said = str(error)
+else:
+    said = ""
+print(json.dumps(dict(seconds=time.perf_counter() - started, peak=peak(), added=peak() - before, said=said)))
+"""
+READERS = {
+    "llmkube": ("from llmkube.weights.gguf import read_header", "read_header(path)"),
+    "gguf.GGUFReader": ("from gguf import GGUFReader", "GGUFReader(path)"),
+    "llama.cpp (C++)": (
+        f"sys.path.insert(0, {str(Path(g.__file__).parent)!r})\n"
+        "from gguf_oracle import InitParameters, load_library\nengine = load_library()",
+        "engine.gguf_init_from_file(str(path).encode(), InitParameters(no_alloc=True))",
+    ),
+}
+
+
+def reading(path: Path, setup: str, read: str) -> Callable[[], dict[str, Any]]:
+    """Return a contender: one reading in an interpreter of its own."""
+    return lambda: in_child(MEASURE.format(setup=setup, read=read), str(path))
+
+
+def large_header() -> bytes:
+    """Make the header of a model with the vocabulary and the tensors of a 32-billion-parameter Qwen."""
+    keys = [
+        g.key("general.architecture", g.STRING, "qwen2"),
+        g.key("general.name", g.STRING, "benchmark"),
+        g.key("qwen2.block_count", g.U32, 64),
+        g.key("qwen2.context_length", g.U32, 131072),
+        g.key("qwen2.embedding_length", g.U32, 5120),
+        g.key("qwen2.attention.head_count", g.U32, 40),
+        g.key("qwen2.attention.head_count_kv", g.U32, 8),
+        g.key("tokenizer.ggml.model", g.STRING, "gpt2"),
+        g.array("tokenizer.ggml.tokens", g.STRING, [f"token{number}" for number in range(TOKENS)]),
+        g.array("tokenizer.ggml.token_type", g.I32, [1] * TOKENS),
+        g.array("tokenizer.ggml.merges", g.STRING, [f"to ken{number}" for number in range(MERGES)]),
+    ]
+    tensors = [g.tensor(f"blk.{number}.weight", [64, 1], offset=number * 256) for number in range(TENSORS)]
+    data = g.header(*keys, tensors=tensors)
+    return data + bytes(-len(data) % 32)
+
+
+@contextmanager
+def hostile_files(folder: Path) -> Iterator[dict[str, Path]]:
+    """Make the files that cost a reader most, each at one of its bounds or beyond all reason."""
+    zeros = bytes(8)
+    cases: dict[str, tuple[bytes, int]] = {
+        "array of 2^61 numbers": (g.header(g.ARCHITECTURE, g.array_head("x", g.U32, 2**61)), 0),
+        "array of 2^61 strings": (g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, 2**61)), 1 << 30),
+        "arrays in arrays": (g.header(g.ARCHITECTURE, *[g.array_head("x", g.ARRAY, 1)] * 100_000), 1 << 30),
+        "a string beyond the file": (g.header(g.ARCHITECTURE, g.text("x") + struct.pack("<IQ", g.STRING, 2**62)), 1 << 30),
+        "2^61 keys": (g.header(key_count=2**61), 1 << 30),
+        f"{MAX_KEYS} keys": (g.header(*(g.key(f"{number:0>64}", g.U8, 0) for number in range(MAX_KEYS))), 0),
+        f"{MAX_WALKED_STRINGS} empty strings": (
+            g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + zeros * MAX_WALKED_STRINGS),
+            0,
+        ),
+        f"{MAX_HEADER_BYTES >> 20} MiB of strings": (
+            g.header(
+                g.ARCHITECTURE,
+                g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + g.text(bytes(120)) * (MAX_HEADER_BYTES // 128),
+            ),
+            1 << 30,
+        ),
+        f"{MAX_TENSORS} tensors": (
+            g.header(
+                g.ARCHITECTURE, tensors=[g.tensor(f"{number:0>63}", [8], offset=32 * number) for number in range(MAX_TENSORS)]
+            ),
+            1 << 30,
+        ),
+        "200 architectures of 65,000 layers": (
+            g.header(*(g.array(f"a{number}.block_count", g.U8, [1] * 65_000) for number in range(200))),
+            0,
+        ),
+    }
+    paths = {}
+    for name, (data, size) in cases.items():
+        path = paths[name] = folder / f"hostile{len(paths)}.gguf"
+        with path.open("wb") as file:
+            file.write(data)
+            file.truncate(max(size, len(data)))
+    yield paths
+
+
+def requests_for(path: Path) -> tuple[int, int]:
+    """Return how many Range requests the header takes, and how many bytes they bring."""
+    made = []
+
+    async def read_range(offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(length)
+        made.append(len(data))
+        return data
+
+    trio.run(read_remote_header, "benchmark", read_range)
+    return len(made), sum(made)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    run = begin("gguf_header", "gguf", "xllamacpp")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "large.gguf"
+        header = large_header()
+        path.write_bytes(header)
+        with path.open("r+b") as file:
+            file.truncate(len(header) + TENSORS * 256)
+        contenders = {title: reading(path, *how) for title, how in READERS.items()}
+        samples = interleaved(contenders, 2 if run.quick else 9, run.rng)
+        with hostile_files(folder) as paths:
+            hostile = {title: reading(bad, *READERS["llmkube"]) for title, bad in paths.items()}
+            worst = interleaved(hostile, 1 if run.quick else 5, run.rng)
+        count, fetched = requests_for(path)
+    ours = samples["llmkube"]
+    seconds = {title: median([each["seconds"] for each in found]) for title, found in samples.items()}
+    peaks = {title: median([each["peak"] for each in found]) for title, found in samples.items()}
+    added = {title: median([each["added"] for each in found]) for title, found in samples.items()}
+    assert not any(each["said"] for each in ours), ours
+    rows = [
+        [
+            title,
+            f"{seconds[title] * 1000:.1f} ms",
+            f"{seconds[title] / seconds['llmkube']:.3g}",
+            f"{added[title] / 2**20:.1f} MiB",
+            f"{peaks[title] / 2**20:.0f} MiB",
+            f"{peaks[title] / peaks['llmkube']:.2g}",
+        ]
+        for title in READERS
+    ]
+    columns = ["reader", "median", "times ours", "memory added", "process at its peak", "times ours"]
+    bad_rows = [
+        [
+            title,
+            f"{max(each['seconds'] for each in found) * 1000:.1f} ms",
+            f"{max(each['peak'] for each in found) / 2**20:.0f} MiB",
+            "refused" if found[0]["said"] else "read",
+        ]
+        for title, found in worst.items()
+    ]
+    run.finish(
+        "Reading a GGUF header",
+        f"""A file with {TOKENS} tokens, {MERGES} merges and {TENSORS} tensors: {len(header) / 2**20:.1f} MiB of header. The
+        gguf package's reader makes an object of every string; llama.cpp keeps them too, in C++. Aims: 100 times faster
+        than the package, a tenth of its memory, and 1 s and 64 MiB on any file.""",
+        [
+            Table(columns, rows),
+            Table(["hostile file", "slowest", "process at its peak", "verdict"], bad_rows, "LLMKube's reader at its bounds:"),
+        ],
+        {"readers": samples, "hostile": worst, "requests": count, "fetched_bytes": fetched},
+        [
+            f"Over HTTP the same header takes {count} Range requests and {fetched / 2**20:.0f} MiB; "
+            f"no header takes more than {len(REQUEST_BYTES)}.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Ten thousand damaged headers, judged by LLMKube and by the installed llama.cpp: how often do they agree?"""
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from harness import Table, begin, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from gguf_corpus import cases, disagreement, judge, left_to_the_engine
+from gguf_oracle import Oracle
+
+CASES = 10_000
+
+
+def main() -> None:
+    """Judge every case, print the table."""
+    run = begin("gguf_verdicts", "xllamacpp")
+    count = 500 if run.quick else CASES
+    outcomes: Counter[str] = Counter()
+    differing: list[tuple[str, str, str]] = []
+    ours, theirs = [], []
+    with Oracle() as oracle:
+        for fault, data, size in cases(count, run.seed):
+            started = time.perf_counter()
+            facts, why = judge(data, size)
+            ours.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            verdict = oracle.ask(data, size)
+            theirs.append(time.perf_counter() - started)
+            if differs := disagreement(facts, verdict):
+                outcomes[f"DIFFERENT: {differs}"] += 1
+                differing.append((fault, why, verdict.says))
+            elif facts is None:
+                outcomes["both refuse" + ("" if verdict.header else " the header")] += 1
+            elif verdict.loads:
+                outcomes["both accept"] += 1
+            else:
+                outcomes[f"left to the engine: {left_to_the_engine(verdict)}"] += 1
+        died = oracle.died
+    agreed = sum(number for name, number in outcomes.items() if name.startswith("both"))
+    rows = [[name, str(number), f"{100 * number / count:.2f} %"] for name, number in outcomes.most_common()]
+    run.finish(
+        "GGUF headers: the same verdict as llama.cpp",
+        f"""{count} headers, the demo model's and made-up ones with up to three faults each, are read by LLMKube and loaded
+        by llama.cpp. Refusing what loads, or accepting a header that llama.cpp's own header reader refuses, would be a
+        defect; what takes the whole model to find is left to the engine, and its words reach the `Loaded` condition.""",
+        [Table(["verdicts", "cases", "share"], rows)],
+        {"outcomes": dict(outcomes), "differing": differing[:100], "ours_seconds": median(ours), "theirs": median(theirs)},
+        [
+            f"Agreement on the whole model: {100 * agreed / count:.2f} %; defects: {len(differing)}.",
+            f"{died} of these files end llama.cpp's process instead of being refused by it.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Somebody must create the namespace of the Leases: on a bare cluster every host's renewal would be a 404."""
+
+import random
+from typing import Final, Never
+
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import LLMKubeError
+from llmkube.k8s.builtins import Namespace
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.errors import AlreadyExistsError, ForbiddenError, NotFoundError
+from llmkube.k8s.rbac import Need
+from llmkube.k8s.resource import Key
+
+NEEDS: Final = (Need(Namespace, frozenset({"get", "create"}), place="system"),)
+
+LOOK_SECONDS: Final = 600.0
+"""Between two looks at a namespace that is there: nobody deletes it on purpose."""
+
+CALL_SECONDS: Final = 15.0
+RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
+
+log = structlog.get_logger()
+
+
+async def run_namespace_keeper(client: Client, name: str, rng: random.Random) -> Never:
+    """Create a namespace whenever it is missing, until cancelled; never fatal.
+
+    A controller that may not do this says so once and goes on asking at a slow pace: whoever installs it without that
+    right creates the namespace by hand, or grants the right later.
+    """
+    failures = 0
+    told = False
+    while True:
+        try:
+            with trio.fail_after(CALL_SECONDS):
+                await _ensure(client, name)
+        except ForbiddenError as error:
+            if not told:
+                log.warning("cannot look after the namespace of the leases", namespace=name, error=str(error))
+            told, failures = True, 0
+        except (LLMKubeError, trio.TooSlowError) as error:
+            failures += 1
+            log.info("namespace of the leases not checked", namespace=name, error=str(error) or "no answer")
+        else:
+            failures = 0
+        await trio.sleep(RETRY.delay(failures, rng) if failures else LOOK_SECONDS)
+
+
+async def _ensure(client: Client, name: str) -> None:
+    try:
+        await client.get(Namespace, Key("", name))
+    except NotFoundError:
+        try:
+            await client.create(Namespace(metadata=ObjectMeta(name=name)))
+        except AlreadyExistsError:
+            return
+        log.info("namespace created", namespace=name)

@@ -1,0 +1,22 @@
+"""Everything that a controller does to the API server, for its Role."""
+
+from typing import Final
+
+from llmkube.controller import namespace, writer
+from llmkube.k8s import events, lease
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.rbac import FOLLOW, Need, Program
+
+PROGRAM: Final = Program(
+    "llmkube-controller",
+    (
+        *(Need(kind, FOLLOW) for kind in (Model, InferenceService, EndpointSlice)),
+        Need(Lease, FOLLOW | {"get"}, place="system"),
+        *writer.NEEDS,
+        *events.NEEDS,
+        *lease.NEEDS,
+        *namespace.NEEDS,
+    ),
+)

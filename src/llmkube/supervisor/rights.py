@@ -1,0 +1,22 @@
+"""Everything that an agent does to the API server, for its Role."""
+
+from typing import Final
+
+from llmkube.k8s import events
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.rbac import APPLY, FOLLOW, Need, Program
+
+PROGRAM: Final = Program(
+    "llmkube-agent",
+    (
+        *(Need(kind, FOLLOW) for kind in (Model, InferenceService)),
+        *(Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
+        Need(Service, APPLY),
+        # Both forms: an agent whose settings have changed takes the other one's back.
+        *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),
+        Need(Lease, APPLY | {"delete"}, place="system"),
+        *events.NEEDS,
+    ),
+)

@@ -1,0 +1,253 @@
+"""What an HTTP answer means for a download: pure, so that every lie a server can tell is a row of a table."""
+
+import datetime
+import email.utils
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.weights.errors import (
+    AccessDeniedError,
+    FetchError,
+    RangeError,
+    SourceNotFoundError,
+    SourceRefusedError,
+    ThrottledError,
+    WrongSizeError,
+)
+
+Headers = Mapping[str, str]
+"""An answer's headers; looked up in lower case."""
+
+TOKEN_ADVICE: Final = (
+    "put a token that may read it into a Secret under the key HF_TOKEN, and name the Secret in spec.sourceSecretRef "
+    "(for a gated model, accept its terms on its page first)"
+)
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
+_RATE_LIMIT: Final = re.compile(r"(?:^|;)\s*t=(\d{1,9})(?:;|,|$)", re.ASCII)
+_DIGEST: Final = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
+_MAX_VALIDATOR: Final = 1024  # characters; longer ones are not worth keeping
+_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@attrs.frozen
+class Validator:
+    """What tells one version of a file from another: its ETag, and when it was changed."""
+
+    etag: str = ""
+    last_modified: str = ""
+
+    @classmethod
+    def of(cls, headers: Headers) -> "Validator":
+        """Read the validators of an answer."""
+        values = (headers.get("etag", ""), headers.get("last-modified", ""))
+        return cls(*(value if len(value) <= _MAX_VALIDATOR and value.isprintable() else "" for value in values))
+
+    @property
+    def if_range(self) -> str:
+        """What goes into If-Range, or empty when nothing proves that two parts belong together (RFC 9110, 13.1.5)."""
+        strong = self.etag if self.etag.startswith('"') else ""
+        return strong or self.last_modified
+
+    def agrees(self, other: "Validator") -> bool:
+        """Say whether the two may be of one version: nothing that both name differs."""
+        return all(
+            not (mine and theirs) or mine == theirs
+            for mine, theirs in ((self.etag, other.etag), (self.last_modified, other.last_modified))
+        )
+
+
+@attrs.frozen
+class Take:
+    """Read the body; it goes to `offset` in the file (0: what is there already is void).
+
+    Attributes:
+        offset: Where the first byte of the body belongs.
+        total_bytes: Size of the whole file; None if the server does not say.
+        validator: Of the version that is coming.
+        framed: Whether the end of the body can be told from a cut connection.
+    """
+
+    offset: int
+    total_bytes: int | None
+    validator: Validator
+    framed: bool = True
+
+
+@attrs.frozen
+class StartOver:
+    """The prefix is of no use: drop it, and ask for the whole file."""
+
+    why: str
+
+
+@attrs.frozen
+class Finished:
+    """There is nothing left to read."""
+
+
+@attrs.frozen
+class Asked:
+    """What was asked for, and by whom.
+
+    Attributes:
+        shown: The source, for messages.
+        offset: First byte of the range that was asked for; 0 for the whole file.
+        validator: Of the prefix that is there.
+        total_bytes: Size of the whole file, as far as anybody said so before.
+        hub: Whether the source is a Hugging Face repository.
+        credential: Whether a token or a password was sent along.
+    """
+
+    shown: str
+    offset: int = 0
+    validator: Validator = Validator()
+    total_bytes: int | None = None
+    hub: bool = False
+    credential: bool = False
+
+
+def judge(
+    asked: Asked, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+) -> Take | StartOver | Finished:
+    """Say what to do with an answer to a request for a file.
+
+    Raises:
+        UserError: Nobody gets a file this way; see `weights.errors`.
+        FetchError: Later, perhaps.
+    """
+    if status == 200:
+        _refuse_encoding(asked, headers)
+        total = _length(headers)
+        _check_total(asked, total)
+        framed = total is not None or "chunked" in headers.get("transfer-encoding", "").lower()
+        return Take(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
+    if status == 206 and asked.offset:
+        _refuse_encoding(asked, headers)
+        return _partial(asked, headers)
+    if status == 416 and asked.offset:
+        found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+        if found and found[1] is None and found[3] == str(asked.offset) and asked.total_bytes in (None, asked.offset):
+            return Finished()
+        return StartOver("the server's file is shorter than what was downloaded before")
+    raise refusal(asked, status, headers, redirected=redirected, now=now)
+
+
+def refusal(
+    asked: Asked, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
+    """Return the error for a status that carries no file."""
+    said = _hub_words(headers) if asked.hub else ""
+    answer = f"{asked.shown}: the server answered {status}{said}"
+    if status in _LATER:
+        wait = wait_seconds(headers, now)
+        when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
+        if status in (429, 503) or wait is not None:
+            return ThrottledError(f"{answer}{when}", wait_seconds=wait)
+        return FetchError(answer)
+    if redirected:
+        # A signed link has expired, or a mirror is broken: the source itself may hand out a better one.
+        return FetchError(f"{answer} after a redirect")
+    if status in (401, 403):
+        if asked.hub:
+            cause = "the token that was sent may not read it" if asked.credential else "it wants a token"
+            return AccessDeniedError(f"{answer}: {cause}; {TOKEN_ADVICE}")
+        return AccessDeniedError(
+            f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
+            "or download the file yourself and name it by its path"
+        )
+    if status in (404, 410):
+        return SourceNotFoundError(f"{answer}: there is no such file; check the name and the revision")
+    return SourceRefusedError(f"{answer}, which is no file; open the URL in a browser to see what it says")
+
+
+def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
+    """Return how long the server asks to wait: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
+
+    A date is measured against the answer's own Date, if it has one, so that two clocks are not compared.
+    """
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return float(text)
+    until = _date(text)
+    if until is not None:
+        return max((until - (_date(headers.get("date", "")) or now)).total_seconds(), 0.0)
+    found = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    return float(found[1]) if found else None
+
+
+def linked_digest(headers: Headers) -> str | None:
+    """Return the SHA-256 that the hub promises for a file in LFS, or None."""
+    found = _DIGEST.fullmatch(headers.get("x-linked-etag", "").strip())
+    return found[1] if found else None
+
+
+def linked_size(headers: Headers) -> int | None:
+    """Return the size that the hub promises for a file in LFS, or None."""
+    return _number(headers.get("x-linked-size", ""))
+
+
+def range_total(headers: Headers) -> int | None:
+    """Return the size of the whole file that a 206 names, or None."""
+    found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+    return _number(found[3]) if found else None
+
+
+def _partial(asked: Asked, headers: Headers) -> Take | StartOver:
+    text = headers.get("content-range", "").strip()
+    found = _CONTENT_RANGE.fullmatch(text)
+    if found is None or found[1] is None:
+        raise RangeError(f"{asked.shown}: the server sent a part without saying which ({text[:80]!r})")
+    start, end, total = int(found[1]), int(found[2]), _number(found[3])
+    if start != asked.offset or end < start or (total is not None and end >= total):
+        raise RangeError(f"{asked.shown}: bytes {asked.offset}- were asked for, the server sent {text[:80]!r}")
+    length = _length(headers)
+    if length is not None and length != end - start + 1:
+        raise RangeError(f"{asked.shown}: the server sent {length} bytes as {text[:80]!r}")
+    total = asked.total_bytes if total is None else total
+    if total is None:
+        raise RangeError(f"{asked.shown}: the server does not say how long the file is ({text[:80]!r})")
+    validator = Validator.of(headers)
+    if not asked.validator.agrees(validator) or asked.total_bytes not in (None, total):
+        return StartOver("the file on the server has changed since the download began")
+    kept = Validator(validator.etag or asked.validator.etag, validator.last_modified or asked.validator.last_modified)
+    return Take(asked.offset, total, kept)
+
+
+def _refuse_encoding(asked: Asked, headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise SourceRefusedError(
+            f"{asked.shown}: the server compresses the file ({encoding[:40]!r}) although it was asked not to; "
+            "turn compression off for .gguf files there"
+        )
+
+
+def _check_total(asked: Asked, total: int | None) -> None:
+    if total is not None and asked.total_bytes is not None and asked.offset == 0 and total != asked.total_bytes:
+        raise WrongSizeError(f"{asked.shown} should have {asked.total_bytes} bytes, the server sends {total}")
+
+
+def _hub_words(headers: Headers) -> str:
+    code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+    words = " ".join(word for word in (code, message) if word)[:200]
+    return f" ({words})" if words and words.isprintable() else ""
+
+
+def _length(headers: Headers) -> int | None:
+    return _number(headers.get("content-length", ""))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII) else None
+
+
+def _date(text: str) -> datetime.datetime | None:
+    try:
+        found = email.utils.parsedate_to_datetime(text)
+    except (ValueError, IndexError, TypeError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)

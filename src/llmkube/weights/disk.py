@@ -1,0 +1,75 @@
+"""The disk, seen from Trio: blocking work goes through one door, and free space is promised before it is used."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import attrs
+import trio
+
+from llmkube.weights.errors import NoSpaceError
+
+T = TypeVar("T")
+
+_LARGEST_MARGIN: Final = 1 << 30
+_SMALLEST_MARGIN: Final = 1 << 20
+
+
+class RunSync(Protocol):
+    """Run blocking work elsewhere and return its result; never abandoned half-way."""
+
+    async def __call__(self, fn: Callable[[], T], /) -> T:
+        """Return what `fn` returns, or raise what it raises."""
+        ...
+
+
+def in_threads(limiter: trio.CapacityLimiter) -> RunSync:
+    """Run blocking work in worker threads, as many as the limiter allows."""
+
+    async def run_sync(fn: Callable[[], T], /) -> T:
+        return await trio.to_thread.run_sync(fn, limiter=limiter)
+
+    return run_sync
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what an ordinary user may still write to the file system of a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+@attrs.define(eq=False)
+class Space:
+    """Promise free space to downloads before they use it, so that two of them never fill a disk that one would fit.
+
+    `posix_fallocate` would do it on one file, but macOS has none, and it hides how much of a file has really arrived.
+    """
+
+    folder: Path
+    free: Callable[[Path], int] = free_bytes
+    _promised: dict[object, int] = attrs.field(factory=dict)
+
+    def claim(self, who: object, needed_bytes: int) -> None:
+        """Promise that many bytes, in place of what `who` had before.
+
+        Beyond them a margin stays free: 5 per cent of them, from 1 MiB to 1 GiB.
+
+        Raises:
+            NoSpaceError: There is not that much.
+        """
+        margin = min(max(needed_bytes // 20, _SMALLEST_MARGIN), _LARGEST_MARGIN)
+        others = sum(size for name, size in self._promised.items() if name is not who)
+        free = self.free(self.folder) - others
+        if needed_bytes > 0 and free < needed_bytes + margin:
+            raise NoSpaceError(str(self.folder), needed_bytes=needed_bytes + margin, free_bytes=max(free, 0))
+        self._promised[who] = needed_bytes
+
+    def used(self, who: object, count: int) -> None:
+        """Note that so many of the promised bytes are on the disk now."""
+        if who in self._promised:
+            self._promised[who] = max(self._promised[who] - count, 0)
+
+    def release(self, who: object) -> None:
+        """Take back what is left of a promise."""
+        self._promised.pop(who, None)

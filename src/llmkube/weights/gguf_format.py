@@ -1,0 +1,136 @@
+"""The numbers of the GGUF format: kinds of values, types of tensors, names of quantizations. Facts, no code.
+
+Sources: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml's own tables; a test compares them with the
+installed engine's.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+MAX_DIMENSIONS: Final = 4
+NAME_BYTES: Final = 64
+"""A tensor's name is shorter than this; ggml keeps it in an array of this size."""
+MAX_LAYERS: Final = 512
+"""Engines keep what differs from layer to layer in arrays of this length."""
+DEFAULT_ALIGNMENT: Final = 32
+DATA_ALIGNMENT: Final = 32
+"""Where tensors' data may begin in a mapped file, whatever the file says of its alignment: engines abort otherwise."""
+
+UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
+
+VALUE_NAMES: Final = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
+
+VALUE_BYTES: Final[Mapping[int, int]] = {
+    UINT8: 1,
+    INT8: 1,
+    BOOL: 1,
+    UINT16: 2,
+    INT16: 2,
+    UINT32: 4,
+    INT32: 4,
+    FLOAT32: 4,
+    UINT64: 8,
+    INT64: 8,
+    FLOAT64: 8,
+}
+"""The width of each kind of value that has one."""
+
+TENSOR_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
+"""Name, elements per block and bytes per block of each tensor type; the numbers in between were given back."""
+
+NEWEST_TENSOR_TYPE: Final = max(TENSOR_TYPES)
+NEWER_TENSOR_TYPES: Final = range(NEWEST_TENSOR_TYPE + 1, 256)
+"""Numbers that an engine newer than this table may know: one or two were added each year."""
+
+FILE_TYPES: Final[Mapping[int, str]] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+    39: "NVFP4",
+    40: "Q1_0",
+    41: "Q2_0",
+}
+"""What `general.file_type` means: the mix of tensor types, under the name that people use."""
+
+GUESSED: Final = 1024
+"""A flag in `general.file_type`: the converter guessed it."""
+
+LOOKALIKES: Final = (
+    (b"<", "it looks like a web page: was the download an error page?"),
+    (b"version https://git-lfs", "it is a Git LFS pointer: run `git lfs pull` in its repository"),
+    (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint: convert it to GGUF"),
+    (b"\x1f\x8b", "it is gzip-compressed: decompress it first"),
+    (b"lmgg", "it is a GGML file from before GGUF: convert it again"),
+    (b"tjgg", "it is a GGJT file from before GGUF: convert it again"),
+    (b"fmgg", "it is a GGMF file from before GGUF: convert it again"),
+    (b"{", "it looks like JSON"),
+)
+"""What people point at instead of a GGUF file, by its first bytes."""

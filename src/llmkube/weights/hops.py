@@ -1,0 +1,156 @@
+"""One question to a web server, through at most five redirects, each judged like the first address.
+
+Nothing is remembered between questions: no cookies, no netrc, no proxy. Credentials go to the origin they belong to.
+"""
+
+import base64
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import trio
+
+from llmkube import __version__
+from llmkube.weights.addresses import Policy
+from llmkube.weights.answers import linked_digest, linked_size
+from llmkube.weights.errors import FetchError, RedirectError
+from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
+
+MAX_REDIRECTS: Final = 5
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+@attrs.frozen
+class Credential:
+    """An Authorization header, and the only origin that ever sees it."""
+
+    origin: tuple[str, str, int]
+    authorization: str = attrs.field(repr=False)
+
+    @classmethod
+    def bearer(cls, url: WebUrl, token: str) -> "Credential":
+        """A token for the origin of a URL."""
+        return cls(url.origin, f"Bearer {token}")
+
+    @classmethod
+    def basic(cls, url: WebUrl, user_info: UserInfo) -> "Credential":
+        """A user and password for the origin of a URL."""
+        pair = f"{user_info.user}:{user_info.password}".encode()
+        return cls(url.origin, f"Basic {base64.b64encode(pair).decode('ascii')}")
+
+
+@attrs.frozen
+class Question:
+    """A GET: where to, with which headers, and under which policy."""
+
+    url: WebUrl
+    policy: Policy
+    credential: Credential | None = None
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Answer:
+    """The first answer that is no redirect; its body is still to be read.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers, by any case.
+        redirected: Whether it comes from somewhere else than the question's URL.
+        linked_sha256: The digest that the hub promised on the way, if it did.
+        linked_size: The size that the hub promised on the way, if it did.
+        chunks: The body; httpx.HTTPError when it breaks off.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    redirected: bool
+    linked_sha256: str | None
+    linked_size: int | None
+    chunks: AsyncIterator[bytes]
+
+
+@asynccontextmanager
+async def open_answer(transport: httpx.AsyncBaseTransport, question: Question) -> AsyncGenerator[Answer, None]:
+    """Ask, and follow redirects; on exit the connection is closed, read or not.
+
+    Raises:
+        RedirectError: The redirects lead nowhere that we go.
+        BlockedAddressError: A host leads to an address that the policy refuses.
+        FetchError: The connection cannot be made, or broke before the answer.
+    """
+    url, sha256, size = question.url, None, None
+    for hops in range(MAX_REDIRECTS + 1):
+        with translated(question.url):
+            response = await transport.handle_async_request(_request(url, question))
+        async with _open_chunks(response) as chunks:
+            if url.origin == question.url.origin:
+                # Only what the source's own server says: further hops are content networks.
+                sha256 = sha256 or linked_digest(response.headers)
+                size = linked_size(response.headers) if size is None else size
+            if response.status_code not in _REDIRECTS:
+                yield Answer(response.status_code, response.headers, hops > 0, sha256, size, chunks)
+                return
+            url = _next(question, url, response.headers.get("location", ""))
+    raise RedirectError(
+        f"{question.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
+    )
+
+
+@contextlib.contextmanager
+def translated(url: WebUrl) -> Generator[None, None, None]:
+    """Translate what httpx raises while asking and reading."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as exc:
+        raise FetchError(f"{url.shown}: {str(exc) or type(exc).__name__}") from exc
+
+
+def _request(url: WebUrl, question: Question) -> httpx.Request:
+    headers = {
+        "Host": url.netloc,
+        "User-Agent": f"llmkube/{__version__}",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",  # the digest, the size and ranges are those of the file itself
+        **question.headers,
+    }
+    if question.credential is not None and question.credential.origin == url.origin:
+        headers["Authorization"] = question.credential.authorization
+    return httpx.Request("GET", str(url), headers=headers)
+
+
+def _next(question: Question, url: WebUrl, location: str) -> WebUrl:
+    shown = question.url.shown
+    if not location:
+        raise RedirectError(f"{shown}: the server redirects, but does not say where to")
+    try:
+        target = follow(url, location)
+    except BadUrlError as exc:
+        raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
+    if target.scheme == "http" and (url.scheme == "https" or not question.policy.from_operator):
+        raise RedirectError(
+            f"{shown} redirects to http://{target.netloc}, where anybody on the way could change the file; "
+            "name a source that stays on https"
+        )
+    return target
+
+
+@asynccontextmanager
+async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    """Iterate over a raw body; on exit the generators that httpx nests are unwound from the innermost outwards.
+
+    `aclose()` on the outermost would leave the inner ones to the garbage collector. A read under a cancelled scope ends
+    all of them where they wait.
+    """
+    chunks = response.aiter_raw()
+    async with contextlib.aclosing(response):
+        try:
+            yield chunks
+        finally:
+            with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError, httpx.StreamError):  # noqa: ASYNC100 (reads block)
+                unwinding.cancel()
+                async for _ in chunks:  # noqa: ASYNC102 (the scope is cancelled already: nothing waits here)
+                    pass

@@ -1,0 +1,88 @@
+"""How far a fetch has come, how fast it goes, and when it will be done."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Literal
+
+import attrs
+
+from llmkube.base.units import format_bytes, format_duration
+
+Stage = Literal["copying", "verifying", "resolving", "waiting", "downloading"]
+
+_WINDOW_SECONDS: Final = 10.0
+_SAMPLE_SECONDS: Final = 0.25
+
+
+@attrs.frozen
+class Progress:
+    """How far a fetch has come: `done_bytes` of `total_bytes` within one stage.
+
+    Attributes:
+        stage: What happens now. `resolving` asks the server what there is, `waiting` keeps a pause that it asked for
+            or that a failure calls for; both have no bytes of their own.
+        done_bytes: Bytes so far, over all parts.
+        total_bytes: Bytes in all; 0 while nobody knows.
+        rate: Bytes per second over the last seconds; None while there is nothing to tell.
+        seconds_left: Of this stage; None while there is nothing to tell.
+        note: Why it waits.
+    """
+
+    stage: Stage
+    done_bytes: int = 0
+    total_bytes: int = 0
+    rate: float | None = None
+    seconds_left: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        words = [self.stage]
+        if self.total_bytes:
+            words.append(f"{100 * self.done_bytes // self.total_bytes} % of {format_bytes(self.total_bytes)}")
+        elif self.done_bytes:
+            words.append(format_bytes(self.done_bytes))
+        line = ": ".join(words)
+        if self.rate is not None:
+            line += f", {format_bytes(self.rate)}/s"
+        if self.seconds_left is not None:
+            line += f", {format_duration(self.seconds_left)} left"
+        return f"{line} ({self.note})" if self.note else line
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Rate:
+    """Bytes per second over the last ten seconds; times are given, in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, done_bytes: int) -> None:
+        """Note how many bytes there are now; fewer than before means that the count has begun again."""
+        if self._samples and done_bytes < self._samples[-1][1]:
+            self._samples.clear()
+        if len(self._samples) >= 2 and now - self._samples[-2][0] < _SAMPLE_SECONDS:
+            self._samples.pop()  # the newest sample moves along until it is worth keeping
+        self._samples.append((now, done_bytes))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - _WINDOW_SECONDS:
+            self._samples.popleft()
+
+    def reset(self) -> None:
+        """Forget everything: after a pause, the time of the pause would count."""
+        self._samples.clear()
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The rate; None before two samples."""
+        if len(self._samples) < 2:
+            return None
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (end - start) if end > start else None
+
+    def seconds_left(self, total_bytes: int) -> float | None:
+        """How long the rest takes at this rate; None while nobody can say."""
+        rate = self.bytes_per_second
+        if not rate or not total_bytes:
+            return None
+        return max(total_bytes - self._samples[-1][1], 0) / rate

@@ -1,0 +1,25 @@
+"""Every test in this folder has a deadline: a hang is a failure, and not a test run that never ends."""
+
+import functools
+import inspect
+
+import pytest
+import trio
+
+DEADLINE_SECONDS = 60.0
+
+
+def pytest_itemcollected(item):
+    # Around the test's own function: a deadline in a fixture does not reach it, since pytest-trio runs each fixture in
+    # a task of its own.
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = within_deadline(item.obj)
+
+
+def within_deadline(test):
+    @functools.wraps(test)
+    async def bounded(*args, **kwargs):
+        with trio.fail_after(DEADLINE_SECONDS):
+            await test(*args, **kwargs)
+
+    return bounded

@@ -1,0 +1,209 @@
+"""What goes wrong gets a reason and the engine's own words, and costs nobody else anything."""
+
+import os
+import re
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+import attrs
+import pytest
+
+from e2e.separate_programs import REAL_ENGINE, chat, eventually
+from e2e.up_process import ANSWER, DEMO, FREE_PORTS, engines_in, fake_engine, open_up, run_program
+from llmkube.base.http import Headers, open_http_client
+from llmkube.k8s.auth import load_config
+from llmkube.k8s.client import Client, open_client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+pytestmark = pytest.mark.e2e
+
+
+@attrs.frozen
+class Up:
+    """A running `llmkube up` that serves the demo besides what the test wants of it."""
+
+    client: Client
+    gateway: str
+    state: Path
+
+    async def wait_condition(self, kind, name, condition, accept):
+        """Return a condition of an object once it is as wanted."""
+
+        async def read() -> Condition | None:
+            conditions = (await self.client.get(kind, Key("default", name))).status.conditions
+            return next((each for each in conditions if each.type == condition), None)
+
+        return await eventually(read, lambda found: found is not None and accept(found))
+
+    async def wait_loaded(self, name, *reasons):
+        """Return a service's `Loaded` condition once it has one of the reasons."""
+        return await self.wait_condition(InferenceService, name, "Loaded", lambda found: found.reason in reasons)
+
+    def engine(self, name):
+        """The engine of one service."""
+        (engine,) = (each for each in engines_in(self.state) if name in each.cmdline())
+        return engine
+
+
+@asynccontextmanager
+async def open_up_with(tmp_path, *args, documents=()):
+    state, file = tmp_path / "state", tmp_path / "all.yaml"
+    file.write_text("\n---\n".join([DEMO.read_text(), *documents]))
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(file), *args) as up:
+        _, gateway, _ = await up.urls()
+        await up.wait_for("out", "export KUBECONFIG")
+        async with open_client(load_config(state / "kubeconfig", None)) as client:
+            yield Up(client, gateway, state)
+
+
+def served(name, source=None):
+    """The demo under another name, from another file."""
+    text = DEMO.read_text().replace("name: demo", f"name: {name}").replace("modelRef: demo", f"modelRef: {name}")
+    return re.sub(r" +sha256: .*\n", "", text.replace("builtin://demo", source)) if source else text
+
+
+async def test_an_engine_that_exits_at_once(tmp_path):
+    """The condition quotes the engine, attempts get rarer, and the service beside it keeps its process."""
+    last_words = "llama_model_load: error: no kernel image is available"
+    program = fake_engine(
+        tmp_path, f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
+    )
+    async with open_up_with(tmp_path, "--llama-server", program, documents=[served("bad")]) as up:
+        await up.wait_loaded("demo", "Loaded")
+        demo = up.engine("demo")
+        first = await up.wait_loaded("bad", "Restarting", "CrashLoopBackOff")
+        assert "the engine ended while loading: exit code 3" in first.message
+        assert last_words in first.message
+        third = await up.wait_condition(
+            InferenceService, "bad", "Loaded", lambda found: found.message.startswith("3 failures in a row")
+        )
+        assert third.reason == "CrashLoopBackOff"
+        assert re.search(r"next attempt at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", third.message)
+        failed = await up.wait_condition(InferenceService, "bad", "Degraded", lambda found: found.status == "True")
+        assert last_words in failed.message
+        async with open_http_client() as http:
+            answer = await http.request(
+                "POST", f"{up.gateway}/v1/completions", headers=Headers.of({}), body=b'{"model": "bad", "prompt": "x"}'
+            )
+        assert answer.status == 503
+        assert answer.headers.get("Retry-After")
+        assert await chat(up.gateway) == ANSWER
+        assert up.engine("demo") == demo
+
+
+async def test_files_that_are_no_models(tmp_path):
+    """A missing, foreign, truncated or unreadable file is told by its kind, and is served as soon as it is mended."""
+    good = files("llmkube.weights").joinpath("builtin/demo.gguf").read_bytes()
+    (tmp_path / "page").write_text("<html>Not found</html>")
+    (tmp_path / "foreign").write_text("a letter to my aunt")
+    (tmp_path / "headless").write_bytes(good[:900])
+    (tmp_path / "truncated").write_bytes(good[:300_000])
+    (tmp_path / "folder").mkdir()
+    expected = {
+        "missing": ("FileNotFound", "there is no file"),
+        "page": ("NotGGUF", "was the download an error page?"),
+        "foreign": ("NotGGUF", "instead of b'GGUF'"),
+        "headless": ("NotGGUF", "is the download complete?"),
+        "truncated": ("NotGGUF", "its tensors need 956256 bytes but it has 300000"),
+        "folder": ("FileNotFound", "is a folder; name the .gguf file in it"),
+    }
+    if os.geteuid():  # to root every file is readable
+        (tmp_path / "locked").write_bytes(good)
+        (tmp_path / "locked").chmod(0)
+        expected["locked"] = ("SourceInvalid", "Permission denied")
+    documents = [served(name, f"{tmp_path}/{name}") for name in expected]
+    async with open_up_with(tmp_path, documents=documents) as up:
+        for name, (reason, words) in expected.items():
+            told = await up.wait_condition(Model, name, "Fetched", lambda found: found.status == "False")
+            assert (told.reason, words in told.message) == (reason, True), told
+            loaded = await up.wait_loaded(name, reason)
+            assert loaded.message == told.message
+        await up.wait_loaded("demo", "Loaded")
+        assert await chat(up.gateway) == ANSWER
+        (tmp_path / "truncated").write_bytes(good)
+        await up.wait_loaded("truncated", "Loaded")
+        assert await chat(up.gateway, "truncated") == ANSWER
+
+
+async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
+    """An extraArgs that overrides --port is Accepted=False by its name; the same process answers on; mending mends."""
+    async with open_up_with(tmp_path) as up:
+        await up.wait_loaded("demo", "Loaded")
+        engine, key = up.engine("demo"), Key("default", "demo")
+        accepted = partial(up.wait_condition, InferenceService, "demo", "Accepted")
+        await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--port=1"]}})
+        refused = await accepted(lambda found: found.status == "False")
+        assert refused.reason == "Invalid"
+        assert refused.message.startswith("spec.extraArgs: --port is decided by LLMKube")
+        degraded = await up.wait_condition(InferenceService, "demo", "Degraded", lambda found: found.status == "True")
+        assert degraded.message == refused.message
+        assert (await up.client.get(InferenceService, key)).status.phase == "Ready"
+        assert await chat(up.gateway) == ANSWER
+        assert up.engine("demo") == engine
+        await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--threads=1"]}})
+        await accepted(lambda found: found.status == "True")
+        assert up.engine("demo") == engine  # the plan is the one that runs
+        assert await chat(up.gateway) == ANSWER
+
+
+async def test_an_engine_program_that_vanishes(tmp_path):
+    """A llama-server that is gone is EngineNotFound with its path, and is used again as soon as it is back."""
+    program = Path(fake_engine(tmp_path, f'exec {REAL_ENGINE} "$@"'))
+    away = shutil.copy2(program, tmp_path / "away")
+    async with open_up_with(tmp_path, "--llama-server", str(program)) as up:
+        await up.wait_loaded("demo", "Loaded")
+        program.unlink()
+        up.engine("demo").kill()
+        told = await up.wait_loaded("demo", "EngineNotFound")
+        assert f"no llama-server at {program} (No such file or directory)" in told.message
+        Path(away).rename(program)
+        await up.wait_loaded("demo", "Loaded")
+        assert await chat(up.gateway) == ANSWER
+
+
+@pytest.mark.parametrize("program", ["up", "agent"])
+async def test_a_llama_server_that_is_not_there(tmp_path, program):
+    """A wrong --llama-server ends the start with one sentence that names flag and path."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG)
+    missing = tmp_path / "llama-server"
+    code, out, err = await run_program(
+        tmp_path, program, "--llama-server", str(missing), "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
+    )
+    words = f"Error: --llama-server: {missing} does not exist; give the path of a llama-server program\n"
+    assert (code, out, err) == (1, "", words)
+
+
+@pytest.mark.parametrize("program", ["apiserver", "agent"])
+async def test_a_taken_port_of_the_separate_programs(tmp_path, program):
+    """A port that another program has ends the start with one sentence that names the flag."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = str(other.getsockname()[1])
+        code, _, err = await run_program(
+            tmp_path, program, "--port", number, "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
+        )
+    assert code == 1
+    words = f"Error: --port: cannot listen on 127.0.0.1:{number}: another program listens there"
+    assert [line for line in err.splitlines() if line.startswith(words)], err
+    assert "Traceback" not in err
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+"""

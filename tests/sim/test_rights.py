@@ -1,0 +1,45 @@
+"""The agent calls what it declares."""
+
+import pytest
+import trio
+
+from k8s.api_calls import ApiCall, undeclared, unused
+from llmkube.supervisor.rights import PROGRAM
+from sim import world as sim_world
+from sim.world import agent_settings, open_world
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every request of the agent, from its start."""
+    recorded = []
+
+    class Recording(sim_world.Network):
+        async def handle_async_request(self, request):
+            recorded.append(ApiCall.of(request))
+            return await super().handle_async_request(request)
+
+    monkeypatch.setattr(sim_world, "Network", Recording)
+    return recorded
+
+
+@pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
+async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
+    """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""
+    settings = agent_settings(advertise_address=sim_world.ADDRESS, endpoints_api=api)
+    async with open_world(settings=settings) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready") if api == "endpointslices" else await trio.sleep(60)
+        world.faults.down = True
+        world.network.sever()
+        await trio.sleep(120)
+        world.faults.down = False
+        await world.apply(contextSize=2048)
+        await trio.sleep(300)
+        await world.delete()
+        await trio.sleep(300)
+    assert undeclared(calls, PROGRAM) == set()
+    other = {"endpointslices": "endpoints", "endpoints": "endpointslices"}[api]
+    # What only the other form of endpoints needs, and what is there for events.
+    spare = {f"{verb} {other}" for verb in ("create", "patch")} | {"create events", "patch events"}
+    assert unused(calls, PROGRAM) <= spare
