@@ -1,6 +1,7 @@
-"""Reading the header of a model with a large vocabulary, against the reference reader and the engine's own; and at worst.
+"""Reading the header of a model with a large vocabulary, against the reference and the engine's own; and at worst.
 
-Each sample is a fresh interpreter, so that peak memory is one reading's own.
+Each sample is a fresh interpreter, so that peak memory is one reading's own. Times are CPU times: the file is in memory,
+so nothing else takes any, and a busy machine distorts them less.
 """
 
 import struct
@@ -32,21 +33,25 @@ def peak():
     kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
     return kib[0] * 1024 if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 {setup}
-before, started = peak(), time.perf_counter()
+before, started = peak(), time.process_time()
 try:
     {read}
 except Exception as error:
     said = str(error)
 else:
     said = ""
-print(json.dumps(dict(seconds=time.perf_counter() - started, peak=peak(), added=peak() - before, said=said)))
+print(json.dumps(dict(seconds=time.process_time() - started, peak=peak(), added=peak() - before, said=said)))
+"""
+ENGINE_SETUP = """
+sys.path.insert(0, {folder!r})
+from gguf_oracle import InitParameters, load_library
+engine = load_library()
 """
 READERS = {
     "llmkube": ("from llmkube.weights.gguf import read_header", "read_header(path)"),
     "gguf.GGUFReader": ("from gguf import GGUFReader", "GGUFReader(path)"),
     "llama.cpp (C++)": (
-        f"sys.path.insert(0, {str(Path(g.__file__).parent)!r})\n"
-        "from gguf_oracle import InitParameters, load_library\nengine = load_library()",
+        ENGINE_SETUP.format(folder=str(Path(g.__file__).parent)),
         "engine.gguf_init_from_file(str(path).encode(), InitParameters(no_alloc=True))",
     ),
 }
@@ -85,7 +90,10 @@ def hostile_files(folder: Path) -> Iterator[dict[str, Path]]:
         "array of 2^61 numbers": (g.header(g.ARCHITECTURE, g.array_head("x", g.U32, 2**61)), 0),
         "array of 2^61 strings": (g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, 2**61)), 1 << 30),
         "arrays in arrays": (g.header(g.ARCHITECTURE, *[g.array_head("x", g.ARRAY, 1)] * 100_000), 1 << 30),
-        "a string beyond the file": (g.header(g.ARCHITECTURE, g.text("x") + struct.pack("<IQ", g.STRING, 2**62)), 1 << 30),
+        "a string beyond the file": (
+            g.header(g.ARCHITECTURE, g.text("x") + struct.pack("<IQ", g.STRING, 2**62)),
+            1 << 30,
+        ),
         "2^61 keys": (g.header(key_count=2**61), 1 << 30),
         f"{MAX_KEYS} keys": (g.header(*(g.key(f"{number:0>64}", g.U8, 0) for number in range(MAX_KEYS))), 0),
         f"{MAX_WALKED_STRINGS} empty strings": (
@@ -101,7 +109,8 @@ def hostile_files(folder: Path) -> Iterator[dict[str, Path]]:
         ),
         f"{MAX_TENSORS} tensors": (
             g.header(
-                g.ARCHITECTURE, tensors=[g.tensor(f"{number:0>63}", [8], offset=32 * number) for number in range(MAX_TENSORS)]
+                g.ARCHITECTURE,
+                tensors=[g.tensor(f"{number:0>63}", [8], offset=32 * number) for number in range(MAX_TENSORS)],
             ),
             1 << 30,
         ),
@@ -121,17 +130,19 @@ def hostile_files(folder: Path) -> Iterator[dict[str, Path]]:
 
 def requests_for(path: Path) -> tuple[int, int]:
     """Return how many Range requests the header takes, and how many bytes they bring."""
-    made = []
+    made: list[bytes] = []
 
-    async def read_range(offset: int, length: int) -> bytes:
+    def read(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read(length)
-        made.append(len(data))
-        return data
+            made.append(file.read(length))
+        return made[-1]
+
+    async def read_range(offset: int, length: int) -> bytes:
+        return await trio.to_thread.run_sync(read, offset, length)
 
     trio.run(read_remote_header, "benchmark", read_range)
-    return len(made), sum(made)
+    return len(made), sum(map(len, made))
 
 
 def main() -> None:
@@ -166,7 +177,7 @@ def main() -> None:
         ]
         for title in READERS
     ]
-    columns = ["reader", "median", "times ours", "memory added", "process at its peak", "times ours"]
+    columns = ["reader", "CPU time, median", "times ours", "memory added", "process at its peak", "times ours"]
     bad_rows = [
         [
             title,
@@ -178,16 +189,20 @@ def main() -> None:
     ]
     run.finish(
         "Reading a GGUF header",
-        f"""A file with {TOKENS} tokens, {MERGES} merges and {TENSORS} tensors: {len(header) / 2**20:.1f} MiB of header. The
-        gguf package's reader makes an object of every string; llama.cpp keeps them too, in C++. Aims: 100 times faster
-        than the package, a tenth of its memory, and 1 s and 64 MiB on any file.""",
+        f"""A file with {TOKENS} tokens, {MERGES} merges and {TENSORS} tensors: {len(header) / 2**20:.1f} MiB of header.
+        The gguf package's reader makes an object of every string; llama.cpp keeps them too, in C++. Aims: 100 times
+        faster than the package, a tenth of its memory, and 1 s and 64 MiB on any file.""",
         [
             Table(columns, rows),
-            Table(["hostile file", "slowest", "process at its peak", "verdict"], bad_rows, "LLMKube's reader at its bounds:"),
+            Table(
+                ["hostile file", "CPU time at most", "process at its peak", "verdict"],
+                bad_rows,
+                "LLMKube's reader at its bounds:",
+            ),
         ],
         {"readers": samples, "hostile": worst, "requests": count, "fetched_bytes": fetched},
         [
-            f"Over HTTP the same header takes {count} Range requests and {fetched / 2**20:.0f} MiB; "
+            f"Over HTTP the same header takes {count} Range requests and {fetched / 2**20:.0f} MiB; "  # noqa: ISC004 - one
             f"no header takes more than {len(REQUEST_BYTES)}.",
         ],
     )

@@ -43,11 +43,16 @@ def main() -> None:
     rows = [[name, str(number), f"{100 * number / count:.2f} %"] for name, number in outcomes.most_common()]
     run.finish(
         "GGUF headers: the same verdict as llama.cpp",
-        f"""{count} headers, the demo model's and made-up ones with up to three faults each, are read by LLMKube and loaded
-        by llama.cpp. Refusing what loads, or accepting a header that llama.cpp's own header reader refuses, would be a
-        defect; what takes the whole model to find is left to the engine, and its words reach the `Loaded` condition.""",
+        f"""{count} headers, the demo model's and made-up ones with up to three faults each, are read by LLMKube and
+        loaded by llama.cpp. Refusing what loads, or accepting a header that llama.cpp's own header reader refuses, is a
+        defect. What takes the whole model to find is left to the engine; its words reach the `Loaded` condition.""",
         [Table(["verdicts", "cases", "share"], rows)],
-        {"outcomes": dict(outcomes), "differing": differing[:100], "ours_seconds": median(ours), "theirs": median(theirs)},
+        {
+            "outcomes": dict(outcomes),
+            "differing": differing[:100],
+            "ours_seconds": median(ours),
+            "theirs": median(theirs),
+        },
         [
             f"Agreement on the whole model: {100 * agreed / count:.2f} %; defects: {len(differing)}.",
             f"{died} of these files end llama.cpp's process instead of being refused by it.",

@@ -1,4 +1,4 @@
-"""What every benchmark shares: conditions printed with each figure, contenders interleaved, JSON beside the table, a page.
+"""What every benchmark shares: conditions with each figure, contenders interleaved, JSON beside the table, a page.
 
 A benchmark is a script beside this one. It measures, and hands a `Report` to `finish`, which prints it and keeps it in
 `results/`. Run as a program, this file runs all of them, then writes docs/benchmarks.md from what is in `results/`:
@@ -73,7 +73,10 @@ class Table:
         widths = [max(len(row[at]) for row in (self.columns, *self.rows)) for at in range(len(self.columns))]
 
         def line(cells: Sequence[str]) -> str:
-            padded = [cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(zip(cells, widths, strict=True))]
+            padded = [
+                cell.rjust(width) if at else cell.ljust(width)
+                for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ]
             return f"| {' | '.join(padded)} |"
 
         rule = "|".join("-" * (width + 2) if not at else "-" * (width + 1) + ":" for at, width in enumerate(widths))
@@ -96,7 +99,11 @@ class Report:
     @property
     def markdown(self) -> str:
         """Its section of the page."""
-        parts = [f"## {self.title}", self.about, f"```\npython benchmarks/{self.name}.py --seed {self.conditions.seed}\n```"]
+        parts = [
+            f"## {self.title}",
+            self.about,
+            f"```\npython benchmarks/{self.name}.py --seed {self.conditions.seed}\n```",
+        ]
         parts += [table.markdown for table in self.tables]
         if self.notes:
             parts.append("\n".join(f"* {note}" for note in self.notes))

@@ -1,4 +1,4 @@
-"""Damaged GGUF headers by the thousand, from a seed: the demo model's own and made-up ones, each with one or a few faults.
+"""Damaged GGUF headers by the thousand, from a seed: the demo model's and made-up ones, each with one or a few faults.
 
 A case is the bytes of a header and the size of the file that begins with it; what follows the header is zeros.
 """
@@ -122,7 +122,9 @@ def small_draft(rng):
     """Make up a header that llama.cpp's header reader accepts."""
     tensors, offset = [], 0
     for number in range(rng.randrange(4)):
-        kind, row, row_bytes = rng.choice(((0, 5, 20), (1, 7, 14), (8, 64, 68), (12, 256, 144), (39, 32, 17), (42, 64, 18)))
+        kind, row, row_bytes = rng.choice(
+            ((0, 5, 20), (1, 7, 14), (8, 64, 68), (12, 256, 144), (39, 32, 17), (42, 64, 18))
+        )
         sizes = [row, *(rng.randrange(4) for _ in range(rng.randrange(4)))]
         length = row_bytes
         for size in sizes[1:]:
@@ -130,10 +132,11 @@ def small_draft(rng):
         tensors.append(Tensor(b"w%d" % number, sizes, kind, offset))
         offset += length + -length % 32
     keys = [Key(b"general.architecture", g.STRING, g.text(rng.choice(("llama", "qwen3", "mamba", "nobody", ""))))]
-    for name in rng.sample(NAMES, rng.randrange(len(NAMES))):
-        keys.append(random_key(rng, name))
+    keys += [random_key(rng, name) for name in rng.sample(NAMES, rng.randrange(len(NAMES)))]
     rng.shuffle(keys)
-    return Draft([key for number, key in enumerate(keys) if key.name not in {k.name for k in keys[:number]}], tensors, offset)
+    return Draft(
+        [key for number, key in enumerate(keys) if key.name not in {k.name for k in keys[:number]}], tensors, offset
+    )
 
 
 NAMES = (
@@ -292,7 +295,9 @@ def other_offset(rng, _, tensor):
 @with_tensor
 def renamed_tensor(rng, draft, tensor):
     other = rng.choice(draft.tensors).name
-    tensor.name = rng.choice((b"", other, other + b"\0x", b"n" * 63, b"n" * 64, b"n" * 65, b"\xff\xfe", tensor.name + b"."))
+    tensor.name = rng.choice(
+        (b"", other, other + b"\0x", b"n" * 63, b"n" * 64, b"n" * 65, b"\xff\xfe", tensor.name + b".")
+    )
 
 
 def dropped_tensor(rng, draft):
@@ -343,7 +348,7 @@ def damaged_bytes(rng, data, size):
 
 
 def cases(count, seed):
-    """Yield that many (name of the fault, bytes, file size); the same for the same seed, and the first ones for fewer."""
+    """Yield that many (name of the fault, bytes, file size): the same for a seed, however many there are."""
     demo = demo_draft()
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")

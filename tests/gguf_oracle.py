@@ -1,8 +1,8 @@
-"""llama.cpp's own verdict on a GGUF file, from the library in the xllamacpp wheel; asked in a process that may die of it.
+"""llama.cpp's own verdict on a GGUF file, from the library in the xllamacpp wheel, in a process that may die of it.
 
-`Oracle` is the asking side; run as a program, this file is the answering one: it reads cases from stdin and answers each
-with two lines of JSON, what `gguf_init_from_file` says of the header, then what loading the whole model says. The data
-of the tensors is zeros (a hole in the file), which loading does not look at.
+`Oracle` asks; run as a program, this file answers: it reads cases from stdin and writes two lines of JSON for each,
+what `gguf_init_from_file` says of the header, then what loading the whole model says. The data of the tensors is zeros
+(a hole in the file), which loading does not look at.
 """
 
 import contextlib
@@ -107,7 +107,9 @@ def main():
                 if made:
                     free(made)
                 says = "" if made else b"".join(said[:2]).decode("utf-8", "replace").strip()
-                print(json.dumps({"ok": bool(made), "says": says.replace(file.name, "FILE")}), flush=True)
+                answer = {"ok": bool(made), "says": says.replace(file.name, "FILE")}
+                sys.stdout.write(json.dumps(answer) + "\n")
+                sys.stdout.flush()
 
 
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -127,7 +129,7 @@ class ModelParameters(ctypes.Structure):
 
 def load_library():
     """Return the engine's library: xllamacpp exports llama.cpp's C functions."""
-    import xllamacpp  # noqa: PLC0415 (100 MB that only the answering process needs)
+    import xllamacpp  # 100 MB that only the answering process needs
 
     library = ctypes.CDLL(next(str(path) for path in Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")))
     for name, result, arguments in (

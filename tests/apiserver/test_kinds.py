@@ -131,9 +131,10 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ),
     (crd(scope="Galaxy"), 'spec.scope: Unsupported value: "Galaxy": supported values: "Cluster", "Namespaced"'),
     (crd(versions=[]), "spec.versions: Invalid value: []: must have exactly one version marked as storage version"),
+    (crd(versions=[]), "status.storedVersions: Invalid value: null: must have at least one stored version"),
     (
         crd(versions=[{"name": "v1", "served": True, "storage": True}]),
-        "spec.versions[0].schema.openAPIV3Schema: Required value: schemas are required",
+        "spec.versions[0].schema.openAPIV3Schema: Required value",
     ),
     (
         with_schema(a={}),

@@ -54,7 +54,7 @@ ON_SERVICES: list[tuple[Any, Any, Any]] = [
     (
         {"spec": {"ports": ports(80, 7, 81)}},
         {"spec": {"$setElementOrder/ports": ports(81, 80)}},
-        {"spec": {"ports": ports(81, 80, 7)}},
+        {"spec": {"ports": ports(7, 81, 80)}},  # 7 stood before 81
     ),
     (
         {"metadata": {"finalizers": ["a", "b"]}},

@@ -141,6 +141,12 @@ def test_builtin_kinds_have_their_well_known_columns():
     sliced = {"metadata": meta, "ports": [{"port": 8080}], "endpoints": [{"addresses": [str(n)]} for n in range(5)]}
     shown = cells("discovery.k8s.io", "endpointslices", sliced)
     assert (shown["Ports"], shown["Endpoints"]) == ("8080", "0,1,2 + 2 more...")
+    assert cells("discovery.k8s.io", "endpointslices", {"metadata": meta, "ports": [{"name": "any"}]})["Ports"] == "any"
+    both = {"addresses": [{"ip": "a"}, {"ip": "b"}], "ports": [{"port": 1}, {"port": 2}]}
+    assert cells("", "endpoints", {"metadata": meta, "subsets": [both]})["Endpoints"] == "a:1,b:1,a:2 + 1 more..."
+    scale = {"kind": "Scale", "metadata": meta, "spec": {"replicas": 3}}
+    shown = cells("", "services", scale)
+    assert (shown["Desired"], shown["Available"]) == (3, 0)
 
 
 def test_a_protobuf_body_is_read():

@@ -42,7 +42,11 @@ _SPEC: Final[dict[str, Any]] = {
         "type": "object",
         "properties": {"low": {**_NUMBER, "maximum": 100}, "high": _NUMBER},
         "x-kubernetes-validations": [
-            {"rule": "!has(self.high) || self.low <= self.high", "message": "low must not exceed high", "fieldPath": ".low"},
+            {
+                "rule": "!has(self.high) || self.low <= self.high",
+                "message": "low must not exceed high",
+                "fieldPath": ".low",
+            },
             {"rule": "has(self.high)", "message": "high is needed", "reason": "FieldValueRequired"},
         ],
     },
@@ -61,7 +65,11 @@ _SPEC: Final[dict[str, Any]] = {
     "list": {"type": "array", "items": _NUMBER, "maxItems": 3, "minItems": 1},
     "object": {"type": "object", "additionalProperties": _NUMBER, "maxProperties": 2, "minProperties": 1},
     "host": {**_TEXT, "format": "hostname"},
-    "template": {"type": "object", "x-kubernetes-embedded-resource": True, "x-kubernetes-preserve-unknown-fields": True},
+    "template": {
+        "type": "object",
+        "x-kubernetes-embedded-resource": True,
+        "x-kubernetes-preserve-unknown-fields": True,
+    },
     "flag": {"type": "boolean", "default": True},
     "mode": {**_TEXT, "enum": ["a", "b"]},
 }
@@ -72,9 +80,14 @@ def gadget_crd() -> dict[str, Any]:
     spec = {
         "type": "object",
         "properties": _SPEC,
-        "x-kubernetes-validations": [{"rule": "!has(oldSelf.mode) || has(self.mode)", "message": "mode stays once it is set"}],
+        "x-kubernetes-validations": [
+            {"rule": "!has(oldSelf.mode) || has(self.mode)", "message": "mode stays once it is set"}
+        ],
     }
-    schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object", "properties": {"x": _NUMBER}}}}
+    schema = {
+        "type": "object",
+        "properties": {"spec": spec, "status": {"type": "object", "properties": {"x": _NUMBER}}},
+    }
     version = {
         "name": "v1",
         "served": True,
@@ -83,7 +96,13 @@ def gadget_crd() -> dict[str, Any]:
         "selectableFields": [{"jsonPath": ".spec.mode"}],
         "additionalPrinterColumns": [
             {"name": "Mode", "type": "string", "jsonPath": ".spec.mode"},
-            {"name": "First", "type": "string", "jsonPath": ".spec.tags[0]", "priority": 1, "description": "the first tag"},
+            {
+                "name": "First",
+                "type": "string",
+                "jsonPath": ".spec.tags[0]",
+                "priority": 1,
+                "description": "the first tag",
+            },
             {"name": "Flag", "type": "boolean", "jsonPath": ".spec.flag"},
             {"name": "Count", "type": "integer", "jsonPath": ".spec.count"},
             {"name": "When", "type": "date", "jsonPath": ".spec.when"},

@@ -1,8 +1,6 @@
 """A session sends operations to one API server and writes down what it answers, so that two servers can be compared.
 
-What two servers cannot agree on is replaced by names in the order in which it first appears: the first uid is `uid1` on
-both, the second resourceVersion is `rv2`. So a write that changes nothing is seen to keep its resourceVersion, and a
-new object to have a new uid, while nobody compares random numbers. `README` in `recording.py` lists every allowance.
+What is written down has names in it for everything that is the server's own (`naming.py`).
 """
 
 import json
@@ -13,6 +11,8 @@ from typing import Any, Final
 import attrs
 import httpx
 import trio
+
+from contracts.naming import Names, shortened
 
 GROUP: Final = "check.llmkube.dev"
 ABSENT_UID: Final = "5c1d2b1e-0000-4000-8000-000000000000"
@@ -26,13 +26,6 @@ APPLY: Final = "application/apply-patch+yaml"
 TABLE: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 PATIENCE_SECONDS: Final = 30.0
-
-_UID: Final = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
-_TIME: Final = re.compile(r"\b20(?:2[0-9]|3[0-9])-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
-_NUMBER: Final = re.compile(r"\b\d{2,}\b")
-_ADDRESS: Final = re.compile(r"10(\.\d+){3}")
-_AGE: Final = re.compile(r"(\d+[smhdy])+")
-_SEVERAL: Final = re.compile(r"is invalid: \[.*\]$", re.DOTALL)
 
 
 @attrs.frozen
@@ -82,9 +75,7 @@ class Session:
         self.answers: list[Answer] = []
         self._http = http
         self._live: dict[str, Any] = {}  # the object at each path, as last seen
-        self._uids: dict[str, str] = {}
-        self._versions: dict[str, str] = {}
-        self._generated: dict[str, str] = {}
+        self._names = Names(namespace)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -112,7 +103,8 @@ class Session:
 
     def note(self, asked: str, code: int, headers: Mapping[str, Any], body: Any) -> None:
         """Write down an answer."""
-        self.answers.append(Answer(self._named_text(asked), code, headers, self._named(body)))
+        asked, said = shortened(self._names.text(asked)), shortened(self._names.named(body))
+        self.answers.append(Answer(asked, code, headers, said))
 
     async def post(self, path: str, body: Any, **params: str) -> Any:
         return await self.send(Operation("POST", path, body, JSON, params))
@@ -135,7 +127,7 @@ class Session:
     async def watch(self, path: str, count: int, accept: str = "", **params: str) -> list[Any]:
         """Watch until that many events have come, bookmarks aside, or the watch is refused; write them down."""
         params = {"watch": "true", **params}
-        shown = {name: "a version" if value.isdigit() and len(value) > 1 else value for name, value in params.items()}
+        shown = {name: "a version" if value.isdigit() and int(value) > 1 else value for name, value in params.items()}
         operation = Operation("GET", path, params=shown, accept=accept)
         events: list[Any] = []
         code, headers = 0, {}
@@ -171,7 +163,7 @@ class Session:
             while name not in (await self._http.get(self._filled(path))).json()["metadata"]:
                 await trio.sleep(0.02)
 
-    # -- what to send ---------------------------------------------------------------------------------------------------
+    # -- what to send ----
 
     def _content(self, operation: Operation) -> bytes | None:
         if operation.raw is not None:
@@ -210,65 +202,6 @@ class Session:
             path = f"{path}/{metadata['name']}"
         self._live[path.removesuffix("/status").removesuffix("/scale")] = metadata
 
-    # -- what is written down -------------------------------------------------------------------------------------------
-
-    def _named(self, value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return self._named_object(value)
-        if isinstance(value, list):
-            return [self._named(item, name) for item in value]
-        return self._named_text(value) if isinstance(value, str) else value
-
-    def _named_object(self, value: dict[str, Any]) -> dict[str, Any]:
-        metadata = value.get("metadata")
-        if isinstance(metadata, dict):
-            self._learn(metadata)
-        named = {self._named_text(name): self._named(value[name], name) for name in sorted(value)}
-        if isinstance(value.get("managedFields"), list):
-            shown = [entry for entry in named["managedFields"] if entry.get("subresource") != "scale"]
-            named["managedFields"] = sorted(shown, key=_manager_key)
-        if "resourceVersion" in value:
-            version = str(value["resourceVersion"])
-            named["resourceVersion"] = self._versions.get(version, "a version") if "uid" in value else "a version"
-        if value.get("continue"):
-            named["continue"] = "a token"
-        if "cells" in value:
-            named["cells"] = [_cell(cell) for cell in named["cells"]]
-        for definition in named.get("columnDefinitions") or ():
-            if not definition["description"].startswith("Custom resource definition column"):
-                definition["description"] = "in somebody's words"
-        for address in ("clusterIP", "clusterIPs"):
-            if value.get(address) and "None" not in value[address]:
-                named[address] = "an address"
-        if value.get("kind") == "Status" and value.get("apiVersion") == "v1":
-            _in_any_order(named)
-            _in_other_words(named)
-        return named
-
-    def _learn(self, metadata: dict[str, Any]) -> None:
-        uid, version, name = (str(metadata.get(key) or "") for key in ("uid", "resourceVersion", "name"))
-        if uid:
-            self._uids.setdefault(uid, f"uid{len(self._uids) + 1}")
-            if version:
-                self._versions.setdefault(version, f"rv{len(self._versions) + 1}")
-        prefix = str(metadata.get("generateName") or "")
-        if prefix and name.startswith(prefix[:58]) and len(name) == len(prefix[:58]) + 5:
-            self._generated.setdefault(name, f"{prefix[:58]}<made up {len(self._generated) + 1}>")
-
-    def _named_text(self, text: str) -> str:
-        for name, said in self._generated.items():
-            text = text.replace(name, said)
-        text = text.replace(self.namespace, "{ns}")
-        text = _UID.sub(lambda match: self._uids.get(match[0], match[0]), text)
-        text = _TIME.sub("a time", text)
-        return _NUMBER.sub(lambda match: self._versions.get(match[0], match[0]), text)
-
-
-def _cell(cell: Any) -> Any:
-    if isinstance(cell, str) and _AGE.fullmatch(cell):
-        return "an age"
-    return "an address" if isinstance(cell, str) and _ADDRESS.fullmatch(cell) else cell
-
 
 def _headers(operation: Operation) -> dict[str, str]:
     headers = {"user-agent": "check/1", "accept": operation.accept or JSON}
@@ -295,48 +228,3 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content)
     except ValueError:
         return content.decode(errors="replace")
-
-
-def _manager_key(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(entry.get(name, "")) for name in ("operation", "manager", "apiVersion", "subresource"))
-
-
-OTHER_WORDS: Final = (
-    (re.compile(r"(couldn't get version/kind; json parse error|json: cannot unmarshal|parsing time|illegal base64 data|converting \(|yaml: |cannot restore slice).*", re.S), "it does not decode"),
-    (re.compile(r"(map: |in map: )(map\[.*?\]|\{.*\})", re.S), r"\1a map"),
-    (re.compile(r"(continue key is not valid|error decoding patch|error decoding YAML): .*", re.S), r"\1"),
-    (re.compile(r"StorageError: .*AdditionalErrorMsg: "), ""),
-    (re.compile(r" in scheme \S+"), ""),
-    (re.compile(r'patch: Invalid value: ".*?[}\]]": ', re.S), "patch: Invalid value: an object: "),
-    (re.compile(r"(expected (?:string|boolean|list|map|numeric \(int or float\))), got .*", re.S), r"\1"),
-    (re.compile(r"the provided object is unrecognized"), ""),
-)
-"""Where both servers refuse alike and say it in words of their own: Go's names for types, its readers' sentences."""
-
-
-def _in_other_words(status: dict[str, Any]) -> None:
-    if status.get("code") == httpx.codes.NOT_ACCEPTABLE:
-        status["message"] = "nothing that the client takes"
-        status.pop("details", None)
-    for pattern, words in OTHER_WORDS:
-        if isinstance(status.get("message"), str):
-            status["message"] = pattern.sub(words, status["message"])
-    for cause in (status.get("details") or {}).get("causes") or ():
-        if cause.get("field") == "patch":
-            cause["message"] = re.sub(r'^Invalid value: ".*?[}\]]": ', "Invalid value: an object: ", cause["message"], flags=re.S)
-            for pattern, words in OTHER_WORDS:
-                cause["message"] = pattern.sub(words, cause["message"])
-
-
-def _in_any_order(status: dict[str, Any]) -> None:
-    """Sort the causes of a Status and the sentences of its message: kube-apiserver collects them from maps."""
-    causes = (status.get("details") or {}).get("causes")
-    if not causes:
-        return
-    status["details"]["causes"] = sorted(causes, key=json.dumps)
-    if len(causes) > 1 and _SEVERAL.search(status["message"]):
-        said = status["message"].partition("is invalid: ")[0]
-        every = sorted(f"{cause.get('field', '')}: {cause['message']}" for cause in causes)
-        whole = status["message"].removeprefix(said)
-        if all(each in whole for each in every):
-            status["message"] = f"{said}is invalid: {every}"

@@ -1,6 +1,8 @@
-"""The contract of `check_api_server` holds on the embedded server in memory, over TLS, and on a real one when given."""
+"""The contract of `check_api_server` holds on the embedded server, in memory and over TLS.
 
-import os
+That it holds on a real one is shown by `envtest/test_real_api.py`.
+"""
+
 import random
 import ssl
 from collections.abc import AsyncIterator
@@ -14,8 +16,6 @@ import yaml
 
 from contracts.check_api_server import CHECKS, check_api_server, install, open_lab
 from llmkube.apiserver.server import open_api_server, open_memory_api_server
-from llmkube.k8s.auth.load import load_config
-from llmkube.k8s.auth.transport import AuthTransport
 
 # httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector
 pytestmark = [
@@ -57,12 +57,3 @@ async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
     """The whole contract holds over TLS and SQLite, on one server."""
     async with open_embedded(tmp_path) as http:
         await check_api_server(http)
-
-
-if os.environ.get("LLMKUBE_TEST_KUBECONFIG"):
-
-    async def test_a_real_server_keeps_the_contract():
-        """The whole contract holds on the cluster that LLMKUBE_TEST_KUBECONFIG names."""
-        config = load_config(Path(os.environ["LLMKUBE_TEST_KUBECONFIG"]), None)
-        async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
-            await check_api_server(http)

@@ -1,6 +1,5 @@
 """The controller calls what it declares, and declares what it calls."""
 
-import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from controller.cluster import SETTLED, open_cluster
@@ -31,8 +30,3 @@ async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
         calls = set(cluster.faults.calls)
         assert undeclared(calls, PROGRAM) == set()
         assert unused(calls, PROGRAM) == set()
-
-
-def test_httpx_requests_are_what_is_recorded():
-    """The recorder sees the request as it goes over the wire, query included."""
-    assert httpx.Request("GET", "http://x/api/v1/pods", params={"watch": "1"}).url.params["watch"] == "1"

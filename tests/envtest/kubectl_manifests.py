@@ -14,7 +14,7 @@ _TEXT: Final = {"type": "string"}
 _CONDITION: Final = {
     "type": "object",
     "required": ["type", "status"],
-    "properties": {name: _TEXT for name in ("type", "status", "reason", "message")},
+    "properties": dict.fromkeys(("type", "status", "reason", "message"), _TEXT),
 }
 _GIZMO_SCHEMA: Final = {
     "type": "object",
@@ -314,7 +314,7 @@ metadata:
 EVENT: Final = """\
 apiVersion: v1
 kind: Event
-metadata: {name: %(name)s, namespace: %(namespace)s}
+metadata: {name: %(name)s, namespace: %(namespace)s, labels: {from: script}}
 involvedObject: {apiVersion: %(version)s, kind: %(kind)s, name: %(about)s, namespace: %(namespace)s}
 type: %(type)s
 reason: %(reason)s

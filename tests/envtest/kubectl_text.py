@@ -6,7 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
@@ -22,17 +22,21 @@ _LONG_TIME: Final = r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d [A-Z][a-z][a-z] \d{4} 
 _FILE_TIME: Final = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}"
 _NORMAL: Final[tuple[tuple[str, str], ...]] = (
     (r"(?m)^[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [a-z_]+\.go:\d+\] ", "<log> "),
+    (r"(?m)^<log> .*/(reflector|informerwatcher)\.go:.*\n", ""),  # whether a wait or its watch ends first
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<uid>"),
     (r"https://127\.0\.0\.1:\d+", "<server>"),
-    (r"/tmp/(LIVE|MERGED)-\d+", r"/tmp/\1"),
+    (r"/(LIVE|MERGED)-\d+", r"/\1"),
     (r"kubectl-edit-\d+", "kubectl-edit"),
-    (r'(resourceVersion"?: ?)"\d+"', r'\1"<version>"'),
+    (r'(resourceVersion\\?"?: ?\\?)"\d+(\\?)"', r'\1"<version>\2"'),
     (r"(Resource Version: +)\d+", r"\1<version>"),
     (r"\b10\.\d+\.\d+\.\d+\b", "<cluster-ip>"),
     (r"\b\d+[smhdy](\d+[smhd])?\b", "<age>"),
     (r"(?<=\S) {2,}", "  "),  # the width of a column is that of its widest cell
 )
 _FRESH: Final = (_TIME, _LONG_TIME, _FILE_TIME)
+_CAUSES: Final = re.compile(r"(?m)(^\* .*\n){2,}")
+"""A kube-apiserver lists what is wrong with a custom object in an order that changes from run to run."""
+
 _OLD_YEAR: Final = re.compile(r"\b20[012][0-5]\b")
 
 
@@ -74,7 +78,7 @@ def normal(text: str) -> str:
         text = re.sub(pattern, lambda found: found[0] if _OLD_YEAR.search(found[0]) else "<time>", text)
     for pattern, instead in _NORMAL:
         text = re.sub(pattern, instead, text)
-    return text
+    return _CAUSES.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), text)
 
 
 @attrs.define(eq=False)
@@ -148,9 +152,10 @@ class Session:
             assert process.stdout is not None
             async for chunk in process.stdout:
                 *complete, pending = (pending + chunk).split(b"\n")
-                for line in complete:
-                    seen.append(line.decode())
-                    if others and others[0][0] in seen[-1]:
+                for line in map(bytes.decode, complete):
+                    if not re.match(r"[IE]\d{4} ", line):  # -v=6 tells when it is waiting
+                        seen.append(line)
+                    if others and others[0][0] in line:
                         await self._run(others.pop(0)[1])
                 if row.lines and len(seen) >= row.lines:
                     process.kill()
@@ -161,8 +166,7 @@ class Session:
             with trio.CancelScope(deadline=trio.current_time() + REAP_SECONDS, shield=True):
                 await process.wait()
                 await process.stdout.aclose()
-        shown = [line for line in seen if not re.match(r"[IE]\d{4} ", line)]  # -v=6 tells when it is waiting
-        return "".join(f"{line}\n" for line in shown[: row.lines or None]), status
+        return "".join(f"{line}\n" for line in seen[: row.lines or None]), status
 
     def _argv(self, command: str) -> list[str]:
         return [self.program, *shlex.split(self._filled(command))]
@@ -174,8 +178,9 @@ class Session:
         return text
 
     def _environ(self, editor: str) -> Mapping[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KUBECTL"))}
-        ours = {"KUBECONFIG": str(self.home / "kubeconfig"), "HOME": str(self.home), "TZ": "UTC"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+        home = str(self.home)
+        ours = {"KUBECONFIG": f"{home}/kubeconfig", "HOME": home, "TMPDIR": home, "TZ": "UTC"}
         return {**kept, **ours, **({"KUBE_EDITOR": editor} if editor else {})}
 
 
@@ -186,7 +191,7 @@ class Allowed:
     Attributes:
         reason: Why a user would accept it.
         rows: A pattern that the row's title holds.
-        text: A pattern; what it matches is left out of both outputs.
+        text: A pattern; what it matches is left out of both outputs, but for its group if it has one.
     """
 
     reason: str
@@ -199,9 +204,4 @@ class Allowed:
 
     def without(self, text: str) -> str:
         """Return the text without what may differ."""
-        return re.sub(self.text, "", text)
-
-
-def as_json(text: str) -> Any:
-    """Return the document in an output."""
-    return yaml.safe_load(text.partition("--- errors")[0])
+        return re.sub(self.text, lambda found: found[1] if found.re.groups else "", text)

@@ -51,14 +51,14 @@ class Comparison:
 
 
 def _programs() -> Iterator[str]:
-    built = assets_dir() / "kubectl"
-    yield str(built)
+    built = str(assets_dir() / "kubectl")
+    yield built
     installed = shutil.which("kubectl")
-    if installed is not None and not built.samefile(installed) if built.exists() else installed:
-        yield str(installed)
+    if installed is not None and os.path.realpath(installed) != os.path.realpath(built):
+        yield installed
 
 
-@pytest.fixture(params=_programs(), ids=lambda program: Path(program).parent.name)
+@pytest.fixture(params=_programs(), ids=str)
 def kubectl(request: pytest.FixtureRequest) -> str:
     """One kubectl after the other: the one built with the control plane, and the machine's own."""
     if not os.access(request.param, os.X_OK):
@@ -67,8 +67,7 @@ def kubectl(request: pytest.FixtureRequest) -> str:
 
 
 async def _play(session: Session, rows: Sequence[Row], outputs: list[str]) -> None:
-    for row in rows:
-        outputs.append(await session.run(row))
+    outputs.extend([await session.run(row) for row in rows])
 
 
 async def test_kubectl_prints_the_same_about_both_servers(kubectl: str, real_kubeconfig: Path, tmp_path: Path) -> None:

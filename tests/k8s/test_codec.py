@@ -1,5 +1,6 @@
 """JSON to typed objects and back: what survives, what is refused, and what absence means."""
 
+import json
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -225,3 +226,31 @@ def test_built_objects_encode_as_short_as_they_were_built() -> None:
     encoded: Mapping[str, Any] = encode(service)
     assert encoded["spec"] == {"ports": [{"port": 8080, "name": "http"}]}
     assert encoded["metadata"] == {"name": "s", "namespace": "a", "labels": {"app": "s"}}
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _lease(holder: str) -> Mapping[str, Any]:
+    text = f'{{"metadata": {{"name": "l", "labels": {{"app": "{holder}"}}}}, "spec": {{"holderIdentity": "{holder}"}}}}'
+    parsed: Mapping[str, Any] = json.loads(text)
+    return parsed
+
+
+def test_equal_texts_of_different_objects_are_one() -> None:
+    """Two objects from two lines of a watch share their texts, names of labels included; very long ones they do not."""
+    first, second = decode(Lease, _lease("studio")), decode(Lease, _lease("studio"))
+    assert first.spec.holder_identity is second.spec.holder_identity
+    assert next(iter(first.metadata.labels)) is next(iter(second.metadata.labels))
+    assert first.metadata.labels["app"] is second.metadata.labels["app"]
+    first, second = decode(Lease, _lease("x" * 500)), decode(Lease, _lease("x" * 500))
+    assert first.spec.holder_identity is not second.spec.holder_identity
+
+
+def test_secret_texts_are_shared_with_nobody() -> None:
+    """What stays out of logs is not kept alive by the texts that objects share."""
+    first, second = (
+        decode(Secret, {"metadata": {"name": "s"}, "data": json.loads('{"k": "aHVzaCE="}')}) for _ in range(2)
+    )
+    assert first.data == second.data
+    assert first.data["k"] is not second.data["k"]

@@ -17,7 +17,16 @@ from llmkube.k8s import events as events_room
 from llmkube.k8s.builtins import ConfigMap, Event
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.meta import ObjectMeta
-from llmkube.k8s.events import BURST, REFILL_SECONDS, SHELF, SHELF_PER_OBJECT, STALE_SECONDS, EventRecorder, blotted
+from llmkube.k8s.events import (
+    BURST,
+    REFILL_SECONDS,
+    SHELF,
+    SHELF_PER_OBJECT,
+    STALE_SECONDS,
+    VARIETY,
+    EventRecorder,
+    blotted,
+)
 
 SETTLED = 0.5
 
@@ -126,11 +135,24 @@ async def test_a_crash_loop_is_not_a_flood(autojump_clock):
         assert len(lab.writes) <= BURST + 3600 / REFILL_SECONDS + 2
 
 
+async def test_words_that_always_differ_are_not_a_flood_either(autojump_clock):
+    """A day of crashes, each with another pid in its message, is a few Events; the last has the newest words."""
+    async with open_lab() as lab:
+        for pid in range(1440):
+            lab.recorder.emit_nowait(thing(), "EngineExited", f"pid {pid} exited")
+            await trio.sleep(60)
+        told = await lab.told()
+        assert [one[3] for one in told] == [1] * VARIETY + [1440 - VARIETY]
+        assert told[-1][2] == "pid 1439 exited"
+        lab.recorder.emit_nowait(thing(), "EngineExited", "pid 0 exited")
+        assert [one[3] for one in await lab.told()] == [2, *[1] * (VARIETY - 1), 1440 - VARIETY]
+
+
 async def test_one_object_does_not_crowd_out_another(autojump_clock):
     """While one object has used up its writes, the news about another arrives at once."""
     async with open_lab() as lab:
         for step in range(BURST + 5):
-            lab.recorder.emit_nowait(thing("loud"), "Noise", f"line {step}")
+            lab.recorder.emit_nowait(thing("loud"), f"Noise{step}", "line")
         await trio.sleep(SETTLED)
         lab.recorder.emit_nowait(thing("quiet"), "Ready", "at last")
         told = await lab.told()
@@ -146,7 +168,7 @@ async def test_the_shelf_is_bounded(autojump_clock):
         lab.down = True
         await trio.sleep(1)
         for step in range(1000):
-            lab.recorder.emit_nowait(thing("loud"), "Noise", f"line {step}")
+            lab.recorder.emit_nowait(thing("loud"), f"Noise{step}", "line")
         assert lab.recorder.dropped == 1000 - SHELF_PER_OBJECT
         for step in range(SHELF):
             lab.recorder.emit_nowait(thing(f"t{step}"), "Noise", "hello")

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import trio
 
+from llmkube.k8s.builtins import Event
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from sim.machine import Script
@@ -26,6 +27,19 @@ async def test_an_inferenceservice_becomes_ready(autojump_clock):
         assert model["status"]["phase"] == "Ready"
         assert model["status"]["gguf"]["architecture"] == "llama"
         assert len(world.machine.spawned) == 1
+
+
+async def test_objects_that_appear_together_make_one_engine(autojump_clock):
+    """Ten services and Models that an agent sees for the first time in one list each get exactly one task."""
+    async with open_world() as world:
+        world.faults.down = True
+        world.network.sever()
+        for number in range(10):
+            await world.apply(f"s{number}")
+        world.faults.down = False
+        await world.until(lambda: _value(len(world.machine.live())), 10, seconds=120)
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 10
 
 
 async def test_an_endpoint_is_not_ready_before_the_engine_answers(autojump_clock):
@@ -70,6 +84,23 @@ async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody(autojump_cl
         assert await world.phase("bad") == "Failed"
         assert await world.phase("good") == "Ready"
         assert len(world.machine.starts("good")) == 1
+
+
+async def test_what_happened_is_told_as_events(autojump_clock):
+    """A load, a crash and a refused edit each leave an Event on the service, in the engine's own words."""
+    async with open_world() as world:
+        world.machine.default = Script(words=("out of memory",))
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.machine.kill("chat")
+        await trio.sleep(60)
+        await world.apply(extraArgs=["--port", "1"])
+        await trio.sleep(60)
+        events = (await world.client.list(Event)).items
+        told = {(one.type, one.reason): one.message for one in events if one.involved_object.name == "chat"}
+        assert ("Normal", "Loaded") in told
+        assert "out of memory" in told["Warning", "EngineExited"]
+        assert "--port" in told["Warning", "Invalid"]
 
 
 async def test_a_crash_loop_ends_when_the_spec_changes(autojump_clock):

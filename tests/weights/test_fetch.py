@@ -5,7 +5,7 @@ import threading
 import pytest
 import trio
 
-from llmkube.weights import fetch as module
+from llmkube.weights import files as module
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -14,7 +14,7 @@ from llmkube.weights.errors import (
     WeightsNotFoundError,
 )
 from llmkube.weights.fetch import Progress, fetch
-from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source
+from llmkube.weights.source import Builtin, Elsewhere, LocalFile, parse_source
 from llmkube.weights.store import open_store
 
 DEMO_SHA256 = "f362f91ff8d57aba22945526800c4e52e930716fbdcc56132277baa0bda5c77b"
@@ -73,7 +73,7 @@ async def test_a_link_to_a_local_file_is_followed(get, tmp_path):
 
 async def test_a_local_file_of_many_chunks_is_hashed_right(get, tmp_path, monkeypatch):
     """A digest over several chunks is the digest of the file, and progress reaches its size."""
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
     data = os.urandom(4321)
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
@@ -141,19 +141,27 @@ async def test_an_unreadable_file_says_so(get, tmp_path, monkeypatch):
         await get(LocalFile(str(path)))
 
 
-@pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "pvc://claim/a", "s3://bucket/a"])
-async def test_what_cannot_be_fetched_yet_names_its_scheme_and_what_works(get, text):
-    """A remote source is refused by its scheme, and the message says what works today."""
+@pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo"])
+async def test_without_a_downloader_a_remote_source_is_refused_by_its_scheme(get, text):
+    """Whoever has no downloader says so, and what works instead."""
     source = parse_source(text)
-    assert isinstance(source, Remote)
-    with pytest.raises(SourceUnsupportedError, match=rf"over {source.scheme} yet.*absolute path") as caught:
+    with pytest.raises(SourceUnsupportedError, match=r"cannot download over (https|hf)\..*absolute path") as caught:
         await get(source)
     assert caught.value.reason == "SourceUnsupported"
 
 
+@pytest.mark.parametrize("text", ["pvc://claim/a", "s3://bucket/a"])
+async def test_what_a_host_cannot_fetch_names_its_scheme_and_what_works(get, text):
+    """A claim or a bucket is refused by its scheme, and the message says what works."""
+    source = parse_source(text)
+    assert isinstance(source, Elsewhere)
+    with pytest.raises(SourceUnsupportedError, match=rf"over {source.scheme}\..*https://"):
+        await get(source)
+
+
 async def test_a_file_that_changes_while_it_is_read_is_not_believed(get, tmp_path, monkeypatch):
     """Bytes from before and after an edit are never mixed into one digest."""
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 10)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 10)
     path = tmp_path / "model.gguf"
     path.write_bytes(b"x" * 30)
 
@@ -167,7 +175,7 @@ async def test_a_file_that_changes_while_it_is_read_is_not_believed(get, tmp_pat
 
 async def test_cancelling_a_copy_leaves_nothing_behind(get, store, monkeypatch):
     """A copy that is cancelled between two chunks removes its file and abandons no writing thread."""
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 100_000)
     writing = []
 
     with trio.CancelScope() as scope:
@@ -192,7 +200,7 @@ async def test_a_stuck_read_does_not_hold_up_a_cancel(get, tmp_path, monkeypatch
         token.run_sync_soon(stuck.set)
         release.wait()
 
-    monkeypatch.setattr(module, "_look", hang)
+    monkeypatch.setattr(module, "look", hang)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(get, LocalFile(str(tmp_path / "model.gguf")))

@@ -15,6 +15,7 @@ from gguf_bytes import (
     I32,
     STRING,
     U8,
+    U16,
     U32,
     U64,
     array,
@@ -25,11 +26,30 @@ from gguf_bytes import (
     text,
 )
 from llmkube.weights import gguf as module
+from llmkube.weights import gguf_reader
 from llmkube.weights.errors import FetchError, NotGGUFError
 from llmkube.weights.gguf import GGUFFacts, read_header
 
 DEMO = Path(module.__file__).parent / "builtin" / "demo.gguf"
 DEMO_BYTES = DEMO.read_bytes()
+
+
+# The least that every architecture needs
+NEEDED = {
+    "general.architecture": ARCHITECTURE,
+    "llama.context_length": key("llama.context_length", U32, 4096),
+    "llama.embedding_length": key("llama.embedding_length", U32, 64),
+    "llama.block_count": key("llama.block_count", U32, 2),
+    "tokenizer.ggml.model": key("tokenizer.ggml.model", STRING, "none"),
+}
+TENSOR = tensor("w", [0])
+
+
+def model(*keys, without=(), tensors=(TENSOR,), **fields):
+    """Return a header that can be loaded as far as a header can say, with these keys instead or as well."""
+    names = {name: kept for name, kept in NEEDED.items() if name not in without}
+    data = header(*names.values(), *keys, tensors=tensors, **fields)
+    return data + bytes(-len(data) % 32)
 
 
 @pytest.fixture
@@ -73,6 +93,7 @@ def test_what_the_reference_writer_writes_is_read_back(tmp_path):
     writer.add_key_length(256)
     writer.add_value_length(128)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_tokenizer_model("llama")
     writer.add_token_list([f"token {number}" for number in range(5000)])
     writer.add_token_scores([0.0] * 5000)
     writer.add_array("tokenizer.ggml.merges", ["a b"] * 3000)
@@ -106,23 +127,30 @@ def test_what_the_reference_writer_writes_is_read_back(tmp_path):
         ([key("general.file_type", U32, 15)], "quantization", "Q4_K_M"),
         ([key("general.file_type", U32, 15 | 1024)], "quantization", "Q4_K_M"),  # guessed by the converter
         ([key("general.file_type", U32, 0)], "quantization", "F32"),
-        ([key("general.file_type", U32, 9999)], "quantization", None),  # newer than our table
-        ([key("llama.context_length", U64, 131072)], "context_length", 131072),
-        ([key("qwen.context_length", U32, 1)], "context_length", None),  # another architecture's
-        ([array("llama.attention.head_count_kv", I32, [4])], "head_count_kv_per_layer", ()),
-        ([key("split.no", U8, 0), key("split.count", U32, 3)], "split_count", 3),
-        ([], "name", None),
+        ([key("general.file_type", U32, 9999)], "quantization", "F32"),  # newer than our table: the tensors tell
+        ([key("qwen.attention.head_count", U32, 1)], "head_count", None),  # another architecture's
+        ([key("llama.attention.head_count", U32, 8)], "head_count", 8),
+        ([array("llama.attention.head_count_kv", U32, [8, 2])], "head_count_kv_per_layer", (8, 2)),
+        ([array("llama.attention.head_count_kv", I32, [8, 2])], "head_count_kv", 8),
+        ([array("llama.attention.head_count_kv", BOOL, [True, False])], "head_count_kv_per_layer", (1, 0)),
+        ([key("llama.attention.head_count_kv", U32, 4)], "head_count_kv_per_layer", ()),
+        ([key("split.no", U16, 0), key("split.count", U16, 3), key("split.tensors.count", I32, 9)], "split_count", 3),
+        ([key("split.no", U16, 1), key("split.count", U16, 1)], "split_count", 1),  # engines ask for nothing more then
+        ([key("general.name", STRING, "")], "name", None),
+        ([key("general.name\0first", STRING, "one"), key("general.name", STRING, "two")], "name", "one"),
+        ([key("general.license", U32, 7)], "license", None),  # no engine asks for it
+        ([key("x" * 300, STRING, "y"), key("x" * 301, STRING, "z")], "name", None),
     ],
 )
 def test_facts_follow_the_keys(read, keys, fact, wanted):
     """Each key gives its fact, and a key that is absent gives None."""
-    assert getattr(read(header(ARCHITECTURE, *keys)), fact) == wanted
+    assert getattr(read(model(*keys)), fact) == wanted
 
 
 def test_version_2_is_read_and_the_architecture_may_come_last(read):
     """Neither the older version nor the order of the keys matters."""
-    facts = read(header(key("llama.block_count", U32, 7), ARCHITECTURE, version=2))
-    assert (facts.file_version, facts.layer_count) == (2, 7)
+    facts = read(model(ARCHITECTURE, without=["general.architecture"], version=2))
+    assert (facts.file_version, facts.layer_count) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -136,34 +164,67 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04....", "zip archive"),
         (b"tjgg....", "before GGUF"),
-        (header(ARCHITECTURE, version=1), "format version 1"),
-        (header(ARCHITECTURE, version=9), "format version 9"),
+        (model(version=1), "format version 1"),
+        (model(version=9), "format version 9"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (header(), "no general.architecture"),
-        (header(ARCHITECTURE, ARCHITECTURE), "general.architecture twice"),
-        (header(key("general.architecture", U32, 7)), "is not a string"),
-        (header(ARCHITECTURE, key("llama.block_count", STRING, "four")), "llama.block_count is not a count"),
-        (header(ARCHITECTURE, key("llama.block_count", F32, 4.0)), "unexpected type 6"),
-        (header(ARCHITECTURE, key("llama.block_count", I32, -4)), "is not a count"),
-        (header(ARCHITECTURE, key("llama.block_count", U64, 2**63)), "is not a count"),
-        (header(ARCHITECTURE, array("llama.block_count", U32, [1, 2])), "2 numbers where one"),
-        (header(ARCHITECTURE, array_head("llama.block_count", U32, 2**61)), "claims 2305843009213693952 numbers"),
-        (header(ARCHITECTURE, key("split.no", U8, 1), key("split.count", U8, 3)), "part 2 of 3"),
-        (header(ARCHITECTURE, key_count=2**40), "claims 0 tensors and 1099511627776 keys"),
-        (header(ARCHITECTURE, tensor_count=2**40), "claims 1099511627776 tensors"),
+        (header(key("general.architecture", STRING, "")), "no general.architecture"),
+        (header(key("general.architecture", STRING, "clip")), "projector"),
+        (model(ARCHITECTURE), "general.architecture twice"),
+        (model(key("k" * 300, U8, 0), key("k" * 300, U8, 1)), "kkk… twice"),
+        (model(key("", U8, 0)), "key 5 is empty"),
+        (model(array_head("a\x1b[2Jb", ARRAY, 0)), r"a\\x1b\[2Jb has the unexpected"),
+        (header(key("general.architecture", U32, 7)), "of type u32 and not string"),
+        (model(key("general.name", U32, 7)), "of type u32 and not string"),
+        (model(without=["llama.block_count"]), "no llama.block_count"),
+        (model(without=["llama.context_length"]), "no llama.context_length"),
+        (model(without=["tokenizer.ggml.model"]), "no tokenizer.ggml.model"),
+        (model(key("llama.vocab_size", STRING, "four")), "llama.vocab_size is of type string and not u32"),
+        (model(key("llama.rope.freq_base", U32, 4)), "not f32"),
+        (model(array("llama.pooling_type", U32, [1, 2])), "is of type array of 2 u32"),
+        (model(array("llama.attention.head_count", U32, [1, 2, 3])), "array of 3 u32 where 2 layers"),
+        (model(array("llama.attention.head_count", F32, [1.0, 2.0])), "array of 2 f32 where 2 layers"),
+        (model(array_head("llama.block_count", U32, 2**61), without=["llama.block_count"]), "goes beyond the end"),
+        (
+            model(
+                key("llama.block_count", U32, 513),
+                key("llama.attention.head_count", U32, 1),
+                without=["llama.block_count"],
+            ),
+            "513 layers",
+        ),
+        (model(key("split.count", U32, 3)), "split.count is of type u32 and not u16"),
+        (model(key("split.count", U16, 3)), "no split.no"),
+        (
+            model(key("split.no", U16, 1), key("split.count", U16, 3), key("split.tensors.count", I32, 9)),
+            "part 2 of 3",
+        ),
+        (model(key_count=2**40), "claims 1 tensors and 1099511627776 keys"),
+        (model(tensor_count=2**40), "claims 1099511627776 tensors"),
         (header(ARCHITECTURE, key_count=2), "a key goes beyond the end"),
-        (header(struct.pack("<Q", 2**63)), "a key claims to be"),
-        (header(ARCHITECTURE, text("x") + struct.pack("<I", 99)), "x has the unexpected type 99"),
-        (header(ARCHITECTURE, array_head("x", ARRAY, 1)), "x has the unexpected type 9"),
-        (header(ARCHITECTURE, array_head("x", U8, 2**63)), "x goes beyond the end"),
-        (header(ARCHITECTURE, array_head("x", STRING, 2**62)), "more than any vocabulary"),
-        (header(ARCHITECTURE, array_head("x", STRING, 2) + struct.pack("<Q", 2**63)), "x goes beyond the end"),
-        (header(ARCHITECTURE, key("general.alignment", U32, 0)), "not a power of two"),
-        (header(ARCHITECTURE, key("general.alignment", U32, 48)), "not a power of two"),
-        (header(ARCHITECTURE, tensors=[tensor("w", [1] * 5)]), "5 dimensions"),
-        (header(ARCHITECTURE, tensors=[tensor("w", [64, 64])]), "is the download complete"),
-        (header(ARCHITECTURE, tensors=[tensor("w", [2**63, 2**63])]), "is the download complete"),
-        (header(ARCHITECTURE, tensors=[tensor("w", [1], offset=2**63)]), "is the download complete"),
+        (header(struct.pack("<Q", 2**63)), "a key goes beyond the end"),
+        (header(text("k" * 70000)), "a key claims to be 70000 bytes"),
+        (model(text("x") + struct.pack("<I", 99), key_count=6), "x has the unexpected type 99"),
+        (model(array_head("x", ARRAY, 1), key_count=6), "x has the unexpected type 9"),
+        (model(array_head("x", U8, 2**63), key_count=6), "x goes beyond the end"),
+        (model(array_head("x", STRING, 2**62), key_count=6), "x goes beyond the end"),
+        (model(array_head("x", STRING, 2) + struct.pack("<QQ", 2**63, 0)), "x goes beyond the end"),
+        (model(array("general.alignment", U32, [32])), "general.alignment is of type array of 1 u32"),
+        (model(key("general.alignment", U64, 32)), "of type u64 and not u32"),
+        (model(key("general.alignment", U32, 0)), "not a power of two"),
+        (model(key("general.alignment", U32, 48)), "not a power of two"),
+        (model(tensors=[]), "holds no tensors"),
+        (model(tensors=[tensor("w", [1] * 5)]), "5 dimensions"),
+        (model(tensors=[tensor("w" * 64, [1])]), "is 64 bytes long"),
+        (model(tensors=[tensor("w", [0]), tensor("w", [0])]), "the tensor w twice"),
+        (model(tensors=[tensor("w", [0]), tensor("w\0x", [0])]), "the tensor w twice"),
+        (model(tensors=[tensor("w", [64, 64])]), "is the download complete"),
+        (model(tensors=[tensor("w", [2**63, 2**63])]), "elements"),
+        (model(tensors=[tensor("w", [0], offset=32)]), "begins at 32 where 0 is expected"),
+        (model(tensors=[tensor("w", [0], kind=4)]), "type 4, which no engine knows"),
+        (model(tensors=[tensor("w", [0], kind=1000)]), "type 1000, which no engine knows"),
+        (model(tensors=[tensor("w", [33], kind=8)]), "rows of 33 elements; its type packs them by 32"),
+        (model(tensors=[TENSOR], tensor_count=2), "goes beyond the end"),
     ],
 )
 def test_what_is_wrong_is_named(read, data, says):
@@ -171,6 +232,42 @@ def test_what_is_wrong_is_named(read, data, says):
     with pytest.raises(NotGGUFError, match=says) as caught:
         read(data)
     assert caught.value.reason == "NotGGUF"
+
+
+SOME_TOKENS = (key("tokenizer.ggml.model", STRING, "gpt2"), array("tokenizer.ggml.tokens", STRING, ["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ((), None),
+        ((array("tokenizer.ggml.scores", F32, [0.0, 1.0, 2.0]),), None),
+        ((array("tokenizer.ggml.scores", F32, [0.0]),), "array of 1 f32 where each of 2 tokens wants a f32"),
+        ((array("tokenizer.ggml.token_type", U32, [0, 1]),), "wants a i32"),
+        ((key("tokenizer.ggml.bos_token_id", I32, 1),), "bos_token_id is of type i32 and not u32"),
+        ((key("tokenizer.ggml.add_bos_token", U8, 1),), "add_bos_token is of type u8 and not bool"),
+    ],
+)
+def test_the_tokenizer_fits_together(read, keys, says):
+    """What a tokenizer says of its tokens is there for each of them, in the type that engines expect."""
+    data = model(*SOME_TOKENS, *keys, without=["tokenizer.ggml.model"])
+    if says is None:
+        assert read(data).architecture == "llama"
+    else:
+        with pytest.raises(NotGGUFError, match=says):
+            read(data)
+
+
+def test_a_model_without_tokenizer_may_say_nonsense_about_tokens(read):
+    """No engine reads the tokenizer's keys of a model that says it has none."""
+    assert read(model(key("tokenizer.ggml.bos_token_id", STRING, "x"))).architecture == "llama"
+
+
+def test_a_vocabulary_alone_is_no_tokens(read):
+    """A tokenizer without tokens, or with numbers for tokens, is refused."""
+    for keys in (SOME_TOKENS[:1], (SOME_TOKENS[0], array("tokenizer.ggml.tokens", U32, [1]))):
+        with pytest.raises(NotGGUFError, match=r"tokenizer\.ggml\.tokens"):
+            read(model(*keys, without=["tokenizer.ggml.model"]))
 
 
 def test_the_first_byte_that_is_missing_is_noticed(tmp_path):
@@ -181,17 +278,47 @@ def test_the_first_byte_that_is_missing_is_noticed(tmp_path):
         read_header(path)
 
 
+def test_data_that_would_crash_an_engine_is_refused(read):
+    """Engines abort on mapped tensors that do not begin at a multiple of 32, whatever alignment the file claims."""
+    data = model(key("general.alignment", U32, 1), key("xy", U8, 0))
+    assert len(data.rstrip(b"\0")) % 32
+    with pytest.raises(NotGGUFError, match="the first tensor is not at a multiple of 32"):
+        read(data)
+    padding = next(size for size in range(32) if not _header_bytes(size) % 32)
+    tensors = [tensor("v", [1]), tensor("w", [1], offset=4)]
+    with pytest.raises(NotGGUFError, match="tensor w is not at a multiple of 32"):
+        read(_unaligned(padding, tensors) + bytes(8))
+
+
+def _unaligned(padding, tensors):
+    alignment = key("general.alignment", U32, 1)
+    return header(*NEEDED.values(), alignment, key("x", STRING, "p" * padding), tensors=tensors)
+
+
+def _header_bytes(padding):
+    return len(_unaligned(padding, [tensor("v", [1]), tensor("w", [1], offset=4)]))
+
+
 def test_a_tensor_type_from_the_future_is_left_to_the_engine(read):
-    """A type that our table does not know does not make the file unusable."""
-    assert read(header(ARCHITECTURE, tensors=[tensor("w", [64, 64], kind=999)])).quantization is None
+    """A type that our table does not know yet does not make the file unusable, and is told."""
+    tensors = [tensor("v", [8], kind=43), tensor("w", [8], offset=64), tensor("x", [8], offset=96)]
+    facts = read(model(tensors=tensors) + bytes(128))
+    assert (facts.quantization, facts.newer_tensor_types) == ("F32", (43,))
 
 
 def test_many_vocabularies_together_are_bounded(read):
     """The bound on strings is for the file, so many arrays cannot get around it."""
-    half = module.MAX_WALKED_STRINGS // 2 + 1
+    half = gguf_reader.MAX_WALKED_STRINGS // 2 + 1
     arrays = [array_head(name, STRING, half) + bytes(8 * half) for name in ("a", "b")]
     with pytest.raises(NotGGUFError, match="more than any vocabulary"):
         read(header(ARCHITECTURE, *arrays))
+
+
+def test_what_is_kept_is_bounded(read):
+    """A header that gives hyperparameters for ever more architectures is refused before they fill the memory."""
+    keys = [array(f"a{number}.block_count", U8, [1] * 65_000) for number in range(20)]
+    with pytest.raises(NotGGUFError, match="more architectures than any model"):
+        read(header(*keys))
 
 
 def test_a_header_without_end_is_refused(tmp_path):

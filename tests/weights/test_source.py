@@ -3,7 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.weights.errors import SourceError
-from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source
+from llmkube.weights.source import (
+    Builtin,
+    Elsewhere,
+    HubFile,
+    HubRepository,
+    LocalFile,
+    WebFile,
+    parse_source,
+    part_names,
+)
+from llmkube.weights.urls import UserInfo, WebUrl
 
 
 @pytest.mark.parametrize(
@@ -15,13 +25,20 @@ from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source
         ("file:///models/a.gguf", LocalFile("/models/a.gguf")),
         ("file://localhost/models/a.gguf", LocalFile("/models/a.gguf")),
         ("file:///models/with%20space.gguf", LocalFile("/models/with space.gguf")),
-        ("https://host/a.gguf?x=1", Remote("https", "https://host/a.gguf?x=1")),
-        ("http://host/a.gguf", Remote("http", "http://host/a.gguf")),
-        ("hf://org/repo@main", Remote("hf", "hf://org/repo@main")),
-        ("org/repo", Remote("hf", "org/repo")),
-        ("Org.x/repo-GGUF@v1/2", Remote("hf", "Org.x/repo-GGUF@v1/2")),
-        ("pvc://claim/a.gguf", Remote("pvc", "pvc://claim/a.gguf")),
-        ("s3://bucket/key", Remote("s3", "s3://bucket/key")),
+        ("https://host/a.gguf?x=1", WebFile(WebUrl("https", "host", 443, "/a.gguf?x=1"))),
+        ("http://Host:8080/a.gguf#here", WebFile(WebUrl("http", "host", 8080, "/a.gguf"))),
+        ("https://h/x-00002-of-00003.gguf?k", WebFile(WebUrl("https", "h", 443, "/x-00001-of-00003.gguf?k"))),
+        ("https://me:p%40ss@h/a", WebFile(WebUrl("https", "h", 443, "/a"), UserInfo("me", "p@ss"))),
+        ("hf://org/repo", HubRepository("org/repo")),
+        ("hf://org/repo/", HubRepository("org/repo")),
+        ("hf://org/repo@v1", HubRepository("org/repo", "v1")),
+        ("org/repo", HubRepository("org/repo")),
+        ("Org.x/repo-GGUF@refs/pr/1", HubRepository("Org.x/repo-GGUF", "refs/pr/1")),
+        ("hf://org/repo/a.gguf", HubFile("org/repo", "a.gguf")),
+        ("hf://org/repo/sub dir/a.GGUF@abc", HubFile("org/repo", "sub dir/a.GGUF", "abc")),
+        ("hf://o/r/q/a-00003-of-00003.gguf@v1", HubFile("o/r", "q/a-00001-of-00003.gguf", "v1")),
+        ("pvc://claim/a.gguf", Elsewhere("pvc", "pvc://claim/a.gguf")),
+        ("s3://bucket/key", Elsewhere("s3", "s3://bucket/key")),
     ],
 )
 def test_every_documented_shape_is_understood(text, source):
@@ -46,6 +63,23 @@ def test_every_documented_shape_is_understood(text, source):
         ("ftp://host/a.gguf", "unknown scheme 'ftp'"),
         ("HTTPS://host/a.gguf", "unknown scheme"),
         ("https://", "names nothing"),
+        ("https:///a.gguf", "names no host"),
+        ("https://h/\ud800.gguf", "not valid text"),
+        ("https://h/\udc80.gguf", "not valid text"),
+        ("/a/\ud800", "not valid text"),
+        ("https://127.1/a.gguf", "its host is a number"),
+        ("https://ho st/a.gguf", "a space"),
+        ("hf://org", "names no repository"),
+        ("hf://org/repo/README.md", "does not name a .gguf file"),
+        ("hf://org/repo/../x.gguf", "names no file"),
+        ("hf://org/repo/a//x.gguf", "names no file"),
+        ("hf://org/repo@v1/x.gguf", "goes to the end"),
+        ("hf://org/repo/x.gguf@", "malformed revision"),
+        ("hf://org/repo/x.gguf@../x", "malformed revision"),
+        ("hf://org/repo/x-00000-of-00003.gguf", "part 0 of 3"),
+        ("hf://org/repo/x-00004-of-00003.gguf", "part 4 of 3"),
+        ("hf://org/repo/x-00001-of-99999.gguf", "more than 128"),
+        ("org/repo@a b", "malformed revision"),
     ],
 )
 def test_anything_else_is_refused_with_its_field_and_a_way_out(text, says):
@@ -59,11 +93,27 @@ def test_anything_else_is_refused_with_its_field_and_a_way_out(text, says):
 def test_what_is_secret_in_a_url_stays_out_of_messages():
     """Neither a password nor a signed query is repeated, whether the source is understood or not."""
     remote = parse_source("https://me:hunter2@host/a.gguf?X-Amz-Signature=hunter2#hunter2")
-    assert isinstance(remote, Remote)
     assert remote.redacted == "https://host/a.gguf"
+    assert "hunter2" not in repr(remote.user_info)
     with pytest.raises(SourceError) as caught:
         parse_source("ftp://me:hunter2@host/a?sig=hunter2")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_part_stands_for_all_of_them():
+    """Whichever part of a split model is named, the parts are the same, in order, and other names stand for themselves."""
+    expected = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+    assert part_names("m-00002-of-00002.gguf") == part_names("m-00001-of-00002.gguf") == expected
+    assert part_names("m-1-of-2.gguf") == ("m-1-of-2.gguf",)
+    source = parse_source("https://h/d/m-00002-of-00002.gguf?s")
+    assert [str(url) for url in source.parts] == [f"https://h/d/{name}?s" for name in expected]
+
+
+def test_who_asks_makes_no_other_file():
+    """User and password are no part of a source's identity; its query and its revision are."""
+    assert parse_source("https://me:x@h/a").identity == parse_source("https://h/a").identity
+    assert parse_source("https://h/a?v=1").identity != parse_source("https://h/a?v=2").identity
+    assert parse_source("o/r").identity == parse_source("hf://o/r@main").identity != parse_source("o/r@v2").identity
 
 
 @given(st.text())

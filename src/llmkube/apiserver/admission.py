@@ -106,6 +106,8 @@ class Admission:
         stamped = strategy.prepare(target.kind, owned, old, target.subresource)
         generation = strategy.next_generation(target.kind, stamped, old)
         _set_generation(stamped["metadata"], generation)
+        if same_but_for_times(old, stamped):
+            return None  # it was judged when it was stored
         _judge(target, stamped, old)
         if target.ref.kind == CRDS and not target.subresource and "deletionTimestamp" not in stamped["metadata"]:
             stamped["status"] = crds.accepted_status(stamped, self._timestamp())

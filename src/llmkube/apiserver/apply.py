@@ -14,7 +14,7 @@ import attrs
 
 from llmkube.apiserver import fieldset, managed
 from llmkube.apiserver.fieldset import FieldSet, FieldSetError
-from llmkube.apiserver.jsonvalues import copy, same
+from llmkube.apiserver.jsonvalues import is_object, same
 from llmkube.apiserver.managed import Entry, Managers, Writer
 from llmkube.apiserver.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
 from llmkube.apiserver.schema import JsonObject, Schema
@@ -81,7 +81,7 @@ class ApplyRefusedError(UserError):
 
 @attrs.frozen
 class Written:
-    """An object after a write, with its `managedFields`.
+    """An object after a write, with its `managedFields`; it shares what did not change, so treat it as frozen.
 
     `unchanged` says that storing it would change nothing: the caller answers with the live object, and neither
     resourceVersion nor any time moves.
@@ -184,7 +184,25 @@ def record_write(
 
 def same_but_for_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two objects differ in the times of their `managedFields` at most, so that a write is none."""
-    return same(_timeless(left), _timeless(right))
+    return _same_beside("metadata", left, right) and _same_metadata(left.get("metadata"), right.get("metadata"))
+
+
+def _same_metadata(left: Any, right: Any) -> bool:
+    if not is_object(left) or not is_object(right):
+        return same(left, right)
+    ours, theirs = left.get("managedFields") or (), right.get("managedFields") or ()
+    return (
+        _same_beside("managedFields", left, right)
+        and len(ours) == len(theirs)
+        and all(_same_beside("time", *pair) for pair in zip(ours, theirs, strict=True))
+    )
+
+
+def _same_beside(but: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two objects are equal in every field but one, which may also be missing."""
+    return left.keys() - {but} == right.keys() - {but} and all(
+        same(value, right[name]) for name, value in left.items() if name != but
+    )
 
 
 def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -> str:
@@ -198,11 +216,11 @@ def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -
 
 
 def _bare(obj: Mapping[str, Any]) -> JsonObject:
-    """Return a copy without `managedFields`, which is never merged."""
-    bare: JsonObject = copy(obj)
-    if "managedFields" in (bare.get("metadata") or {}):
-        del bare["metadata"]["managedFields"]
-    return bare
+    """Return the object without `managedFields`, which is never merged; it shares everything else."""
+    metadata = obj.get("metadata")
+    if not is_object(metadata):
+        return dict(obj)
+    return {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
 
 
 def _managers_before_apply(
@@ -281,14 +299,7 @@ def _written(live: Mapping[str, Any] | None, obj: JsonObject, managers: Managers
     if entries:
         metadata["managedFields"] = entries
     unchanged = live is not None and same_but_for_times(live, obj)
-    return Written(copy(live) if unchanged else obj, unchanged)
-
-
-def _timeless(obj: Mapping[str, Any]) -> JsonObject:
-    timeless: JsonObject = copy(obj)
-    for entry in (timeless.get("metadata") or {}).get("managedFields") or ():
-        entry.pop("time", None)
-    return timeless
+    return Written(dict(live) if live is not None and unchanged else obj, unchanged)
 
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import Any, Final
 import yaml
 
 from llmkube.apiserver import protobuf, schemas
-from llmkube.apiserver.failures import RequestRefusedError, bad_request, too_large
+from llmkube.apiserver.failures import bad_request, too_large
 from llmkube.apiserver.fielderrors import at, at_index
 from llmkube.apiserver.formats import FORMATS
-from llmkube.apiserver.jsonvalues import is_integer, is_list, is_number
+from llmkube.apiserver.jsonvalues import is_integer, is_list, is_number, is_object
 from llmkube.apiserver.schema import Schema
 
 MAX_BODY_BYTES: Final = 3 * 1024 * 1024
@@ -81,7 +81,7 @@ def check_shape(content: Mapping[str, Any]) -> None:
     metadata = content.get("metadata")
     if metadata is None:
         return
-    if not isinstance(metadata, Mapping):
+    if not is_object(metadata):
         raise cannot_unmarshal("metadata", "object")
     check_types({name: metadata[name] for name in metadata}, OBJECT_META, "metadata")
 
@@ -102,12 +102,8 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
         fits = _TYPES.get(schema.type, _anything)(value)
     if not fits:
         raise cannot_unmarshal(path, schema.type or "integer or string")
-    form = schema.raw.get("format")
-    if form == "date-time" and value and not FORMATS[form](value):
-        raise DecodeError(f'parsing time "{value}" in {path}: not as in RFC 3339')
-    if form == "byte" and not FORMATS[form](value):
-        raise DecodeError(f"illegal base64 data in {path}")
-    if isinstance(value, Mapping):
+    _check_form(value, schema.raw.get("format", ""), path)
+    if is_object(value):
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
@@ -117,6 +113,13 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
             if item is None and schema.items.type in {"object", "string"}:
                 raise cannot_unmarshal(at_index(path, index), schema.items.type)
             check_types(item, schema.items, at_index(path, index))
+
+
+def _check_form(value: Any, form: str, path: str) -> None:
+    if form == "date-time" and value and not FORMATS[form](value):
+        raise DecodeError(f'parsing time "{value}" in {path}: not as in RFC 3339')
+    if form == "byte" and not FORMATS[form](value):
+        raise DecodeError(f"illegal base64 data in {path}")
 
 
 def cannot_unmarshal(path: str, wanted: str) -> DecodeError:
@@ -129,7 +132,7 @@ def _anything(_: Any) -> bool:
 
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "object": lambda value: isinstance(value, Mapping),
+    "object": is_object,
     "array": is_list,
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),

@@ -1,172 +1,31 @@
-"""CEL rules are compiled once and judged with `self` and `oldSelf`; a rule that fails to run is a rule that fails.
+"""The door to CEL: what is behind it (`celrules`) takes a third of a second to import, and waits until it is used.
 
-The schema gives each value its CEL type: JSON's 1 in a `number` field is a double, so `self <= 1.5` compares like with
-like, as it does on a kube-apiserver. Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel`.
+`llmkube up` starts by showing its definitions to the server; where they are stored already, no rule is looked at.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
-import attrs
-import celpy
-import celpy.celtypes as ct
-from celpy.celparser import CELParseError
-from celpy.evaluation import CELEvalError
+from llmkube.apiserver.fielderrors import FieldError
+from llmkube.apiserver.schema import RuleError, Schema, has_rules
 
-from llmkube.apiserver import celfunctions
-from llmkube.apiserver.fielderrors import OMITTED, ErrorType, FieldError, at, at_index, at_key
-from llmkube.apiserver.jsonvalues import is_integer, is_list, is_number, same
-from llmkube.apiserver.schema import Rule, Schema
-from llmkube.base.errors import UserError
-
-_REASONS: Final = {
-    "": ErrorType.INVALID,
-    "FieldValueInvalid": ErrorType.INVALID,
-    "FieldValueForbidden": ErrorType.FORBIDDEN,
-    "FieldValueRequired": ErrorType.REQUIRED,
-    "FieldValueDuplicate": ErrorType.DUPLICATE,
-}
-
-
-class RuleError(UserError):
-    """The text is no CEL expression that this server can run."""
-
-
-@attrs.frozen(eq=False)
-class Expression:
-    """A compiled expression."""
-
-    text: str
-    runner: Any  # celpy's, which is untyped
-    uses_old_self: bool
-
-    def evaluate(self, value: Any, old: Any) -> Any:
-        """Return the result for CEL values; `old` is None on create, where nothing refers to it.
-
-        Raises:
-            RuleError: The expression cannot be evaluated for these values.
-        """
-        context = {"self": value} if old is None else {"self": value, "oldSelf": old}
-        try:
-            return self.runner.evaluate(context)
-        except (CELEvalError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
-            raise RuleError(str(error.args[0] if error.args else error)) from error
-
-
-@lru_cache(maxsize=4096)
-def compiled(text: str) -> Expression:
-    """Return the expression, compiled at most once.
-
-    Raises:
-        RuleError: It does not parse.
-    """
-    try:
-        tree = _ENVIRONMENT.compile(text)
-        runner = _ENVIRONMENT.program(tree, functions=celfunctions.FUNCTIONS)
-    except (CELParseError, ValueError) as error:
-        raise RuleError(f"compilation failed: {str(error.args[0] if error.args else error).splitlines()[0]}") from error
-    names = {str(token) for token in tree.scan_values(lambda _: True)}
-    return Expression(text, runner, "oldSelf" in names)
-
-
-_ENVIRONMENT: Final = celpy.Environment()
+__all__ = ["RuleError", "check", "compiled", "has_rules"]
 
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
-    return list(_check(value, old, schema, path)) if has_rules(schema) else []
+    if not has_rules(schema):
+        return []
+    from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
+
+    return celrules.check(value, old, schema, path)
 
 
-def to_cel(value: Any, schema: Schema | None) -> Any:
-    """Return the CEL value of a JSON one, typed by its schema."""
-    kind = schema.type if schema else ""
-    if value is None or isinstance(value, bool):
-        return None if value is None else ct.BoolType(value)
-    if isinstance(value, Mapping):
-        return ct.MapType(
-            {
-                ct.StringType(name): to_cel(item, schema.child(name) if schema else None)
-                for name, item in value.items()
-                if item is not None or (schema is not None and (inner := schema.child(name)) and inner.nullable)
-            }
-        )
-    if is_list(value):
-        return ct.ListType([to_cel(item, schema.items if schema else None) for item in value])
-    if is_number(value):
-        return ct.IntType(int(value)) if kind != "number" and is_integer(value) else ct.DoubleType(value)
-    if kind == "string" and schema is not None:
-        return _typed_text(value, schema.raw.get("format", ""))
-    return ct.StringType(value)
+def compiled(text: str) -> Any:
+    """Return the compiled expression, compiled at most once.
 
+    Raises:
+        RuleError: It does not parse.
+    """
+    from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
 
-def _typed_text(value: str, wanted: str) -> Any:
-    try:
-        if wanted == "date-time":
-            return ct.TimestampType(value)
-        if wanted == "duration":
-            return ct.DurationType(value)
-    except ValueError:
-        pass  # the format's own check reports it
-    return ct.StringType(value)
-
-
-def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    if value is None or not has_rules(schema):
-        return
-    if schema.rules:
-        typed = to_cel(value, schema)
-        typed_old = None if old is None else to_cel(old, schema)
-        for rule in schema.rules:
-            for error in _apply_rule(rule, (value, old), (typed, typed_old)):
-                shown = OMITTED if schema.type in {"object", "array"} else value
-                where = path + rule.field_path if path else rule.field_path.removeprefix(".")
-                yield attrs.evolve(error, path=where, bad_value=shown)
-    if isinstance(value, Mapping):
-        before = old if isinstance(old, Mapping) else {}
-        for name, item in value.items():
-            inner = schema.child(name)
-            if inner is not None:
-                below = at(path, name) if name in schema.properties else at_key(path, name)
-                yield from _check(item, before.get(name), inner, below)
-    elif is_list(value) and schema.items is not None:
-        for index, item in enumerate(value):
-            yield from _check(item, schema.counterpart(item, old), schema.items, at_index(path, index))
-
-
-def _apply_rule(rule: Rule, values: tuple[Any, Any], typed: tuple[Any, Any]) -> Iterator[FieldError]:
-    """Judge one rule on (new, old) as JSON and as CEL values; the caller says where and what it was."""
-    new, old = values
-    try:
-        expression = compiled(rule.rule)
-        if expression.uses_old_self and old is None:
-            return
-        if not expression.uses_old_self and old is not None and same(new, old):
-            return  # what was stored under an older rule may stay
-        held = expression.evaluate(*typed)
-    except RuleError as error:
-        yield FieldError("", ErrorType.INVALID, f"{error} evaluating rule: {rule.message or rule.rule}")
-        return
-    if not isinstance(held, ct.BoolType):
-        yield FieldError("", ErrorType.INVALID, f"rule evaluated to no boolean: {rule.message or rule.rule}")
-    elif not held:
-        yield FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, *typed))
-
-
-def _message(rule: Rule, typed: Any, typed_old: Any) -> str:
-    if rule.message_expression:
-        try:
-            said = str(compiled(rule.message_expression).evaluate(typed, typed_old)).strip()
-        except RuleError:
-            said = ""  # a message that fails must not hide the verdict
-        if said and "\n" not in said:
-            return said
-    return rule.message.strip() or f"failed rule: {rule.rule.strip()}"
-
-
-@lru_cache(maxsize=4096)
-def has_rules(schema: Schema) -> bool:
-    """Whether there is a rule anywhere in the schema, so that rule-less subtrees cost nothing."""
-    return bool(schema.rules) or any(
-        has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
-    )
+    return celrules.compiled(text)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmkube.apiserver.fielderrors import at, at_index
-from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list
+from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list, is_object
 from llmkube.apiserver.schema import JsonObject, Schema
 
 
@@ -14,7 +14,7 @@ def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
     A null where the schema allows none counts as left out if there is a default; other nulls stay and are judged later.
     """
     filled: JsonObject = copy(obj)
-    _fill(filled, schema)
+    fill(filled, schema)
     return filled
 
 
@@ -54,7 +54,8 @@ def drop_empty(value: Any, schema: Schema) -> None:
             drop_empty(item, schema.items)
 
 
-def _fill(value: Any, schema: Schema) -> None:
+def fill(value: Any, schema: Schema) -> None:
+    """Fill defaults in, in place."""
     if isinstance(value, dict):
         for name, inner in schema.properties.items():
             missing = name not in value or (value[name] is None and not inner.nullable)
@@ -66,12 +67,12 @@ def _fill(value: Any, schema: Schema) -> None:
                 continue
             if value[name] is None and not below.nullable and below.has_default:
                 value[name] = copy(below.raw["default"])
-            _fill(value[name], below)
+            fill(value[name], below)
     elif isinstance(value, list) and schema.items is not None:
         for index, item in enumerate(value):
             if item is None and not schema.items.nullable and schema.items.has_default:
                 value[index] = copy(schema.items.raw["default"])
-            _fill(value[index], schema.items)
+            fill(value[index], schema.items)
 
 
 def nullify(value: Any, schema: Schema) -> None:
@@ -98,7 +99,7 @@ def zero(schema: Schema) -> JsonObject:
     for name, inner in schema.properties.items():
         if inner.has_default and not inner.raw["default"]:
             value = inner.raw["default"]
-            empty[name] = zero(inner) if isinstance(value, Mapping) else copy(value)
+            empty[name] = zero(inner) if is_object(value) else copy(value)
     return empty
 
 

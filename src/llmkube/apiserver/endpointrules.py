@@ -86,10 +86,10 @@ def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[
         yield invalid(path, address, wrong)
         return
     parsed = ipaddress.ip_address(address)
-    if str(parsed) != address:
-        yield invalid(path, address, f'must be in canonical form ("{parsed}")')
-    elif parsed.version != version:
+    if parsed.version != version:
         yield invalid(listed, address, f"must be an {kind} address")
+    elif str(parsed) != address:
+        yield invalid(path, address, f'must be in canonical form ("{parsed}")')
     else:
         yield from check_not_special(address, path)
 
@@ -167,6 +167,18 @@ def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
         yield invalid(path, number, "must be between 1 and 65535, inclusive")
 
 
+def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    ip = address.get("ip") or ""
+    wrong = _unclear(ip)
+    if wrong:
+        yield invalid(at(path, "ip"), ip, "must be a valid IP address" if wrong == _NO_ADDRESS else wrong)
+    if not wrong or wrong == _NO_ADDRESS:
+        yield from check_not_special(ip, at(path, "ip"))
+    hostname = address.get("hostname")
+    if hostname and (wrong := names.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, wrong)
+
+
 def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
     """Judge a classic Endpoints object."""
     for index, subset in enumerate(obj.get("subsets") or ()):
@@ -175,16 +187,7 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
             yield required(path, "must specify `addresses` or `notReadyAddresses`")
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
-                where = at_index(at(path, group), place)
-                ip = address.get("ip") or ""
-                wrong = _unclear(ip)
-                if wrong:
-                    yield invalid(at(where, "ip"), ip, "must be a valid IP address" if wrong == _NO_ADDRESS else wrong)
-                if not wrong or wrong == _NO_ADDRESS:
-                    yield from check_not_special(ip, at(where, "ip"))
-                hostname = address.get("hostname")
-                if hostname and (wrong := names.label(hostname)):
-                    yield invalid(at(where, "hostname"), hostname, wrong)
+                yield from _check_ip(address, at_index(at(path, group), place))
         ports = subset.get("ports") or ()
         for place, port in enumerate(ports):
             where = at_index(at(path, "ports"), place)

@@ -137,7 +137,8 @@ def apply_conflict(message: str, causes: Sequence[Cause]) -> RequestRefusedError
 
 def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
     """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
-    listed = str(errors[0]) if len(errors) == 1 else "[" + ", ".join(map(str, errors)) + "]"
+    said = list(dict.fromkeys(map(str, errors)))  # the sentence says once what the causes may say twice
+    listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
     causes = [Cause(error.reason, error.message, error.path or "<nil>").to_json() for error in errors]
     details = {**subject.to_json(), "causes": causes}
     return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-from llmkube.apiserver.jsonvalues import compact
+from llmkube.apiserver.jsonvalues import compact, is_object
 from llmkube.base.errors import UserError
 
 Path = tuple[str, ...]
@@ -125,7 +125,7 @@ class FieldSet:
         Raises:
             FieldSetError: It is not one: an element without a known prefix, or a value that is no object.
         """
-        if not isinstance(raw, Mapping):
+        if not is_object(raw):
             raise FieldSetError(f"expected an object in a field set, got {raw!r}")
         members = set()
         children = {}

@@ -5,10 +5,12 @@ show it in memory, then answer. A crash in between leaves a write that nobody wa
 reverse is not.
 """
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +22,8 @@ from llmkube.k8s.resource import Key
 
 SCHEMA_VERSION: Final = 1
 """Version of the tables; a newer file is refused rather than misread."""
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 LOCK_PATIENCE_SECONDS: Final = 5.0
 
@@ -35,6 +39,10 @@ INSERT OR IGNORE INTO meta VALUES (1, 0);
 
 class JournalError(WorldError):
     """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
+
+
+class JournalDamagedError(JournalError):
+    """The file is no database any more, or what is in it makes no sense: no later attempt will read it."""
 
 
 class Durable(Protocol):
@@ -54,9 +62,13 @@ class Journal:
         """Return a store with everything that was ever acknowledged and not deleted since.
 
         Raises:
-            JournalError: The file is damaged.
+            JournalDamagedError: The file is damaged.
+            JournalError: It cannot be read now.
         """
         with _translated("read"):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise JournalDamagedError(f"the API server's database is damaged: {found}")
             (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
             rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
             objects = [(Ref(kind, Key(namespace, name)), json.loads(text)) for kind, namespace, name, text in rows]
@@ -92,7 +104,8 @@ def open_journal(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS)
         patience_seconds: How long to wait for another server to let go of it, as a restart may overlap.
 
     Raises:
-        JournalError: The file is damaged, from a newer version, or locked by another server.
+        JournalDamagedError: The file is damaged.
+        JournalError: It is from a newer version, or locked by another server.
     """
     path.touch(mode=0o600, exist_ok=True)
     with _translated("open"):
@@ -133,9 +146,35 @@ def _encode(stored: Object) -> str:
     return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
 
 
+def move_aside(path: Path, now: datetime) -> Path:
+    """Rename a damaged database and its side files, so that a new one can be made; returns where to.
+
+    Raises:
+        JournalError: The folder does not let us.
+    """
+    stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    kept = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
+    try:
+        for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves it to be found again
+            side = path.with_name(path.name + suffix)
+            if side.exists():
+                side.rename(kept.with_name(kept.name + suffix))
+    except OSError as exc:
+        raise JournalError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
+    return kept
+
+
+def _aside(path: Path, stamp: str, number: int) -> Path:
+    return path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' if number else ''}")
+
+
 @contextmanager
 def _translated(verb: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
-        raise JournalError(f"cannot {verb} the API server's database: {exc}") from exc
+        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+        kind = JournalDamagedError if code in _DAMAGED else JournalError
+        raise kind(f"cannot {verb} the API server's database: {exc}") from exc
+    except (ValueError, TypeError) as exc:
+        raise JournalDamagedError(f"the API server's database has no sense in it: {exc}") from exc

@@ -111,13 +111,13 @@ def _set(tokens: _Tokens) -> list[str]:
     if tokens.next in (_SIGNS - {",", ")"}) | {_END}:
         raise _unreadable(f"found '{tokens.next}', expected: ',', ')' or identifier")
     values = [""]
-    while (token := tokens.take()) != ")":
-        if token == ",":
+    while (word := tokens.take()) != ")":
+        if word == ",":
             values.append("")
-        elif token in _SIGNS or token == _END or values[-1]:
-            raise _unreadable(f"found '{token}', expected: ',' or ')'")
+        elif word in _SIGNS or word == _END or values[-1]:
+            raise _unreadable(f"found '{word}', expected: ',' or ')'")
         else:
-            values[-1] = token
+            values[-1] = word
     return values
 
 

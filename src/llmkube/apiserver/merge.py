@@ -13,7 +13,7 @@ import attrs
 
 from llmkube.apiserver import fieldset
 from llmkube.apiserver.fieldset import FieldSet, Path
-from llmkube.apiserver.jsonvalues import ABSENT, compact, copy, is_list, is_number, same
+from llmkube.apiserver.jsonvalues import ABSENT, compact, is_list, is_number, is_object, same
 from llmkube.apiserver.schema import ANYTHING, Schema
 from llmkube.base.errors import UserError
 
@@ -63,7 +63,7 @@ def _owned(value: Any, schema: Schema, path: Path) -> Iterator[Path]:
     if _is_leaf(schema, value):
         if path:
             yield path
-    elif isinstance(value, Mapping):
+    elif is_object(value):
         for name, item in value.items():
             below = (*path, fieldset.field(name))
             inner = _child(schema, name)
@@ -103,8 +103,8 @@ def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, li
 
 def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Any, Schema]]:
     """Yield the children of two containers of the same shape, matched by name or key."""
-    if isinstance(old, Mapping) or isinstance(new, Mapping):
-        left, right = (side if isinstance(side, Mapping) else {} for side in (old, new))
+    if is_object(old) or is_object(new):
+        left, right = (side if is_object(side) else {} for side in (old, new))
         for name in {**left, **right}:
             inner = _child(schema, name)
             yield fieldset.field(name), left.get(name, ABSENT), right.get(name, ABSENT), inner
@@ -120,24 +120,22 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
     """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
-    wanted, fits = _SCALARS.get(schema.type, ("", None))
-    if fits is not None:
-        if not fits(value):
-            yield MergeError(path, f"expected {wanted}, got {compact(value)}")
+    wanted, fits = _SHAPES[schema.type]
+    if not fits(value):
+        yield MergeError(path, f"expected {wanted}, got {compact(value)}")
     elif schema.type == "object":
-        if type(value) is not dict and not isinstance(value, Mapping):
-            yield MergeError(path, f"expected map, got {compact(value)}")
-            return
-        for name, item in value.items():
-            inner = schema.child(name)
-            if inner is not None:
-                yield from misfits(item, inner, (*path, fieldset.field(name)))
-            elif not schema.preserve_unknown:
-                yield MergeError((*path, fieldset.field(name)), "field not declared in schema")
-    elif not is_list(value):
-        yield MergeError(path, f"expected list, got {compact(value)}")
-    elif schema.items is not None:
+        yield from _misfit_fields(value, schema, path)
+    elif schema.type == "array" and schema.items is not None:
         yield from _misfit_items(value, schema, path)
+
+
+def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+    for name, item in value.items():
+        inner = schema.child(name)
+        if inner is not None:
+            yield from misfits(item, inner, (*path, fieldset.field(name)))
+        elif not schema.preserve_unknown:
+            yield MergeError((*path, fieldset.field(name)), "field not declared in schema")
 
 
 def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
@@ -157,7 +155,9 @@ def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[
         yield from misfits(item, schema.items, (*path, element))
 
 
-_SCALARS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+_SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "object": ("map", is_object),
+    "array": ("list", is_list),
     "string": ("string", lambda value: isinstance(value, str)),
     "boolean": ("boolean", lambda value: isinstance(value, bool)),
     "integer": ("numeric (int or float)", is_number),
@@ -168,16 +168,18 @@ _SCALARS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
     """Return `live` with `applied` laid over it; nothing of `live` goes away that `applied` does not replace.
 
+    The result shares what it takes over whole with either: treat it as frozen.
+
     Raises:
         MergeError: As for `paths_of`; also an applied keyed list or set has the same item twice.
     """
     if applied is ABSENT:
-        return copy(live)
+        return live
     if live is ABSENT or _is_leaf_pair(schema, live, applied):
         if live is ABSENT:
             _check_unique(applied, schema, path)
-        return copy(applied)
-    if isinstance(live, Mapping) or isinstance(applied, Mapping):
+        return applied
+    if is_object(live) or is_object(applied):
         return {
             element[2:]: merge(left, right, inner, (*path, element))
             for element, left, right, inner in _pairs(live or {}, applied or {}, schema, path)
@@ -205,7 +207,7 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
 
     for element, item in zip(left, live, strict=True):
         if element not in in_right:
-            merged.append(copy(item))
+            merged.append(item)
         elif shared and element == shared[0]:
             while element in rest:
                 taken = next(iter(rest))
@@ -221,7 +223,7 @@ def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
     """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
     if not unwanted or _is_leaf(schema, value):
         return value
-    if isinstance(value, Mapping):
+    if is_object(value):
         kept = {}
         for name, item in value.items():
             element = fieldset.field(name)
@@ -258,7 +260,7 @@ def _child(schema: Schema, name: str) -> Schema:
 
 def _is_leaf(schema: Schema, value: Any) -> bool:
     """Whether the value is owned as one: a scalar, or a container that the schema or its silence makes atomic."""
-    if isinstance(value, Mapping):
+    if is_object(value):
         return schema.map_atomic or schema.type not in {"", "object"}
     if is_list(value):
         return schema.type != "array" or schema.list_type == "atomic"
@@ -272,11 +274,11 @@ def _is_leaf(schema: Schema, value: Any) -> bool:
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
     given = [side for side in (old, new) if side is not ABSENT]
-    full = [side for side in given if isinstance(side, Mapping) or is_list(side)]
+    full = [side for side in given if is_object(side) or is_list(side)]
     if not any(full):
         return True
-    if len({isinstance(side, Mapping) for side in full}) > 1 or any(
-        side is not None and not isinstance(side, Mapping) and not is_list(side) for side in given
+    if len({is_object(side) for side in full}) > 1 or any(
+        side is not None and not is_object(side) and not is_list(side) for side in given
     ):
         return True  # the type changed under a schema that says nothing
     return any(_is_leaf(schema, side) for side in full)
@@ -294,12 +296,12 @@ def _elements(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
 
 def _element(item: Any, schema: Schema) -> str:
     if schema.list_type == "set":
-        if isinstance(item, Mapping) and not (schema.items and schema.items.map_atomic):
+        if is_object(item) and not (schema.items and schema.items.map_atomic):
             raise _ItemError("associative list without keys has an element that's a map type")
         if item is None:
             raise _ItemError("associative list without keys has an element that's an explicit null")
         return fieldset.value(item)
-    if not isinstance(item, Mapping):
+    if not is_object(item):
         raise _ItemError("associative list with keys may not have non-map elements")
     keys: dict[str, Any] = {}
     for name in schema.list_map_keys:
@@ -338,7 +340,7 @@ def _check_unique(applied: Any, schema: Schema, path: Path) -> None:
     """Refuse repeats anywhere in a value that is taken over whole."""
     if _is_leaf(schema, applied):
         return
-    if isinstance(applied, Mapping):
+    if is_object(applied):
         for name, item in applied.items():
             _check_unique(item, _child(schema, name), (*path, fieldset.field(name)))
     elif is_list(applied):

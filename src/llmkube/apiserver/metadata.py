@@ -36,7 +36,9 @@ def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Call
     errors += _check_annotations(metadata)
     errors += _check_owners(metadata)
     errors += _check_finalizers(metadata)
-    return errors if old is None else errors + list(_check_change(metadata, old.get("metadata") or {}))
+    if old is not None:
+        errors += 2 * list(_check_change(metadata, old.get("metadata") or {}))  # kube-apiserver looks at it twice
+    return errors
 
 
 def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) -> Iterator[FieldError]:
@@ -108,7 +110,7 @@ def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
             yield invalid("metadata.finalizers", finalizer, wrong)
     if {"orphan", "foregroundDeletion"} <= set(finalizers):
         yield invalid(
-            "metadata.finalizers", list(finalizers), 'finalizer orphan and foregroundDeletion cannot be both set'
+            "metadata.finalizers", list(finalizers), "finalizer orphan and foregroundDeletion cannot be both set"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from llmkube.apiserver.catalog import Catalog
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.negotiate import JSON_OR_YAML, patch_types
+from llmkube.apiserver.openapi_names import add_definitions
 
 JsonObject = dict[str, Any]
 
@@ -39,16 +40,25 @@ def version_3(catalog: Catalog, path: str) -> JsonObject | None:
     kinds = [kind for kind in catalog if _document_path(kind) == path]
     if not kinds:
         return None
-    schemas = {kind.definition: {**kind.schema.raw, _GVK: [_gvk(kind)]} for kind in kinds}
+    schemas = _definitions(kinds, "#/components/schemas/")
     paths = {url: item for kind in kinds for url, item in _paths(kind, version=3)}
     return {"openapi": "3.0.0", "info": _INFO, "paths": paths, "components": {"schemas": schemas}}
 
 
 def version_2(catalog: Catalog) -> JsonObject:
     """Return the one Swagger 2.0 document; what that version cannot say is left out, as kube-apiserver does."""
-    definitions = {kind.definition: {**_plain(kind.schema.raw), _GVK: [_gvk(kind)]} for kind in catalog}
+    definitions = {name: _plain(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
     paths = {url: item for kind in catalog for url, item in _paths(kind, version=2)}
     return {"swagger": "2.0", "info": _INFO, "paths": paths, "definitions": definitions}
+
+
+def _definitions(kinds: Iterable[KindInfo], prefix: str) -> JsonObject:
+    """Return the schemas of kinds and of their named parts."""
+    found: JsonObject = {}
+    for kind in kinds:
+        own = add_definitions(found, kind.definition, kind.schema.raw, prefix)
+        found[kind.definition] = {**own, _GVK: [_gvk(kind)]}
+    return found
 
 
 def _document_path(kind: KindInfo) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.apiserver.jsonvalues import copy, is_list, same
+from llmkube.apiserver.jsonvalues import copy, is_list, is_object, same
 from llmkube.apiserver.strategic import strategic_merge_patch
 from llmkube.base.errors import UserError
 
@@ -30,16 +30,19 @@ class PatchFailedError(UserError):
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Return the target after a JSON merge patch (RFC 7386): nulls delete, objects merge, all else replaces."""
-    if not isinstance(patch, Mapping):
-        return copy(patch)
-    merged = dict(target) if isinstance(target, Mapping) else {}
+    """Return the target after a JSON merge patch (RFC 7386): nulls delete, objects merge, all else replaces.
+
+    The result shares what did not change with the target.
+    """
+    if not is_object(patch):
+        return patch
+    merged = dict(target) if is_object(target) else {}
     for name, value in patch.items():
         if value is None:
             merged.pop(name, None)
         else:
             merged[name] = merge_patch(merged.get(name), value)
-    return {name: copy(value) for name, value in merged.items()}
+    return merged
 
 
 def json_patch(target: Any, operations: Any) -> Any:
@@ -57,7 +60,7 @@ def json_patch(target: Any, operations: Any) -> Any:
         )
     document = copy(target)
     for operation in operations:
-        if not isinstance(operation, Mapping):
+        if not is_object(operation):
             raise PatchDocumentError("error decoding patch: an operation is an object")
         document = _apply(document, operation)
     return document

@@ -39,7 +39,7 @@ from llmkube.apiserver.failures import (
 )
 from llmkube.apiserver.fielderrors import Verbatim
 from llmkube.apiserver.fielderrors import invalid as field_invalid
-from llmkube.apiserver.jsonvalues import ABSENT, compact, copy
+from llmkube.apiserver.jsonvalues import ABSENT, compact
 from llmkube.apiserver.merge import MergeError
 from llmkube.apiserver.negotiate import (
     APPLY_PATCH,
@@ -208,14 +208,15 @@ class Rest:
             body, duplicates = _parse_object(target, request.body, media)
             _check_type(target, body)
 
-        versioned = bool((body.get("metadata") or {}).get("resourceVersion"))  # it was there when the client looked
-
         def decide(tx: Transaction) -> Answered:
             stored = tx.get(target.ref)
             if stored is None:
-                if target.subresource or target.ref.kind not in _CREATED_BY_UPDATE or versioned:
+                if target.subresource or target.ref.kind not in _CREATED_BY_UPDATE:
                     raise not_found(target.subject)
-                return self._create(tx, target.at(""), body, options, duplicates)
+                made = _with_metadata(body)
+                _check_name(target, made)
+                made["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
+                return self._create(tx, target.at(""), made, options, duplicates)
             wanted = _with_metadata(body)
             _check_name(target, wanted)
             _check_uid(target, stored, wanted["metadata"])
@@ -238,7 +239,7 @@ class Rest:
         try:
             patch, duplicates = bodies.parse(request.body, media)
         except RequestRefusedError as exc:
-            unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")  # noqa: PLR2004
+            unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")
             return Planned(partial(_refuse_if_there, target, unread), options.dry_run)
 
         def decide(tx: Transaction) -> Answered:
@@ -311,6 +312,8 @@ class Rest:
         Raises:
             RequestRefusedError: 409 when others own what would change, 400 and 422 for a bad configuration.
         """
+        if not isinstance(manifest.get("metadata"), Mapping | None):
+            raise _not_typed(target, {}, ".metadata: expected map")
         wanted = _with_metadata(manifest)
         if target.subresource == "scale":
             raise unprocessable("server-side apply on the scale subresource is not supported; patch or update it")
@@ -359,10 +362,7 @@ class Rest:
         except ApplyRefusedError as exc:
             raise bad_request(str(exc)) from exc
         except MergeError as exc:
-            resource, metadata = target.kind.resource, wanted["metadata"]
-            place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
-            what = f"({place}; {resource.group}/{resource.version}, Kind={resource.kind})"
-            raise plain_internal(f"failed to create typed patch object {what}: {exc}") from exc
+            raise _not_typed(target, wanted["metadata"], str(exc)) from exc
 
     # -- delete ------------------------------------------------------------------------------------------------------
 
@@ -392,8 +392,8 @@ class Rest:
             deleted = []
             for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
                 if chosen(stored):
-                    last, _ = delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
-                    deleted.append(in_version(target.kind, last))
+                    delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
+                    deleted.append(in_version(target.kind, stored))  # as they were chosen
             resource = target.kind.resource
             content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
             metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}
@@ -473,13 +473,9 @@ def _answered(target: Target, stored: Object, *, status: int = 200, warnings: li
 
 
 def _with_metadata(body: Mapping[str, Any]) -> JsonObject:
-    wanted: JsonObject = copy(body)
-    if wanted.get("metadata") is None:
-        wanted["metadata"] = {}
-    metadata = wanted["metadata"]
-    for name in [name for name, value in metadata.items() if value is None]:
-        del metadata[name]  # a null creationTimestamp is what every Go client sends
-    return wanted
+    """Return the body with metadata of its own, to be edited; nulls in it are left out: every Go client sends some."""
+    metadata = body.get("metadata") or {}
+    return {**body, "metadata": {name: value for name, value in metadata.items() if value is not None}}
 
 
 def _patched(target: Target, current: Object, patch: Any, media: str) -> JsonObject:
@@ -508,6 +504,14 @@ def _patched(target: Target, current: Object, patch: Any, media: str) -> JsonObj
     return dict(patched)
 
 
+def _not_typed(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:
+    """Refuse a configuration that does not fit the schema, as kube-apiserver does: as an error of its own."""
+    resource = target.kind.resource
+    place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
+    what = f"({place}; {resource.group}/{resource.version}, Kind={resource.kind})"
+    return plain_internal(f"failed to create typed patch object {what}: {why}")
+
+
 def _check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
     """Refuse a configuration that is not of the kind at the URL, or does not say what it is."""
     resource = target.kind.resource
@@ -534,7 +538,8 @@ def _check_type(target: Target, body: Mapping[str, Any], *, patched: bool = Fals
 
 def _check_name(target: Target, wanted: Mapping[str, Any]) -> None:
     """Refuse an object without its name, or with another one, before anything is made of it."""
-    name = (wanted.get("metadata") or {}).get("name")
+    metadata = wanted.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not name:
         why = f"the name of the object ({target.ref.key.name} based on URL) was undeterminable"
         raise bad_request(f"{why}: name must be provided")
@@ -592,5 +597,6 @@ def _check_delete_preconditions(target: Target, stored: Object, options: DeleteO
         raise conflict(target.kind_subject, f"{told} The object might have been deleted and then recreated")
     if options.resource_version and options.resource_version != live["resourceVersion"]:
         asked, there = options.resource_version, live["resourceVersion"]
-        told = f"the ResourceVersion in the precondition ({asked}) does not match the ResourceVersion in record ({there})"
-        raise conflict(target.kind_subject, f"{told}. The object might have been modified")
+        told = f"the ResourceVersion in the precondition ({asked}) does not match"
+        why = f"{told} the ResourceVersion in record ({there}). The object might have been modified"
+        raise conflict(target.kind_subject, why)

@@ -5,17 +5,23 @@ built-in kinds use the same form (`schemas.py`), so there is one code path for b
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 import attrs
 
-from llmkube.apiserver.jsonvalues import is_list, same
+from llmkube.apiserver.jsonvalues import is_list, is_object, same
 from llmkube.apiserver.schemas import OBJECT_META
+from llmkube.base.errors import UserError
 
 JsonObject = dict[str, Any]
 Relation = Literal["atomic", "set", "map"]
 
 _NOTHING: Final[Mapping[str, "Schema"]] = {}
+
+
+class RuleError(UserError):
+    """The text is no CEL expression that this server can run."""
 
 
 @attrs.frozen
@@ -85,8 +91,8 @@ class Schema:
             type=raw.get("type", ""),
             nullable=bool(raw.get("nullable", False)),
             properties={name: cls.parse(sub) for name, sub in properties.items()},
-            additional=cls.parse(additional) if isinstance(additional, Mapping) else None,
-            items=cls.parse(items) if isinstance(items, Mapping) else None,
+            additional=cls.parse(additional) if is_object(additional) else None,
+            items=cls.parse(items) if is_object(items) else None,
             preserve_unknown=bool(raw.get("x-kubernetes-preserve-unknown-fields", False)) or additional is True,
             embedded=embedded,
             int_or_string=bool(raw.get("x-kubernetes-int-or-string", False)),
@@ -109,17 +115,25 @@ class Schema:
 
     def counterpart(self, item: Any, old: Any) -> Any:
         """What an item of a list was before: found by key in a keyed list, unknown (None) in every other."""
-        if self.list_type != "map" or not is_list(old) or not isinstance(item, Mapping):
+        if self.list_type != "map" or not is_list(old) or not is_object(item):
             return None
         keys = [item.get(name) for name in self.list_map_keys]
         for candidate in old:
-            if isinstance(candidate, Mapping) and same([candidate.get(name) for name in self.list_map_keys], keys):
+            if is_object(candidate) and same([candidate.get(name) for name in self.list_map_keys], keys):
                 return candidate
         return None
 
     def child(self, name: str) -> "Schema | None":
         """The schema of an object's field or a map's value; None where the schema says nothing about it."""
         return self.properties.get(name, self.additional)
+
+
+@lru_cache(maxsize=4096)
+def has_rules(schema: Schema) -> bool:
+    """Whether there is a rule anywhere in the schema, so that rule-less subtrees cost nothing."""
+    return bool(schema.rules) or any(
+        has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+    )
 
 
 ANYTHING: Final = Schema(raw={"x-kubernetes-preserve-unknown-fields": True}, preserve_unknown=True)

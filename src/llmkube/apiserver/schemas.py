@@ -398,7 +398,7 @@ CUSTOM_RESOURCE_DEFINITION: Final = _kind(
     required=("spec",),
     spec=_object(
         "Desired state.",
-        required=("group", "names", "scope", "versions"),
+        required=("group", "names", "scope"),
         conversion=_object(
             "",
             required=("strategy",),

@@ -9,7 +9,7 @@ STATE_DIR/kubeconfig    how to reach it; 0600
 
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,19 @@ from typing import Final
 
 import attrs
 import httpx
+import structlog
 import trio
 
 from llmkube.apiserver.access import ensure_token, guarded, write_kubeconfig
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.bodies import MAX_BODY_BYTES
-from llmkube.apiserver.journal import Journal, ThreadedJournal, open_journal
+from llmkube.apiserver.journal import Journal, JournalDamagedError, ThreadedJournal, move_aside, open_journal
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.store import Store
 from llmkube.base.http import Handler, Limits, open_listeners, run_server
+
+log = structlog.get_logger()
 
 DEFAULT_PORT: Final = 7443
 
@@ -85,7 +88,7 @@ async def open_api_server(
 
     Raises:
         PortTakenError: Another program has the port.
-        JournalError: The database cannot be used.
+        JournalError: The database cannot be used; a damaged one is moved aside, with a message in the log.
     """
     async with AsyncExitStack() as stack:
         listeners = await open_listeners(host, port, field=port_field)  # first: a taken port changes nothing on disk
@@ -98,8 +101,7 @@ async def open_api_server(
         token = ensure_token(state_dir / "ca" / "token")
         context = server_context(pki)
         secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in listeners]
-        journal = stack.enter_context(open_journal(state_dir / "api.db"))
-        server = await _start(journal, utcnow, rng or random.SystemRandom())
+        server = await _start(stack, state_dir / "api.db", utcnow, rng or random.SystemRandom())
         kubeconfig = state_dir / "kubeconfig"
         write_kubeconfig(kubeconfig, url=url, ca_certificate=pki.ca_certificate, token=token)
         limits = Limits(max_body_bytes=2 * MAX_BODY_BYTES, drain_seconds=_DRAIN_SECONDS)
@@ -127,8 +129,29 @@ async def open_memory_api_server(
         nursery.cancel_scope.cancel()
 
 
-async def _start(journal: Journal, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
-    store = await trio.to_thread.run_sync(journal.load)
+async def _start(
+    stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random
+) -> ApiServer:
+    """Start on the database, or on a new one when that is damaged: a machine that serves nothing helps nobody."""
+    try:
+        journal, store = await _open_database(stack, path)
+    except JournalDamagedError as exc:
+        kept = move_aside(path, utcnow())
+        log.error(  # noqa: TRY400  # a trace says nothing about a damaged file
+            "the database is damaged and was moved aside; starting with an empty one, apply your manifests again",
+            error=str(exc),
+            moved_to=str(kept),
+        )
+        journal, store = await _open_database(stack, path)
     server = ApiServer(store, durable=ThreadedJournal(journal), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
+
+
+async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[Journal, Store]:
+    """Return an open journal, to be closed with the stack, and what it holds; when it fails, it is closed already."""
+    with ExitStack() as opened:
+        journal = opened.enter_context(open_journal(path))
+        store = await trio.to_thread.run_sync(journal.load)
+        stack.push(opened.pop_all())
+    return journal, store

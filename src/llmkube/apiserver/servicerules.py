@@ -64,11 +64,15 @@ def prepare(obj: JsonObject, old: Old) -> None:
         if not spec.get(name) and before.get(name):
             spec[name] = copy(before[name])
     if spec.get("type") in _NODE_PORT_TYPES and before.get("type") in _NODE_PORT_TYPES:
-        known = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in before.get("ports") or ()}
-        for port in spec.get("ports") or ():
-            number = known.get((port.get("port"), port.get("protocol")))
-            if number and not port.get("nodePort"):
-                port["nodePort"] = number
+        _keep_node_ports(spec, before)
+
+
+def _keep_node_ports(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    known = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in before.get("ports") or ()}
+    for port in spec.get("ports") or ():
+        number = known.get((port.get("port"), port.get("protocol")))
+        if number and not port.get("nodePort"):
+            port["nodePort"] = number
 
 
 def _give_back(spec: JsonObject, before: Mapping[str, Any]) -> None:
@@ -126,17 +130,20 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
             yield required(at(path, "protocol"))
         elif protocol not in PROTOCOLS:
             yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
-        target = port.get("targetPort")
-        if isinstance(target, int):
-            yield from check_port_number(target, at(path, "targetPort"))
-        elif isinstance(target, str):
-            for wrong in names.port_name(target):
-                yield invalid(at(path, "targetPort"), target, wrong)
+        yield from _check_target(port.get("targetPort"), at(path, "targetPort"))
         yield from check_app_protocol(port, path)
         if (port.get("port"), protocol) in seen_ports:
             shown = {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port.get("port")}
             yield duplicate(path, {**shown, "TargetPort": 0, "NodePort": 0})
         seen_ports.add((port.get("port"), protocol))
+
+
+def _check_target(target: Any, path: str) -> Iterator[FieldError]:
+    if isinstance(target, int):
+        yield from check_port_number(target, path)
+    elif isinstance(target, str):
+        for wrong in names.port_name(target):
+            yield invalid(path, target, wrong)
 
 
 def _check_external_name(spec: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -7,7 +7,7 @@ Facts: `k8s.io/apimachinery/pkg/util/strategicpatch` and Kubernetes' "strategic-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.apiserver.jsonvalues import compact, copy, is_list, same
+from llmkube.apiserver.jsonvalues import compact, copy, is_list, is_object, same
 from llmkube.apiserver.schema import ANYTHING, JsonObject, Schema
 from llmkube.base.errors import UserError
 
@@ -64,7 +64,7 @@ def _arrange(
 def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> None:
     if value is None:
         target.pop(name, None)
-    elif isinstance(value, Mapping):
+    elif is_object(value):
         _patch_map(target, name, value, inner)
     elif is_list(value) and "merge" in inner.patch_strategies:
         target[name] = _merge_lists(target.get(name) or [], value, inner)
@@ -107,7 +107,7 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
         every = [*target, *(copy(item) for item in patch if compact(item) not in known)]
         return _ordered(every, patch, target, "")
     for item in patch:
-        if not isinstance(item, Mapping):
+        if not is_object(item):
             raise StrategicPatchError("an item of a list that merges by key must be an object")
     if any(item.get(_PATCH) == "replace" for item in patch):
         return [copy(item) for item in patch if _PATCH not in item]
@@ -137,7 +137,7 @@ def _ordered(items: Sequence[Any], asked: Sequence[Any], before: Sequence[Any], 
     """
 
     def spelled(item: Any) -> str:
-        return compact(item.get(key) if key and isinstance(item, Mapping) else item)
+        return compact(item.get(key) if key and is_object(item) else item)
 
     wanted = {spelled(item): place for place, item in reversed(list(enumerate(asked)))}
     stood = {spelled(item): place for place, item in reversed(list(enumerate(before)))}

@@ -22,7 +22,7 @@ import attrs
 from llmkube.apiserver import builtins, defaults, fieldset, metadata, validate
 from llmkube.apiserver.fielderrors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.fieldset import FieldSet
-from llmkube.apiserver.jsonvalues import copy, is_integer, json_type, same
+from llmkube.apiserver.jsonvalues import copy, is_integer, is_object, json_type, same
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.schema import JsonObject
 
@@ -74,7 +74,7 @@ def complete(
         defaults.drop_nulls(completed, kind.schema)
     if kind.builtin:
         defaults.drop_empty(completed, kind.schema)
-    completed = defaults.apply_defaults(completed, kind.schema)
+    defaults.fill(completed, kind.schema)
     _behaviour(kind, completed).fill(completed)
     return completed, unknown if kind.builtin else tuple(sorted(unknown))
 
@@ -97,11 +97,7 @@ def prepare(
     if kind.builtin:
         defaults.nullify(prepared, kind.schema)
     if old is None:
-        if kind.status_subresource:
-            prepared.pop("status", None)
-            status = kind.schema.child("status") if kind.builtin else None
-            if status is not None and status.has_default:
-                prepared["status"] = defaults.zero(status)
+        _reset_status(kind, prepared)
         _behaviour(kind, prepared).prepare(prepared, None)
         return prepared
     if subresource == "status":
@@ -120,6 +116,15 @@ def prepare(
         tag["resourceVersion"] = before.get("resourceVersion", "")
     _behaviour(kind, prepared).prepare(prepared, old)
     return prepared
+
+
+def _reset_status(kind: KindInfo, obj: JsonObject) -> None:
+    """Give a new object the status that it begins with: none, or the empty structure of a built-in kind."""
+    if kind.status_subresource:
+        obj.pop("status", None)
+        status = kind.schema.child("status") if kind.builtin else None
+        if status is not None and status.has_default:
+            obj["status"] = defaults.zero(status)
 
 
 def check(
@@ -165,7 +170,7 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Judge the count that the scale subresource shows: kube-apiserver does, whatever the schema says of it."""
     value: Any = obj
     for step in path.strip(".").split("."):
-        if not isinstance(value, Mapping):
+        if not is_object(value):
             yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected map[string]interface{{}}")
             return
         value = value.get(step)

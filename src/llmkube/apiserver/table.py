@@ -65,7 +65,8 @@ def table(
         include: What each row carries of its object: `None`, `Metadata` (the default) or `Object`.
         header: Whether to define the columns; a watch does so once.
     """
-    columns = columns_of(kind)
+    items = list(items)
+    columns = _SCALE if items and items[0].get("kind") == "Scale" else columns_of(kind)
     rows = [
         {"cells": [column.cell(item, now) for column in columns], "object": _row_object(item, include)}
         for item in items
@@ -174,7 +175,7 @@ def _first_few(shown: list[str], limit: int = 3) -> str:
 
 
 def _endpoints(item: Object, now: datetime) -> str:
-    shown = []
+    shown: list[str] = []
     for subset in item.get("subsets") or ():
         ips = [address["ip"] for address in subset.get("addresses") or ()]
         ports = subset.get("ports") or ()
@@ -216,6 +217,13 @@ def _event_message(item: Object, now: datetime) -> str:
 
 _NAME: Final = Column("Name", _at(".metadata.name"), format="name", description="Name, unique within a namespace.")
 _AGE: Final = Column("Age", _age_of(".metadata.creationTimestamp"), description="Time since the object was created.")
+_SCALE: Final = (
+    _NAME,
+    Column("Desired", lambda item, _now: (item.get("spec") or {}).get("replicas", 0), "integer"),
+    Column("Available", lambda item, _now: (item.get("status") or {}).get("replicas", 0), "integer"),
+    _AGE,
+)
+"""Of the subresource `scale`, whatever kind it is of."""
 _FIRST_SEEN: Final = _age_of(".firstTimestamp", ".eventTime", ".metadata.creationTimestamp")
 _LAST_SEEN: Final = _age_of(".series.lastObservedTime", ".lastTimestamp", ".firstTimestamp", ".eventTime")
 

@@ -28,7 +28,7 @@ from llmkube.apiserver.fielderrors import (
     type_invalid,
 )
 from llmkube.apiserver.formats import FORMATS
-from llmkube.apiserver.jsonvalues import compact, is_integer, is_list, is_number, json_type, same
+from llmkube.apiserver.jsonvalues import compact, is_integer, is_list, is_number, is_object, json_type, same
 from llmkube.apiserver.schema import Schema
 
 __all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
@@ -54,7 +54,7 @@ def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldEr
 
 
 def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool = True) -> list[FieldError]:
-    """Return what is wrong with an object, its rules aside; of lists' repeated items a built-in kind has its own idea."""
+    """Return what is wrong with an object, its rules aside; about repeated items a built-in kind has its own idea."""
     return [*_judge(obj, old, schema, path), *(_repeats(obj, old, schema, path) if repeats else ())]
 
 
@@ -73,7 +73,7 @@ def well_typed(value: Any, schema: Schema) -> bool:
     """Whether every value has the JSON type that its schema asks for, bounds and rules aside."""
     if not _has_type(value, schema):
         return False
-    if isinstance(value, Mapping):
+    if is_object(value):
         return all(
             well_typed(item, inner) for name, item in value.items() if (inner := schema.child(name)) is not None
         )
@@ -98,8 +98,8 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
         return
     yield from _bounds(value, schema.raw, path)
     yield from _branches(value, schema, path)
-    if isinstance(value, Mapping):
-        yield from _fields(value, old if isinstance(old, Mapping) else {}, schema, path)
+    if is_object(value):
+        yield from _fields(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
         for index, item in enumerate(value):
             yield from _judge(item, schema.counterpart(item, old), schema.items, at_index(path, index))
@@ -141,7 +141,7 @@ def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldErro
         yield from _number_bounds(value, raw, path)
     elif isinstance(value, str):
         yield from _text_bounds(value, raw, path)
-    elif isinstance(value, Mapping):
+    elif is_object(value):
         yield from _size_bounds(len(value), raw.get("minProperties"), raw.get("maxProperties"), "properties", path)
     elif is_list(value):
         yield from _size_bounds(len(value), raw.get("minItems"), raw.get("maxItems"), "items", path)
@@ -219,7 +219,7 @@ def _repeats(value: Any, old: Any, schema: Schema, path: str) -> list[FieldError
 
 
 def _find_repeats(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    if isinstance(value, Mapping):
+    if is_object(value):
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
@@ -239,7 +239,7 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
     for index, item in enumerate(items):
         marks = item
         if schema.list_type == "map":
-            if not isinstance(item, Mapping):
+            if not is_object(item):
                 if item is not None:
                     yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
                 continue

@@ -12,6 +12,7 @@ import trio
 from llmkube.base.logs import configure_logging
 from llmkube.cli.cluster import find_config
 from llmkube.cli.config import ControllerConfig, load
+from llmkube.cli.host import default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.running import Stop, open_service_nursery, run_until_signal
 from llmkube.controller.operator import run_controller
@@ -34,6 +35,7 @@ def controller(**flags: Any) -> None:
         namespace=config.namespace,
         lease_namespace=config.lease_namespace,
         host_accelerators=frozenset(config.accelerator),
+        identity=default_host_name(),
     )
     rng = random.Random()  # noqa: S311 (jitter, no secret)
 

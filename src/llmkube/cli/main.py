@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Entry] = {
     "status": Entry("llmkube.cli.objects:status", "Explain one InferenceService (or Model) and its conditions."),
     "delete": Entry("llmkube.cli.objects:delete", "Delete an InferenceService (or Model)."),
     "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+    "rbac": Entry("llmkube.cli.rbac:rbac", "Print the roles that a program needs in a cluster."),
     "version": Entry("llmkube.cli.main:version", "Print the version."),
 }
 

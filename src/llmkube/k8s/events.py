@@ -4,6 +4,8 @@ An event is news, not state: losing one is a pity, and holding up a service for 
 
 * `emit_nowait` only puts the news on a shelf of bounded size; what does not fit is dropped and counted;
 * the same news about the same object is one Event whose `count` rises, also while it still lies on the shelf;
+* words that differ each time (a pid, a number of attempts) do not help: beyond `VARIETY` messages with one reason, an
+  object's further ones share one Event that has the newest of them;
 * each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
   and a hundred different lines about one object do not crowd out those about another;
 * a server that is away is tried again with back-off; one that refuses is believed.
@@ -46,6 +48,9 @@ SHELF_PER_OBJECT: Final = 16
 REMEMBERED: Final = 1024
 """Events whose counts can still be raised, and objects whose writes are counted; what is forgotten starts anew."""
 
+VARIETY: Final = 5
+"""Different messages with the same reason that an object may have as Events of their own."""
+
 BURST: Final = 10
 REFILL_SECONDS: Final = 30.0
 WRITE_SECONDS: Final = 10.0
@@ -72,7 +77,7 @@ _log = structlog.get_logger()
 
 @attrs.frozen
 class Series:
-    """What makes two pieces of news the same: only time and number differ."""
+    """What makes two pieces of news the same: only time and number differ, and the words where `message` is empty."""
 
     about: "Subject"
     type: EventType
@@ -108,6 +113,7 @@ class _News:
     first: datetime.datetime
     last: datetime.datetime
     shelved_at: float  # monotonic
+    message: str  # the newest
 
 
 @attrs.frozen
@@ -143,6 +149,7 @@ class EventRecorder:
     dropped: int = attrs.field(default=0, init=False)
     _shelf: OrderedDict[Series, _News] = attrs.field(factory=OrderedDict, init=False)
     _waiting: Counter[Subject] = attrs.field(factory=Counter, init=False)
+    _messages: OrderedDict[tuple[Subject, EventType, str], list[str]] = attrs.field(factory=OrderedDict, init=False)
     _told: OrderedDict[Series, _Told] = attrs.field(factory=OrderedDict, init=False)
     _allowances: OrderedDict[Subject, _Allowance] = attrs.field(factory=OrderedDict, init=False)
     _queue: WorkQueue[Subject] = attrs.field(init=False)
@@ -161,8 +168,8 @@ class EventRecorder:
             message: A sentence for people; credentials in it are blotted out, and it is cut at 1 KiB.
             type: `Warning` for what somebody should look at.
         """
-        series = Series(Subject.of(about), type, reason[:MAX_REASON_CHARS], blotted(message))
-        self._put(series, 1, self.utcnow(), trio.current_time())
+        words = blotted(message)
+        self._put(self._series(Subject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
 
     async def run(self, client: Client) -> Never:
         """Write what is on the shelf until cancelled; no failure of the API server ends this."""
@@ -178,17 +185,29 @@ class EventRecorder:
         while self._shelf:
             await self._progress.wait()
 
-    def _put(self, series: Series, count: int, first: datetime.datetime, shelved_at: float) -> None:
+    def _series(self, about: Subject, type_: EventType, reason: str, message: str) -> Series:
+        """Tell which series a message belongs to: one of its own, or that of all further ones."""
+        known = self._messages.setdefault((about, type_, reason), [])
+        self._messages.move_to_end((about, type_, reason))
+        if len(self._messages) > REMEMBERED:
+            self._messages.popitem(last=False)
+        if message not in known:
+            if len(known) >= VARIETY:
+                return Series(about, type_, reason, "")
+            known.append(message)
+        return Series(about, type_, reason, message)
+
+    def _put(self, series: Series, message: str, now: datetime.datetime) -> None:
         news = self._shelf.get(series)
         if news is not None:
-            news.count += count
-            news.first, news.last = min(news.first, first), max(news.last, first)
+            news.count += 1
+            news.last, news.message = now, message
             return
         if self._waiting[series.about] >= SHELF_PER_OBJECT:
             self._drop(next(one for one in self._shelf if one.about == series.about))
         elif len(self._shelf) >= SHELF:
             self._drop(next(iter(self._shelf)))
-        self._shelf[series] = _News(count, first, first, shelved_at)
+        self._shelf[series] = _News(1, now, now, trio.current_time(), message)
         self._waiting[series.about] += 1
         self._queue.add_nowait(series.about)
 
@@ -258,7 +277,7 @@ class EventRecorder:
         told = self._told.get(series)
         if told is not None:
             count = told.count + news.count
-            patch = {"count": count, "lastTimestamp": _timestamp(news.last)}
+            patch = {"count": count, "lastTimestamp": _timestamp(news.last), "message": news.message}
             try:
                 await client.patch(Event, told.key, patch)
             except NotFoundError:  # the server forgets events after an hour; then the series begins anew
@@ -290,7 +309,7 @@ class EventRecorder:
             },
             "type": series.type,
             "reason": series.reason,
-            "message": series.message,
+            "message": news.message,
             "count": news.count,
             "firstTimestamp": _timestamp(news.first),
             "lastTimestamp": _timestamp(news.last),

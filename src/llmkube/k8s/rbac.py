@@ -93,7 +93,7 @@ def _rules(needs: Iterable[Need]) -> list[dict[str, Any]]:
         plurals.setdefault((group, tuple(sorted(said))), []).append(plural)
     return [
         {"apiGroups": [group], "resources": names, "verbs": list(said)}
-        for (group, said), names in sorted(plurals.items())
+        for (group, said), names in sorted(plurals.items(), key=lambda item: (item[0][0], item[1]))
     ]
 
 

@@ -3,7 +3,7 @@
 ```
  run_agent
  └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ outbox, repeats, reflectors, presence
+   ├ outbox, repeats, reflectors, presence, events
    └ services nursery    cancelled first; the support closes after the last service has gone
      ├ run_service "chat"      life scope
      └ run_service "embed"     life scope
@@ -22,6 +22,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.child import KILL_SECONDS
@@ -76,6 +77,7 @@ class _Agent:
     settings: AgentSettings
     ports: Ports
     outbox: Outbox
+    events: EventRecorder
     models: Cache[Model]
     services: Cache[InferenceService]
     running: dict[Key, _Running] = attrs.field(factory=dict)
@@ -116,24 +118,27 @@ class _Agent:
             if running is not None:
                 running.life.cancel(reason="deleted, or no longer this host's")
         elif running is None:
-            nursery.start_soon(self._look_after, wish)
+            # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
+            self.running[key] = running = self._prepared(wish)
+            nursery.start_soon(self._look_after, key, running)
         elif not running.life.cancel_called and not wish.same_wish(current):
             running.desired.put_nowait(wish)
         # A service that comes back while its task ends is marked again by the end of that task.
 
-    async def _look_after(self, wish: Desired) -> None:
-        reporter = Reporter(wish, self.settings, self.outbox, self.ports.utcnow, self._changed)
-        running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
-        reporter.greet()
-        with self._listed(wish.key, running), running.life:
-            await run_service(running.desired, reporter, self.ports, self.settings)
+    def _prepared(self, wish: Desired) -> _Running:
+        reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed)
+        return _Running(Mailbox(wish), trio.CancelScope(), reporter)
+
+    async def _look_after(self, key: Key, running: _Running) -> None:
+        running.reporter.greet()
+        with self._listed(key), running.life:
+            await run_service(running.desired, running.reporter, self.ports, self.settings)
         if running.life.cancelled_caught:
-            log.info("inference service ended", name=wish.key.name, namespace=wish.key.namespace)
-            reporter.farewell()
+            log.info("inference service ended", name=key.name, namespace=key.namespace)
+            running.reporter.farewell()
 
     @contextmanager
-    def _listed(self, key: Key, running: _Running) -> Iterator[None]:
-        self.running[key] = running
+    def _listed(self, key: Key) -> Iterator[None]:
         try:
             yield
         finally:
@@ -169,7 +174,8 @@ async def run_agent(
 async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
-    agent = _Agent(settings, ports, Outbox(ports.rng), Cache(), Cache())
+    events = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
+    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache())
     # Cancellation would reach the outbox together with the services that still have to speak through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
@@ -180,6 +186,7 @@ async def _run_shielded(
             outer.start_soon(partial(reflect, InferenceService, agent.services, agent.mark))
             outer.start_soon(partial(reflect, Model, agent.models, agent.mark_model))
             outer.start_soon(run_presence, client, settings, ports.utcnow)
+            outer.start_soon(events.run, client)
             async with trio.open_nursery() as services:
                 services.start_soon(agent.run)
                 task_status.started(agent.view)
@@ -191,6 +198,7 @@ async def _run_shielded(
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
                 await agent.outbox.wait_heard()
+                await events.wait_told()
                 await withdraw_presence(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:

@@ -16,6 +16,7 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
+from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import endpoints, status
@@ -42,10 +43,12 @@ class Reporter:
     wish: Desired
     settings: AgentSettings
     outbox: Outbox
+    events: EventRecorder
     utcnow: Callable[[], datetime.datetime]
     changed: Callable[[], None]
     view: ServiceView = ServiceView("")
     _restarts: int = 0
+    _fetch_error: str = ""
     _fetched: ModelSpec | None = None  # what was asked of the file that is here
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
@@ -86,6 +89,7 @@ class Reporter:
         """The spec makes no plan; whatever runs goes on with the last one that did."""
         log.warning("spec refused", name=self.key.name, namespace=self.key.namespace, error=str(error))
         self._set("Accepted", False, "Invalid", str(error))
+        self._warn("Invalid", str(error))
         self._write_status()
 
     def fetching(self, message: str) -> None:
@@ -95,14 +99,18 @@ class Reporter:
 
     def fetched(self, weights: WeightsFile, facts: GGUFFacts) -> None:
         """The Model's file is here, and this is what it says of itself."""
-        self._fetched = self.wish.model.spec
+        self._fetched, self._fetch_error = self.wish.model.spec, ""
         self._set_model(True, "Fetched", f"the file is on host {self.settings.host_name}", weights, facts)
 
     def not_fetched(self, error: LLMKubeError) -> None:
         """The Model's file cannot be had, or is not what it should be."""
         self._fetched = None
-        log.warning("model not fetched", name=self.key.name, namespace=self.key.namespace, error=str(error))
-        self._set_model(False, status.fetch_reason(error), str(error))
+        if str(error) != self._fetch_error:  # it is tried again and again; the news is told once
+            log.warning("model not fetched", name=self.key.name, namespace=self.key.namespace, error=str(error))
+        self._fetch_error = str(error)
+        reason = status.fetch_reason(error)
+        self._set_model(False, reason, str(error))
+        self._warn(reason, str(error))
 
     def say(self, view: ServiceView) -> None:
         """Replace the snapshot, and with it the `Loaded` condition and the endpoint."""
@@ -124,6 +132,7 @@ class Reporter:
     def failed(self, failure: Failure, failures: int, delay_seconds: float) -> None:
         """An attempt has failed; say why in the engine's own words, and when the next one comes."""
         self._restarts += 1
+        self._warn(str(failure.reason), failure.message)
         if delay_seconds == 0:
             head, reason = "restarting at once", Reason.RESTARTING
         else:
@@ -147,6 +156,7 @@ class Reporter:
         The wait for the API server is bounded: an engine must be stoppable while the cluster is away.
         """
         self.amend(Reason.LOADED, message)
+        self.events.emit_nowait(self.wish.service, "Loaded", f"{message} on host {self.settings.host_name}")
         log.info(
             "registered endpoint",
             name=self.key.name,
@@ -210,6 +220,9 @@ class Reporter:
                 host = self.settings.host_name
                 manifest = endpoints.slice_manifest(service, host, address, port, ready=ready)
             self.outbox.put_nowait(slot, manifest)
+
+    def _warn(self, reason: str, message: str) -> None:
+        self.events.emit_nowait(self.wish.service, reason, message, type="Warning")
 
     def _set(self, kind: str, value: bool, reason: str, message: str) -> None:
         generation = self.wish.service.metadata.generation or 0

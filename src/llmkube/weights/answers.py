@@ -21,7 +21,7 @@ from llmkube.weights.errors import (
 Headers = Mapping[str, str]
 """An answer's headers; looked up in lower case."""
 
-TOKEN_ADVICE: Final = (
+ACCESS_ADVICE: Final = (
     "put a token that may read it into a Secret under the key HF_TOKEN, and name the Secret in spec.sourceSecretRef "
     "(for a gated model, accept its terms on its page first)"
 )
@@ -154,7 +154,7 @@ def refusal(
     if status in (401, 403):
         if asked.hub:
             cause = "the token that was sent may not read it" if asked.credential else "it wants a token"
-            return AccessDeniedError(f"{answer}: {cause}; {TOKEN_ADVICE}")
+            return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
         return AccessDeniedError(
             f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
             "or download the file yourself and name it by its path"

@@ -7,7 +7,16 @@ name. Proxies of the environment are not used: through one, nobody here would se
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
@@ -78,7 +87,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
@@ -89,7 +98,10 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         return _Stream(await self._first_that_answers(host, port, addresses))
 
     async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
+        socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         raise httpcore.UnsupportedProtocol("downloads go over TCP")
 
@@ -140,13 +152,13 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     stream: trio.abc.Stream
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 (httpcore's)
         try:
             return bytes(await self.stream.receive_some(max(max_bytes, _RECEIVE_BYTES)))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
             raise httpcore.ReadError(_words(exc)) from exc
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 (httpcore's)
         try:
             await self.stream.send_all(buffer)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
@@ -156,7 +168,10 @@ class _Stream(httpcore.AsyncNetworkStream):
         await trio.aclose_forcefully(self.stream)  # nothing is owed to a server that has been read, or given up on
 
     async def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
     ) -> httpcore.AsyncNetworkStream:
         tls = trio.SSLStream(self.stream, ssl_context, server_hostname=server_hostname, https_compatible=True)
         try:
@@ -193,12 +208,19 @@ class _Transport(httpx.AsyncBaseTransport):
 
 @attrs.define(eq=False)
 class _Body(httpx.AsyncByteStream):
-    chunks: Any  # httpcore types it as an iterable; it can be closed too
+    """A body as httpx wants it; no generator, so that there is one less to unwind."""
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    chunks: Any  # httpcore types it as an iterable; it can be closed too
+    _iterator: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        self._iterator = aiter(self.chunks)
+        return self
+
+    async def __anext__(self) -> bytes:
+        assert self._iterator is not None
         with _translated():
-            async for chunk in self.chunks:
-                yield chunk
+            return await anext(self._iterator)
 
     async def aclose(self) -> None:
         await self.chunks.aclose()

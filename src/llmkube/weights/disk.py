@@ -17,18 +17,23 @@ _SMALLEST_MARGIN: Final = 1 << 20
 
 
 class RunSync(Protocol):
-    """Run blocking work elsewhere and return its result; never abandoned half-way."""
+    """Run blocking work elsewhere and return its result."""
 
     async def __call__(self, fn: Callable[[], T], /) -> T:
         """Return what `fn` returns, or raise what it raises."""
         ...
 
 
-def in_threads(limiter: trio.CapacityLimiter) -> RunSync:
-    """Run blocking work in worker threads, as many as the limiter allows."""
+def in_threads(limiter: trio.CapacityLimiter, *, abandon: bool = False) -> RunSync:
+    """Run blocking work in worker threads, as many as the limiter allows.
+
+    Args:
+        limiter: Shared by all who use the same disk.
+        abandon: Leave a thread behind when its task is cancelled; only for work that reads.
+    """
 
     async def run_sync(fn: Callable[[], T], /) -> T:
-        return await trio.to_thread.run_sync(fn, limiter=limiter)
+        return await trio.to_thread.run_sync(fn, limiter=limiter, abandon_on_cancel=abandon)
 
     return run_sync
 

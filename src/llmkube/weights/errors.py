@@ -1,6 +1,7 @@
 """What can be wrong with weights, each with the word that the Model's `Fetched` condition uses for it.
 
-The user's errors stay until somebody edits the Model, mends the file or grants access; the world's may pass by themselves.
+The user's errors stay until somebody edits the Model, mends the file or grants access; the world's may pass by
+themselves.
 """
 
 from typing import ClassVar

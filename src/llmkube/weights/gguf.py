@@ -253,10 +253,11 @@ def _check_tokenizer(values: _Values) -> None:
         raise refuse(
             f"it has no {TOKENS}" if tokens is None else f"{TOKENS} is a {tokens.title} and not its vocabulary"
         )
-    for key, kind in OF_TOKENS.items():
+    for key, kinds in OF_TOKENS.items():
         value = values.get(key)
-        if value is not None and (value.kind != kind or value.count is None or value.count < tokens.count):
-            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens wants a {VALUE_NAMES[kind]}")
+        if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
+            wanted = VALUE_NAMES[kinds[0]]
+            raise refuse(f"{key} is of type {value.title} where each of {tokens.count} tokens wants a {wanted}")
 
 
 def _split_count(values: _Values) -> int:

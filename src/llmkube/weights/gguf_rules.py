@@ -43,8 +43,11 @@ OF_TOKENIZER: Final[Mapping[str, int]] = {
 }
 """Keys that are absent or of this type where there is a tokenizer."""
 
-OF_TOKENS: Final[Mapping[str, int]] = {"tokenizer.ggml.scores": FLOAT32, "tokenizer.ggml.token_type": INT32}
-"""Arrays that are absent or have one such element for each token."""
+OF_TOKENS: Final[Mapping[str, tuple[int, ...]]] = {
+    "tokenizer.ggml.scores": (FLOAT32, INT32),
+    "tokenizer.ggml.token_type": (INT32,),
+}
+"""Arrays that are absent or have an element of one of these types for each token."""
 
 REQUIRED: Final = ("context_length", "embedding_length", "block_count")
 """Below the architecture's name: unsigned numbers that must be there."""

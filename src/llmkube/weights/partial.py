@@ -129,7 +129,7 @@ class Partial:
             elif self._is_ours() and not self.unhashed_bytes:
                 self.checkpoint()
         except (OSError, FetchError):
-            pass  # noqa: S110 - the download starts further back next time, which is no news for whoever waits now
+            pass
         finally:
             os.close(self._fd)
 

@@ -36,7 +36,7 @@ class Progress:
     note: str = ""
 
     def __str__(self) -> str:
-        words = [self.stage]
+        words: list[str] = [self.stage]
         if self.total_bytes:
             words.append(f"{100 * self.done_bytes // self.total_bytes} % of {format_bytes(self.total_bytes)}")
         elif self.done_bytes:

@@ -150,29 +150,17 @@ def parse_source(text: str) -> Source:
     shown = repr(_redact(text))
     if not text or any(c.isspace() or not c.isprintable() for c in text[:1] + text[-1:]) or "\0" in text:
         raise SourceError(f"{shown} is empty or has stray white space around it; use {_FORMS}")
+    if any("\ud800" <= character <= "\udbff" for character in text):  # the others stand for bytes of a file's name
+        raise SourceError(f"{shown} is not valid text")
     if text.startswith("/"):
         return LocalFile(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
-        name, _, revision = text.partition("@")
+        name = text.partition("@")[0]
         if _REPOSITORY.fullmatch(name):
             return HubRepository(name, _revision(shown, text))
         raise SourceError(f"{shown} is neither an absolute path nor a URL; use {_FORMS}")
-    if scheme == "builtin":
-        if not _BUILTIN_NAME.fullmatch(rest):
-            raise SourceError(f"{shown} names no built-in weights; builtin://demo does")
-        return Builtin(rest)
-    if scheme == "file":
-        return _local_file(shown, rest)
-    if scheme not in ("http", "https", "hf", "pvc", "s3"):
-        raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
-    if not rest.strip("/"):
-        raise SourceError(f"{shown} names nothing after {scheme}://")
-    if scheme == "hf":
-        return _hub(shown, rest)
-    if scheme in ("pvc", "s3"):
-        return Elsewhere(scheme, text)
-    return _web(shown, text)
+    return _with_scheme(shown, text, scheme, rest)
 
 
 def part_names(name: str) -> tuple[str, ...]:
@@ -192,6 +180,22 @@ def part_names(name: str) -> tuple[str, ...]:
     if count > MAX_PARTS:
         raise SourceError(f"{name!r} is one of {count} parts; more than {MAX_PARTS} are not supported")
     return tuple(f"{found['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1))
+
+
+def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
+    if scheme == "builtin":
+        if not _BUILTIN_NAME.fullmatch(rest):
+            raise SourceError(f"{shown} names no built-in weights; builtin://demo does")
+        return Builtin(rest)
+    if scheme == "file":
+        return _local_file(shown, rest)
+    if scheme not in ("http", "https", "hf", "pvc", "s3"):
+        raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
+    if not rest.strip("/"):
+        raise SourceError(f"{shown} names nothing after {scheme}://")
+    if scheme == "hf":
+        return _hub(shown, rest)
+    return Elsewhere(scheme, text) if scheme in ("pvc", "s3") else _web(shown, text)
 
 
 def _redact(text: str) -> str:
@@ -219,7 +223,8 @@ def _hub(shown: str, rest: str) -> HubFile | HubRepository:
 
 
 def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
-    if any(segment in ("", ".", "..") for segment in path.split("/")) or not path.isprintable() or set(path) & set("?#\\"):
+    odd = not path.isprintable() or set(path) & set("?#\\")
+    if odd or any(segment in ("", ".", "..") for segment in path.split("/")):
         raise SourceError(f"{shown} names no file in a repository; write hf://ORG/REPO/FILE.gguf")
     if not path.lower().endswith(".gguf"):
         raise SourceError(f"{shown} does not name a .gguf file; write hf://ORG/REPO/FILE.gguf[@REVISION]")

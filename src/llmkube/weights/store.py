@@ -4,7 +4,7 @@
 <root>/                     0700; all that is in it is 0600
 ├── blobs/sha256/<digest>   complete, synced, named by its own SHA-256
 ├── index/<hash>.json       which blobs a source led to: `weights.records`; the hash is of the source
-├── sets/<hash>/model-*     the parts of a split model side by side, as hard links to blobs; the hash is of their digests
+├── sets/<hash>/model-*     the parts of a split model side by side: hard links to blobs, by their digests
 ├── partial/<hash>          downloads to take up again: `weights.partial`
 ├── incoming/<random>       one writer each, which holds a lock on it for as long as it lives
 └── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry
@@ -28,7 +28,7 @@ import attrs
 
 from llmkube.weights.errors import FetchError
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @attrs.frozen
@@ -171,7 +171,7 @@ def open_store(root: Path) -> Store:
 
 
 def _checked(sha256: str) -> str:
-    if not _DIGEST.fullmatch(sha256):
+    if not DIGEST.fullmatch(sha256):
         raise ValueError(f"not a SHA-256 in lower-case hex: {sha256!r}")
     return sha256
 

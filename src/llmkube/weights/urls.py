@@ -96,6 +96,8 @@ def parse_url(text: str) -> tuple[WebUrl, UserInfo | None]:
     """
     if len(text) > _LONGEST:
         raise BadUrlError(f"it is longer than {_LONGEST} characters")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadUrlError("it is not valid text")
     if _FORBIDDEN.search(text):
         raise BadUrlError("it holds a space, a control character or a backslash")
     scheme, separator, rest = text.partition("://")

@@ -1,0 +1,365 @@
+"""The way from a remote source to a complete file in the store: recall it, or plan, download, verify and keep it."""
+
+import datetime
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial as bind
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from llmkube.weights import hub
+from llmkube.weights.addresses import Policy
+from llmkube.weights.answers import Asked, linked_digest, range_total, refusal
+from llmkube.weights.dial import OpenTransport, open_transport_with
+from llmkube.weights.disk import RunSync, Space, free_bytes, in_threads
+from llmkube.weights.errors import DigestMismatchError, FetchError, StalledError
+from llmkube.weights.files import hash_file, look
+from llmkube.weights.hops import Answer, Credential, Question, open_answer, translated
+from llmkube.weights.partial import Partial, open_partial, remove_partial
+from llmkube.weights.progress import OnProgress, Progress, Rate
+from llmkube.weights.records import Doubt, Piece, find_piece, keep, key_of, recall, verified
+from llmkube.weights.retry import Gates, Means, Patience, persist
+from llmkube.weights.sharing import Shared, open_shared
+from llmkube.weights.source import HubFile, HubRepository, Remote, WebFile
+from llmkube.weights.store import Store, WeightsFile
+from llmkube.weights.transfer import Refused, Reports, Transfer, Wanted
+from llmkube.weights.urls import WebUrl
+
+T = TypeVar("T")
+_PATIENCE: Final = Patience()
+
+STALE_SECONDS: Final = 7 * 86400.0
+"""Incomplete downloads that nobody has touched for so long are removed."""
+
+_CLOSE_SECONDS: Final = 30.0  # putting down an incomplete file syncs it, which takes a slow disk a while
+_LISTING_BYTES: Final = 32 << 20
+
+
+@attrs.frozen
+class _Job:
+    """What one caller asks for; callers with equal jobs share a download."""
+
+    source: Remote
+    sha256: str | None
+    token: str | None = attrs.field(repr=False)
+    policy: Policy
+
+
+class Downloader:
+    """Fetch remote sources into a store; `open_downloader` makes one."""
+
+    def __init__(self, store: Store, means: Means, shared: Shared[WeightsFile], endpoint: WebUrl) -> None:
+        self._store = store
+        self._means = means
+        self._shared = shared
+        self._endpoint = endpoint
+        self._refused: dict[tuple[str, str], Refused] = {}
+
+    def active(self) -> dict[str, Progress]:
+        """How far each download has come, by its source (without secrets), for metrics."""
+        running = self._shared.active()
+        return {job.source.redacted: progress for job, progress in running.items() if isinstance(job, _Job)}
+
+    async def fetch(
+        self,
+        source: Remote,
+        *,
+        sha256: str | None,
+        token: str | None = None,
+        policy: Policy,
+        progress: OnProgress,
+    ) -> WeightsFile:
+        """Return the file behind a source, complete and of the right digest; from the store if it is there.
+
+        Nothing is asked of any server for what the store has: a source that was fetched once starts offline.
+
+        Args:
+            source: What to fetch.
+            sha256: The digest that it must have, in hex; None to trust the hub's, or the server.
+            token: For the hub, and for nobody else.
+            policy: What the source may lead to.
+            progress: Called in this task, with the newest state; some may be left out.
+
+        Raises:
+            WeightsError: The source, the digest or the file is wrong, or access is denied; see `weights.errors`.
+            FetchError: The disk or the network got in the way. What has come is kept for the next call.
+        """
+        wanted = sha256.lower() if sha256 is not None else None
+        found = await self._recall(source, wanted, progress)
+        if found is not None:
+            return found
+        job = _Job(source, wanted, token, policy)
+        return await self._shared.join(job, bind(self._download, job), progress)
+
+    async def _recall(self, source: Remote, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
+        run_sync, store = self._means.run_sync, self._store
+        found = await run_sync(bind(recall, store, source.identity))
+        if isinstance(found, Doubt):
+            for piece in found.touched:
+                if not await self._still_right(store.blobs / piece.sha256, progress):
+                    return None
+            found = await run_sync(bind(verified, store, source.identity, found.record))
+        return found if found is not None and sha256 in (None, found.sha256) else None
+
+    async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
+        """Read a blob that something has touched; one that has rotted is removed."""
+        run_sync = self._means.run_sync
+        seen = await run_sync(bind(look, blob))
+
+        def verifying(done: int) -> None:
+            progress(Progress("verifying", done, seen.size_bytes))
+
+        if await hash_file(seen, verifying, run_sync) == blob.name:
+            return True
+        await run_sync(bind(blob.unlink, missing_ok=True))
+        return False
+
+    async def _download(self, job: _Job, progress: OnProgress) -> WeightsFile:
+        source = job.source
+        meter = _Meter(progress)
+        wanted = await self._plan(job, meter)
+        async with AsyncExitStack() as stack:
+            parts = [await self._part(one, meter, stack) for one in wanted]
+            sizes = [one.size_bytes for one in wanted]
+            known = [size for size in sizes if size is not None]
+            meter.total_bytes = sum(known) if len(known) == len(sizes) else 0
+            for index, (one, part) in enumerate(zip(wanted, parts, strict=True)):
+                if isinstance(part, Partial):
+                    later = [_missing_bytes(w, p) for w, p in zip(wanted[index + 1 :], parts[index + 1 :], strict=True)]
+                    await self._transfer(one, part, sum(later), meter)
+                meter.finished_bytes += part.size_bytes
+            now = self._means.utcnow().isoformat()
+            return await self._means.run_sync(bind(keep, self._store, source.identity, source.redacted, parts, now))
+
+    async def _transfer(self, wanted: Wanted, part: Partial, later_bytes: int, meter: "_Meter") -> None:
+        reports = Reports(meter.downloading, meter.verifying, meter.waiting)
+        space = self._means.space
+        try:
+            if wanted.size_bytes is not None:
+                # Before the first byte of a split model: all that is missing must fit.
+                space.claim(part, _missing_bytes(wanted, part) + later_bytes)
+            await Transfer(self._means, wanted, part, reports, self._refused, later_bytes).run()
+        finally:
+            space.release(part)
+
+    async def _part(self, wanted: Wanted, meter: "_Meter", stack: AsyncExitStack) -> Partial | Piece:
+        """Return the blob if the store has it, else the partial file, locked for us."""
+        run_sync, store = self._means.run_sync, self._store
+        while True:
+            if wanted.sha256 is not None:
+                piece = await run_sync(bind(find_piece, store, wanted.sha256))
+                if piece is not None:
+                    return piece
+            partial = await stack.enter_async_context(_open_partial(run_sync, store, wanted.key))
+            if partial is not None:
+                return partial
+            meter.waiting(0.0, "another download of the same file is under way")
+            await trio.sleep(self._means.patience.busy_seconds)
+
+    async def _plan(self, job: _Job, meter: "_Meter") -> Sequence[Wanted]:
+        """Say which files to download from where; what can be known to be wrong is raised here."""
+        source = job.source
+        meter.resolving()
+        if isinstance(source, WebFile):
+            return await self._plan_web(job, source, meter)
+        if isinstance(source, HubFile) and len(source.parts) == 1:
+            return [self._wanted_hub(job, source, hub.HubEntry(source.path))]
+        name = source.repository if isinstance(source, HubFile) else source.name
+        listing = await self._listing(job, name, source.revision, meter)
+        file = hub.choose(source, listing) if isinstance(source, HubRepository) else source
+        entries = hub.entries_of(file, listing)
+        _refuse_one_digest_for_many(job, len(entries))
+        # Pinned to one commit: the parts of a model that is just being replaced must not be mixed.
+        pinned = attrs.evolve(file, revision=listing.commit or file.revision)
+        return [self._wanted_hub(job, attrs.evolve(pinned, path=entry.path), entry) for entry in entries]
+
+    def _wanted_hub(self, job: _Job, file: HubFile, entry: hub.HubEntry) -> Wanted:
+        if job.sha256 is not None and entry.sha256 not in (None, job.sha256):
+            raise DigestMismatchError(
+                f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {job.sha256}; "
+                "correct the digest, or the source"
+            )
+        return Wanted(
+            shown=file.redacted,
+            url=hub.file_url(self._endpoint, file),
+            key=key_of(file.identity),
+            policy=job.policy,
+            credential=self._credential(job),
+            sha256=job.sha256 or entry.sha256,
+            promised_by="spec.sha256" if job.sha256 else "",
+            size_bytes=entry.size_bytes,
+            hub=True,
+        )
+
+    async def _plan_web(self, job: _Job, source: WebFile, meter: "_Meter") -> Sequence[Wanted]:
+        urls = source.parts
+        _refuse_one_digest_for_many(job, len(urls))
+        at_hub = source.url.origin == self._endpoint.origin
+        credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
+        first = Wanted(
+            shown=source.url.shown,
+            url=source.url,
+            key=key_of(str(source.url)),
+            policy=job.policy,
+            credential=credential or (self._credential(job) if at_hub else None),
+            sha256=job.sha256,
+            promised_by="spec.sha256" if job.sha256 else "",
+            hub=at_hub,
+        )
+        if len(urls) == 1:
+            return [first]
+        each = [attrs.evolve(first, shown=url.shown, url=url, key=key_of(str(url))) for url in urls]
+        # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
+        return [await self._probed(one, meter) for one in each]
+
+    def _credential(self, job: _Job) -> Credential | None:
+        return Credential.bearer(self._endpoint, job.token) if job.token else None
+
+    async def _listing(self, job: _Job, name: str, revision: str, meter: "_Meter") -> hub.Listing:
+        question = Question(hub.listing_url(self._endpoint, name, revision), job.policy, self._credential(job))
+        shown = job.source.redacted
+
+        async def read(answer: Answer) -> hub.Listing:
+            if answer.status != 200:
+                self._refuse(shown, question, answer, at_hub=True)
+            body = bytearray()
+            with translated(question.url):
+                async for chunk in answer.chunks:
+                    body += chunk
+                    if len(body) > _LISTING_BYTES:
+                        raise FetchError(f"{shown}: the hub's list of files is too long")
+            return hub.parse_listing(shown, bytes(body))
+
+        return await self._ask(question, shown, read, meter)
+
+    async def _probed(self, wanted: Wanted, meter: "_Meter") -> Wanted:
+        """Ask for the first bytes only, to learn whether the file is there and how long it is."""
+        question = Question(wanted.url, wanted.policy, wanted.credential, {"Range": "bytes=0-3"})
+
+        async def read(answer: Answer) -> Wanted:  # noqa: ASYNC124 (the head says it all)
+            if answer.status not in (200, 206):
+                self._refuse(wanted.shown, question, answer, at_hub=wanted.hub)
+            length = answer.headers.get("content-length", "")
+            if answer.status == 206:
+                size = range_total(answer.headers)
+            else:
+                size = int(length) if length.isascii() and length.isdigit() else None
+            size = answer.linked_size if size is None else size
+            digest = answer.linked_sha256 or linked_digest(answer.headers)
+            return attrs.evolve(wanted, size_bytes=size, sha256=digest)
+
+        return await self._ask(question, wanted.shown, read, meter)
+
+    async def _ask(
+        self, question: Question, shown: str, read: Callable[[Answer], Awaitable[T]], meter: "_Meter"
+    ) -> T:
+        async def attempt() -> T:
+            with trio.move_on_after(self._means.patience.head_seconds):
+                async with (
+                    self._means.open_transport(question.policy) as transport,
+                    open_answer(transport, question) as answer,
+                ):
+                    return await read(answer)
+            raise StalledError(f"{shown}: no answer in {self._means.patience.head_seconds:g} s")
+
+        return await persist(attempt, origin=question.url.origin, means=self._means, waiting=meter.waiting)
+
+    def _refuse(self, shown: str, question: Question, answer: Answer, *, at_hub: bool) -> NoReturn:
+        asked = Asked(shown=shown, hub=at_hub, credential=question.credential is not None)
+        now = self._means.utcnow()
+        raise refusal(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
+
+
+@attrs.define(eq=False)
+class _Meter:
+    """Turn what the transfers of one job say into the job's progress."""
+
+    progress: OnProgress
+    total_bytes: int = 0
+    finished_bytes: int = 0
+    _rate: Rate = attrs.field(factory=Rate)
+
+    def resolving(self) -> None:
+        self.progress(Progress("resolving"))
+
+    def downloading(self, size_bytes: int, part_total_bytes: int | None) -> None:
+        done = self.finished_bytes + size_bytes
+        total = self.total_bytes or (part_total_bytes or 0)
+        self._rate.add(trio.current_time(), done)
+        self.progress(Progress("downloading", done, total, self._rate.bytes_per_second, self._rate.seconds_left(total)))
+
+    def verifying(self, done_bytes: int, total_bytes: int) -> None:
+        self.progress(Progress("verifying", done_bytes, total_bytes))
+
+    def waiting(self, seconds: float, note: str) -> None:
+        self._rate.reset()
+        self.progress(Progress("waiting", seconds_left=seconds or None, note=note))
+
+
+@asynccontextmanager
+async def open_downloader(
+    store: Store,
+    *,
+    limiter: trio.CapacityLimiter,
+    utcnow: Callable[[], datetime.datetime],
+    rng: random.Random,
+    endpoint: str = hub.ENDPOINT,
+    patience: Patience = _PATIENCE,
+    open_transport: OpenTransport | None = None,
+    run_sync: RunSync | None = None,
+    free: Callable[[Path], int] = free_bytes,
+) -> AsyncGenerator[Downloader, None]:
+    """Open a downloader for one store; leaving it cancels the downloads, and what has come of them is kept.
+
+    Args:
+        store: Where to keep files.
+        limiter: Bounds the worker threads that touch the disk.
+        utcnow: The wall clock, for dates in answers and in the index.
+        rng: Spreads retries.
+        endpoint: The hub's address, or a mirror's.
+        patience: How long is long enough.
+        open_transport: What carries requests; None for real sockets, with every address checked.
+        run_sync: What runs blocking work; None for worker threads under the limiter.
+        free: Tells the free bytes of a folder's file system.
+    """
+    run_sync = in_threads(limiter) if run_sync is None else run_sync
+    transport = open_transport_with() if open_transport is None else open_transport
+    means = Means(transport, run_sync, utcnow, rng, patience, Space(store.root, free), Gates())
+    await run_sync(bind(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
+    async with open_shared(WeightsFile) as shared:
+        yield Downloader(store, means, shared, hub.parse_endpoint(endpoint))
+
+
+def _remove_stale(store: Store, before: float) -> None:
+    for path in store.partial.iterdir():
+        if not path.name.endswith(".json"):
+            remove_partial(path, unless_younger_than=before)
+
+
+@asynccontextmanager
+async def _open_partial(run_sync: RunSync, store: Store, key: str) -> AsyncGenerator[Partial | None, None]:
+    partial = await run_sync(bind(open_partial, store, key))
+    try:
+        yield partial
+    finally:
+        if partial is not None:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
+                await run_sync(partial.close)
+
+
+def _missing_bytes(wanted: Wanted, part: Partial | Piece) -> int:
+    if isinstance(part, Piece) or wanted.size_bytes is None:
+        return 0
+    return max(wanted.size_bytes - part.size_bytes - part.unhashed_bytes, 0)
+
+
+def _refuse_one_digest_for_many(job: _Job, parts: int) -> None:
+    if parts > 1 and job.sha256 is not None:
+        raise DigestMismatchError(
+            f"one digest cannot describe the {parts} parts of {job.source.redacted}; leave spec.sha256 out "
+            "(parts from Hugging Face are verified against its own digests)"
+        )

@@ -1,0 +1,91 @@
+"""Server-side apply: who owns what, who may take it, and what is refused."""
+
+from typing import Any
+
+from contracts.nouns import MAPS, NOWHERE, SERVICES, WIDGETS, config_map, service, widget
+from contracts.session import ABSENT_UID, APPLY, GROUP, Operation, Session
+
+
+async def chapter_apply(s: Session) -> None:
+    path = f"{WIDGETS}/a"
+
+    async def apply(manager: str, spec: Any, **params: str) -> Any:
+        return await s.apply(path, widget("a", spec), manager, **params)
+
+    await apply("one", {"size": 3, "replicas": 1})
+    await apply("two", {"replicas": 2})
+    await apply("two", {"replicas": 1})
+    await apply("two", {"replicas": 2}, force="true")
+    await apply("one", {"size": 3})
+    await apply("one", {"size": 3})
+    await apply("two", {})
+    await apply("one", {"size": 4, "parts": [{"name": "a", "weight": 1}, {"name": "b"}]})
+    await apply("two", {"size": 5, "parts": [{"name": "b", "weight": 2}, {"name": "c"}]})
+    await apply("two", {"size": 5, "parts": [{"name": "b", "weight": 2}, {"name": "a", "weight": 9}]})
+    await apply("two", {"parts": [{"name": "c"}, {"name": "b", "weight": 2}]})
+    await apply("one", {"size": 4, "parts": [{"name": "a", "weight": 1}]})
+    await apply("one", {})
+    await apply("two", {"bogus": 1})
+    await apply("two", {"bogus": 1}, fieldValidation="Ignore")
+    await apply("two", {"bogus": 1}, fieldValidation="Strict")
+    await apply("two", {"size": "3"})
+    await apply("two", {"parts": [{"weight": 1}]})
+    await apply("two", {"parts": [{"name": "a"}, {"name": "a"}]})
+    await apply("two", {"parts": [{"name": "a", "bogus": 1}]})
+    await apply("two", {"size": 99}, force="true")
+    await apply("two", {"size": None}, force="true")
+    await apply("two", None)
+    await apply("two", {"size": 4}, dryRun="All")
+    await apply("", {"size": 4})
+    await apply("x" * 129, {"size": 4})
+    await apply("tab\there", {"size": 4})
+    await s.apply(path, widget("b"), "two")
+    await s.apply(path, widget("b", {}), "two")
+    await s.apply(path, widget("a", {}, namespace="elsewhere"), "two")
+    await s.apply(path, {"spec": {"size": 4}}, "two")
+    await s.apply(path, {**widget("a"), "kind": "Gadget"}, "two")
+    await s.apply(path, {**widget("a"), "apiVersion": "v1"}, "two")
+    await s.apply(path, {**widget("a"), "apiVersion": f"{GROUP}/v9"}, "two")
+    await s.apply(path, widget("a", namespace="elsewhere"), "two")
+    await s.apply(path, widget("a", {}, uid=ABSENT_UID), "two")
+    await s.apply(path, widget("a", {}, resourceVersion="1"), "two")
+    await s.apply(path, widget("a", {}, resourceVersion=f"{{rv:{path}}}"), "two")
+    await s.apply(path, widget("a", {}, managedFields=[]), "two")
+    await s.apply(path, widget("a", {}, managedFields=[{"manager": "x"}]), "two")
+    await s.apply(path, widget("a", {}, creationTimestamp="2001-01-01T00:00:00Z", labels={"by": "two"}), "two")
+    await s.apply(path, widget("a", {}, generation=9, labels={"by": "two"}), "two")
+    await s.apply(f"{WIDGETS}/new", widget("new", uid=ABSENT_UID), "two")
+    await s.apply(f"{WIDGETS}/new", widget("new", resourceVersion="1"), "two")
+    await s.apply(f"{WIDGETS}/new", widget("new", {}), "two")
+    await s.apply(f"{NOWHERE}/new", widget("new"), "two")
+    await s.apply(WIDGETS, widget("new"), "two")
+    await s.patch(path, {"spec": {"size": 7}}, fieldManager="hand")
+    await s.patch(path, {"metadata": {"labels": {"by": "hand"}}}, fieldManager="hand")
+    await apply("one", {"size": 8})
+    await apply("one", {"size": 7})
+    await s.patch(path, {"spec": {"size": 9}}, force="true")
+    await s.put(path, widget("a", {"size": 2}, resourceVersion=f"{{rv:{path}}}"), fieldManager="put")
+    await apply("one", {"size": 7, "colour": "blue", "replicas": 3})
+    await s.get(path)
+    await s.send(Operation("PATCH", path, content_type=APPLY, raw=b"", params={"fieldManager": "y"}))
+    await s.send(Operation("PATCH", path, content_type=APPLY, raw=b"[1", params={"fieldManager": "y"}))
+    yaml = f"apiVersion: {GROUP}/v1\nkind: Widget\nmetadata:\n  name: a\n  labels: {{yaml: 'yes'}}\n"
+    await s.send(Operation("PATCH", path, content_type=APPLY, raw=yaml.encode(), params={"fieldManager": "y"}))
+    # a built-in kind
+    path = f"{SERVICES}/s"
+    await s.apply(path, service("s", ports=[{"port": 80, "name": "web"}], selector={"a": "b"}), "one")
+    await s.apply(path, service("s", ports=[{"port": 80, "name": "www"}]), "two")
+    await s.apply(path, service("s", ports=[{"port": 81, "name": "alt"}]), "two")
+    await s.apply(path, service("s", ports=[{"port": 80, "protocol": "UDP", "name": "dns"}]), "two")
+    await s.apply(path, service("s", selector={"a": "b"}), "one")
+    await s.apply(path, service("s", bogus=1), "one")
+    await s.apply(path, service("s", ports=[{"name": "x"}]), "one")
+    await s.apply(path, service("s", ports="x"), "one")
+    await s.apply(path, service("s", ports=[{"port": "80"}]), "one")
+    await s.get(path)
+    path = f"{MAPS}/m"
+    await s.apply(path, config_map("m", {"a": "1"}), "one")
+    await s.apply(path, config_map("m", {"a": "2", "b": "3"}), "two")
+    await s.apply(path, config_map("m", {"b": "3"}), "two")
+    await s.apply(path, config_map("m", {}), "one")
+    await s.apply(path, config_map("m", {"a": 1}), "one")

@@ -1,0 +1,159 @@
+"""Each deliberate defect in the embedded server is caught by the contract or by the recorded script.
+
+A mutant replaces one function. The suite that must fail is named beside it; that it passes without the mutant is what
+`test_recorded.py` and `test_api_server.py` show.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import pytest
+
+from contracts import check_api_server as contract
+from contracts import script_objects, script_writes
+from contracts.check_api_server import Lab, open_lab
+from contracts.compare import differences
+from contracts.nouns import Chapter
+from contracts.playing import open_embedded, play
+from contracts.recording import load
+from llmkube.apiserver import admission, answers, defaults, rest, strategy
+from llmkube.apiserver.store import Change, Store
+
+# httpx nests generators that a watch which is left half-way leaves to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@attrs.frozen
+class Mutant:
+    """A defect, and who notices it: checks of the contract, or a chapter of the script."""
+
+    defect: str
+    place: Any
+    function: str
+    instead: Callable[..., Any]
+    checks: tuple[Callable[[Lab], Awaitable[None]], ...] = ()
+    chapter: Chapter | None = None
+
+
+def _accept_stale(*_: Any) -> None:
+    """Let every resourceVersion pass."""
+
+
+def _whole_object(obj: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return {**obj, "metadata": {**obj["metadata"], "uid": old["metadata"]["uid"]}}
+
+
+def _backwards(self: answers.EventLines, revision: int) -> dict[str, Any]:
+    resource = self.view.kind.resource
+    metadata = {"resourceVersion": str(revision - 1)}
+    return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
+
+
+def _keep_unknown(value: Any, schema: Any, path: str) -> Iterator[str]:
+    yield from ()
+
+
+def _lose_every_third(self: Store, changes: Any) -> None:
+    kept: list[Change] = [change for change in changes if change.revision % 3 or "widgets" not in change.ref.kind]
+    _APPLY(self, kept)
+    if len(kept) < len(changes):
+        self._revision = changes[-1].revision
+
+
+_APPLY = Store.apply
+
+MUTANTS = [
+    Mutant(
+        "a stale resourceVersion is accepted",
+        rest,
+        "_check_version",
+        _accept_stale,
+        checks=(contract.check_updates_need_the_current_version,),
+        chapter=script_writes.chapter_updates,
+    ),
+    Mutant(
+        "a status patch touches spec",
+        strategy,
+        "_status_only",
+        _whole_object,
+        checks=(contract.check_status_is_a_subresource,),
+        chapter=script_writes.chapter_status,
+    ),
+    Mutant(
+        "a bookmark goes backwards",
+        answers.EventLines,
+        "bookmark",
+        _backwards,
+        checks=(contract.check_bookmarks_do_not_go_backwards,),
+    ),
+    Mutant(
+        "unknown fields are kept",
+        defaults,
+        "_drop_unknown",
+        _keep_unknown,
+        checks=(contract.check_a_created_object_gets_its_identity,),
+        chapter=script_objects.chapter_create,
+    ),
+    Mutant(
+        "an acknowledged write is lost",
+        Store,
+        "apply",
+        _lose_every_third,
+        checks=(contract.check_every_acknowledged_write_is_read_again,),
+        chapter=script_writes.chapter_updates,
+    ),
+    Mutant(
+        "rules are not asked",
+        strategy.validate,
+        "with_rules",
+        lambda errors, *_: errors,
+        checks=(contract.check_cel_rules_see_the_old_object,),
+        chapter=script_objects.chapter_gadgets,
+    ),
+    Mutant(
+        "a write that changes nothing is one",
+        admission,
+        "same_but_for_times",
+        lambda *_: False,
+        checks=(contract.check_a_write_that_changes_nothing_is_none,),
+    ),
+]
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    original = getattr(mutant.place, mutant.function)
+    setattr(mutant.place, mutant.function, mutant.instead)
+    try:
+        yield
+    finally:
+        setattr(mutant.place, mutant.function, original)
+
+
+CHECKED = [(mutant, check) for mutant in MUTANTS for check in mutant.checks]
+
+
+@pytest.mark.parametrize(("mutant", "check"), CHECKED, ids=[mutant.defect for mutant, _ in CHECKED])
+async def test_the_contract_notices(mutant: Mutant, check: Callable[[Lab], Awaitable[None]]):
+    """A server with the defect fails the check that is there for it."""
+    with pytest.RaisesGroup(Exception, allow_unwrapped=True, flatten_subgroups=True), mutated(mutant):
+        async with open_embedded() as http, open_lab(http) as lab:
+            await check(lab)
+
+
+RECORDED = [mutant for mutant in MUTANTS if mutant.chapter is not None]
+
+
+@pytest.mark.parametrize("mutant", RECORDED, ids=[mutant.defect for mutant in RECORDED])
+async def test_the_script_notices(mutant: Mutant):
+    """A server with the defect answers a chapter in another way than a kube-apiserver did."""
+    assert mutant.chapter is not None
+    with mutated(mutant):
+        async with open_embedded() as http:
+            answers_given = [answer.to_json() for answer in await play(http, mutant.chapter)]
+    assert differences(load()[1][mutant.chapter.__name__], answers_given)

@@ -1,0 +1,25 @@
+"""The embedded server answers the script as a kube-apiserver did, field by field."""
+
+import pytest
+
+from contracts.chapters import CHAPTERS
+from contracts.compare import differences
+from contracts.nouns import Chapter
+from contracts.playing import open_embedded, play
+from contracts.recording import load
+
+# httpx nests generators that a watch which is left half-way leaves to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
+
+VERSION, RECORDED = load()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.__name__.removeprefix("chapter_"))
+async def test_the_embedded_server_answers_as_a_real_one_did(chapter: Chapter):
+    """Each answer of a chapter is the recorded one, but for what `session` gives a name."""
+    async with open_embedded() as http:
+        answers = [answer.to_json() for answer in await play(http, chapter)]
+    assert not (found := differences(RECORDED[chapter.__name__], answers)), "\n".join(["", *found])

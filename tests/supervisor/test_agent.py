@@ -1,0 +1,57 @@
+import random
+from pathlib import Path
+
+import trio
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.events import EventRecorder
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.agent import _Agent
+from llmkube.supervisor.outbox import Outbox
+from llmkube.supervisor.ports import Ports
+from llmkube.supervisor.settings import AgentSettings
+from sim.world import utcnow
+
+CHAT = Key("ns", "chat")
+
+
+class Known(dict):
+    """A reflector's cache whose content is given."""
+
+    def __init__(self, *objects):
+        super().__init__({one.key: one for one in objects})
+        self.synced = trio.Event()
+
+
+def new_agent():
+    service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
+    spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
+    model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
+    settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
+    rng = random.Random(0)
+    ports = Ports(None, None, None, utcnow, rng)
+    events = EventRecorder("test", "host", utcnow, rng)
+    return _Agent(settings, ports, Outbox(rng), events, Known(model), Known(service))
+
+
+async def test_two_marks_before_the_first_step_make_one_task():
+    """A service that is marked again before its task has run for the first time still has one task only."""
+    agent = new_agent()
+    async with trio.open_nursery() as nursery:
+        agent._reconcile(CHAT, nursery)
+        agent._reconcile(CHAT, nursery)
+        assert len(nursery.child_tasks) == 1
+        nursery.cancel_scope.cancel()
+    assert agent.view.services() == {}
+
+
+async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
+    """A service that is deleted before its task has run for the first time is forgotten, and its endpoint withdrawn."""
+    agent = new_agent()
+    async with trio.open_nursery() as nursery:
+        agent._reconcile(CHAT, nursery)
+        agent.services.clear()
+        agent._reconcile(CHAT, nursery)
+    assert agent.view.services() == {}
