@@ -1,6 +1,6 @@
 """Reading the header of a model with a large vocabulary, against the reference and the engine's own; and at worst.
 
-Each sample is a fresh interpreter, so that peak memory is one reading's own. Times are CPU times: the file is in memory,
+Each sample is a fresh interpreter, so that peak memory is one reading's own. Times are CPU times: the file is cached,
 so nothing else takes any, and a busy machine distorts them less.
 """
 

@@ -154,13 +154,13 @@ class Session:
     async def wait_gone(self, path: str) -> None:
         """Return when there is nothing at the path; who takes it away does so in its own time."""
         with trio.fail_after(PATIENCE_SECONDS):
-            while (await self._http.get(self._filled(path))).status_code != httpx.codes.NOT_FOUND:
+            while (await self._http.get(self._filled(path))).status_code != httpx.codes.NOT_FOUND:  # noqa: ASYNC110 (the event would be in the server)
                 await trio.sleep(0.02)
 
     async def wait_until(self, path: str, name: str) -> None:
         """Return when the object's metadata has a field of that name."""
         with trio.fail_after(PATIENCE_SECONDS):
-            while name not in (await self._http.get(self._filled(path))).json()["metadata"]:
+            while name not in (await self._http.get(self._filled(path))).json()["metadata"]:  # noqa: ASYNC110 (the event would be in the server)
                 await trio.sleep(0.02)
 
     # -- what to send ----

@@ -206,12 +206,13 @@ READING: Final[Sequence[Row]] = (
     ),
     *(
         Row(f"describe {kind}")
-        for kind in ("svc alias", "endpointslices", "endpoints old", "cm settings", "secret token")
+        for kind in ("svc alias", "endpointslices", "endpoints old")
     ),
     *(
         Row(f"describe {kind}")
         for kind in ("lease mac", "sa robot", "namespace {ns}", f"crd {GIZMOS}", "event first", "gizmo absent")
     ),
+    *(Row(f"describe {each}", view=sorted_lines) for each in ("cm settings", "secret token")),
     *(Row(f"describe svc {name} --show-events=false") for name in ("web", "outside", "balanced")),
     Row(f"get crd {GIZMOS} -o yaml"),
     Row("get crd inferenceservices.inference.llmkube.dev models.inference.llmkube.dev -o yaml"),

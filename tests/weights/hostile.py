@@ -111,17 +111,24 @@ class Network:
                 while not received.endswith(b"\r\n\r\n"):
                     piece = await stream.receive_some()
                     if not piece:
-                        return
+                        raise trio.BrokenResourceError
                     received += piece
                 first, *lines = received.decode("latin-1").split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
                 request = Request(headers["host"], first.split(" ")[1], headers)
                 self.requests.append(request)
-                await self.script(Wire(stream), request)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._until_gone, stream, nursery.cancel_scope)
+                    await self.script(Wire(stream), request)
+                    nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has had enough
         finally:
             self.open_connections -= 1
+
+    async def _until_gone(self, stream, scope):
+        await stream.receive_some()
+        scope.cancel()
 
     @asynccontextmanager
     async def open(self):

@@ -174,7 +174,7 @@ async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
     async with open_bench(tmp_path, serve()) as bench:
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
         assert bench.network.requests[0].start == len(DATA) // 2
-        assert bench.seen[1].stage == "verifying"
+        assert any(step.stage == "verifying" for step in bench.seen)
 
 
 async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_clock):

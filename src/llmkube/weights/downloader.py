@@ -154,8 +154,9 @@ class Downloader:
                 piece = await run_sync(bind(find_piece, store, wanted.sha256))
                 if piece is not None:
                     return piece
-            partial = await stack.enter_async_context(_open_partial(run_sync, store, wanted.key))
+            partial = await run_sync(bind(open_partial, store, wanted.key))
             if partial is not None:
+                stack.push_async_callback(_close, run_sync, partial)
                 return partial
             meter.waiting(0.0, "another download of the same file is under way")
             await trio.sleep(self._means.patience.busy_seconds)
@@ -340,15 +341,9 @@ def _remove_stale(store: Store, before: float) -> None:
             remove_partial(path, unless_younger_than=before)
 
 
-@asynccontextmanager
-async def _open_partial(run_sync: RunSync, store: Store, key: str) -> AsyncGenerator[Partial | None, None]:
-    partial = await run_sync(bind(open_partial, store, key))
-    try:
-        yield partial
-    finally:
-        if partial is not None:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
-                await run_sync(partial.close)
+async def _close(run_sync: RunSync, partial: Partial) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
+        await run_sync(partial.close)
 
 
 def _missing_bytes(wanted: Wanted, part: Partial | Piece) -> int:

@@ -18,6 +18,47 @@ Failure = NotGGUFError | FetchError
 
 
 @attrs.define(eq=False)
+class Batches:
+    """Chunks on their way to the disk: the writer takes all there are at once, so that none waits for the next one."""
+
+    _chunks: list[bytes] = attrs.field(factory=list)
+    _size_bytes: int = 0
+    _ended: bool = False
+    _broken: bool = False
+    _filled: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _emptied: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    async def put(self, chunk: bytes) -> None:
+        """Hand over a chunk, and wait while too much piles up; BrokenResourceError when nobody writes any more."""
+        if not self._broken:
+            self._chunks.append(chunk)
+            self._size_bytes += len(chunk)
+            self._filled.unpark_all()
+        while self._size_bytes >= _BATCH_BYTES and not self._broken:
+            await self._emptied.park()
+        if self._broken:
+            raise trio.BrokenResourceError
+
+    async def take(self) -> list[bytes]:
+        """Return all that is there, and wait while that is nothing; empty at the end."""
+        while not self._chunks and not self._ended:
+            await self._filled.park()
+        taken, self._chunks, self._size_bytes = self._chunks, [], 0
+        self._emptied.unpark_all()
+        return taken
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._ended = True
+        self._filled.unpark_all()
+
+    def give_up(self) -> None:
+        """Say that nothing more is taken."""
+        self._broken = True
+        self._emptied.unpark_all()
+
+
+@attrs.define(eq=False)
 class Intake:
     """Take in the body of one answer.
 
@@ -30,6 +71,7 @@ class Intake:
         have_bytes: How much of the file was there before.
         limit_bytes: How much of it there may be.
         patience: What counts as a stall.
+        batches: Where the chunks go.
     """
 
     url: WebUrl
@@ -37,73 +79,51 @@ class Intake:
     have_bytes: int
     limit_bytes: int
     patience: Patience
-    _batch: list[bytes] = attrs.field(factory=list)
-    _batch_bytes: int = 0
+    batches: Batches
     _window_bytes: int = 0  # still to come in this window
     _head: bytes | None = None  # the first bytes, until there are enough of them to be judged
 
-    async def run(
-        self, chunks: AsyncIterator[bytes], send: trio.MemorySendChannel[list[bytes]], scope: trio.CancelScope
-    ) -> Failure | None:
+    async def run(self, chunks: AsyncIterator[bytes], scope: trio.CancelScope) -> Failure | None:
         """Pass the body on; return what went wrong as a value, because a nursery would wrap what is raised.
 
-        What came before a broken connection is passed on as well; what was refused is not. If the writing side closes
-        its end, that is the end here too, and the reason is to be had from it.
+        What came before a broken connection is passed on; what was refused is not. If the writing side gives up, that
+        is the end here too, and the reason is to be had from it.
         """
         self._head = b"" if self.have_bytes == 0 else None
         self._restart_window(scope)
-        failure: Failure | None = None
         try:
-            try:
-                with translated(self.url):
-                    async for chunk in chunks:
-                        await self._take(chunk, send, scope)
-                if self._head is not None:
-                    self._judge(self._head)
-            except (WrongSizeError, NotGGUFError) as error:
-                return error
-            except FetchError as error:
-                if self._head is not None:
-                    return error  # too little has come to be judged, so it is not kept
-                failure = error
-            scope.deadline = float("inf")  # from here on only the disk can be slow
-            await self._flush(send, scope)
+            with translated(self.url):
+                async for chunk in chunks:
+                    await self._take(chunk, scope)
+            if self._head is not None:
+                self._judge(self._head)
+        except (FetchError, NotGGUFError) as error:
+            return error
         except trio.BrokenResourceError:
             return None
-        return failure
+        finally:
+            scope.deadline = float("inf")  # from here on only the disk can be slow
+            self.batches.end()
+        return None
 
-    async def _take(
-        self, chunk: bytes, send: trio.MemorySendChannel[list[bytes]], scope: trio.CancelScope
-    ) -> None:
+    async def _take(self, chunk: bytes, scope: trio.CancelScope) -> None:
         self.have_bytes += len(chunk)
         if self.have_bytes > self.limit_bytes:
             raise WrongSizeError(f"{self.shown}: the server sends more than {self.limit_bytes} bytes")
         self._window_bytes -= len(chunk)
         if self._window_bytes <= 0:
             self._restart_window(scope)
-        self._batch.append(chunk)
-        self._batch_bytes += len(chunk)
         if self._head is not None:
-            self._head += chunk[: len(_MAGIC)]
-            if len(self._head) < len(_MAGIC):
+            chunk = self._head + chunk  # nothing is written before it can be judged
+            if len(chunk) < len(_MAGIC):
+                self._head = chunk
                 return
-            self._judge(self._head)
+            self._judge(chunk)
             self._head = None
-        try:
-            send.send_nowait(self._batch)
-        except trio.WouldBlock:
-            if self._batch_bytes >= _BATCH_BYTES:
-                await self._flush(send, scope)
-        else:
-            self._batch, self._batch_bytes = [], 0
-
-    async def _flush(self, send: trio.MemorySendChannel[list[bytes]], scope: trio.CancelScope) -> None:
-        if self._batch:
-            left = scope.deadline - trio.current_time()
-            scope.deadline = float("inf")
-            await send.send(self._batch)
-            scope.deadline = trio.current_time() + left
-            self._batch, self._batch_bytes = [], 0
+        left = scope.deadline - trio.current_time()
+        scope.deadline = float("inf")
+        await self.batches.put(chunk)
+        scope.deadline = trio.current_time() + left
 
     def _restart_window(self, scope: trio.CancelScope) -> None:
         scope.deadline = trio.current_time() + self.patience.window_seconds

@@ -182,9 +182,10 @@ def open_partial(store: Store, key: str) -> Partial | None:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return None
-                kept = _same_file(path, fd)  # else it was committed or removed between our open and our lock
-                if kept:
-                    return _take_up(store, path, fd)
+                if _same_file(path, fd):  # else it was committed or removed between our open and our lock
+                    partial = _take_up(store, path, fd)
+                    kept = True
+                    return partial
             finally:
                 if not kept:
                     os.close(fd)

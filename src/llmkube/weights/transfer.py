@@ -19,7 +19,7 @@ from llmkube.weights.errors import (
     WrongSizeError,
 )
 from llmkube.weights.hops import Answer, Credential, Question, open_answer
-from llmkube.weights.intake import Intake
+from llmkube.weights.intake import Batches, Intake
 from llmkube.weights.partial import Note, Partial
 from llmkube.weights.retry import Means, persist
 from llmkube.weights.urls import WebUrl
@@ -89,7 +89,6 @@ class Transfer:
     _expected: str | None = None
     _ranges: bool = True
     _best_bytes: int = 0
-    _checkpoint_at: float = 0.0
 
     async def run(self) -> None:
         """Return when the partial file is complete, right and on the disk.
@@ -250,14 +249,12 @@ class Transfer:
     async def _pour(self, answer: Answer, total: int | None, scope: trio.CancelScope) -> None:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         failures: list[FetchError] = []
-        patience = self.means.patience
+        batches, patience = Batches(), self.means.patience
         limit = patience.max_bytes if total is None else total
-        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience)
-        send, receive = trio.open_memory_channel[list[bytes]](0)
+        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience, batches)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, receive, failures, total)
-            async with send:
-                failure = await intake.run(answer.chunks, send, scope)
+            nursery.start_soon(self._write, batches, failures, total)
+            failure = await intake.run(answer.chunks, scope)
         if failures:
             raise failures[0]
         if isinstance(failure, WrongSizeError):
@@ -265,26 +262,22 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    async def _write(
-        self,
-        receive: trio.MemoryReceiveChannel[list[bytes]],
-        failures: list[FetchError],
-        total: int | None,
-    ) -> None:
+    async def _write(self, batches: Batches, failures: list[FetchError], total: int | None) -> None:
         run_sync, partial = self.means.run_sync, self.partial
-        self._checkpoint_at = trio.current_time() + self.means.patience.checkpoint_seconds
-        async with receive:
-            async for batch in receive:
-                before = partial.size_bytes
-                try:
-                    await run_sync(bind(partial.append, batch))
-                    if trio.current_time() >= self._checkpoint_at:
-                        await run_sync(partial.checkpoint)
-                        self._checkpoint_at = trio.current_time() + self.means.patience.checkpoint_seconds
-                    self.means.space.used(partial, partial.size_bytes - before)
-                    if total is None:
-                        self._claim(None)
-                except FetchError as error:
-                    failures.append(error)
-                    return
-                self.reports.downloading(partial.size_bytes, total)
+        checkpoint_seconds = self.means.patience.checkpoint_seconds
+        checkpoint_at = trio.current_time() + checkpoint_seconds
+        while batch := await batches.take():
+            before = partial.size_bytes
+            try:
+                await run_sync(bind(partial.append, batch))
+                if trio.current_time() >= checkpoint_at:
+                    await run_sync(partial.checkpoint)
+                    checkpoint_at = trio.current_time() + checkpoint_seconds
+                self.means.space.used(partial, partial.size_bytes - before)
+                if total is None:
+                    self._claim(None)
+            except FetchError as error:
+                failures.append(error)
+                batches.give_up()
+                return
+            self.reports.downloading(partial.size_bytes, total)
