@@ -199,6 +199,7 @@ async def chapter_gadgets(s: Session) -> None:
             {"range": {"low": 1, "high": 2}},
             {"range": {"low": 3, "high": 2}},
             {"range": {"low": 3}},
+            {"range": {"high": 3}},
             {"range": {"low": 101, "high": 102}},
             {"items": [{"key": "a"}, {"key": "b", "value": 2}]},
             {"items": [{"key": "a"}, {"key": "a", "zone": "far"}]},

@@ -1,4 +1,4 @@
-"""A web server that does what a script says, byte by byte, over streams in memory: for faults that no honest one makes."""
+"""A web server that does what a script says, byte by byte, over streams in memory."""
 
 import datetime
 import random
@@ -20,6 +20,8 @@ from llmkube.weights.store import open_store
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 HUB = "http://hub.example"
 NO_TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading the real certificates for each test takes long
+FROM_OBJECT = Policy()
+PATIENCE = Patience()
 PUBLIC = "93.184.216.34"
 
 
@@ -30,6 +32,13 @@ class Request:
     host: str  # as it was dialled by name
     target: str
     headers: dict[str, str]
+
+    @classmethod
+    def read(cls, received: bytes) -> "Request":
+        first, *lines = received.decode("latin-1").rstrip().split("\r\n")
+        fields = [line.partition(":") for line in lines]
+        headers = {name.lower(): value.strip() for name, _, value in fields}
+        return cls(headers["host"], first.split(" ")[1], headers)
 
     @property
     def start(self) -> int | None:
@@ -62,9 +71,8 @@ class Wire:
         if start is not None and request.headers.get("if-range", etag) == etag:
             if start >= len(data):
                 return await self.answer(416, content_range=f"bytes */{len(data)}")
-            await self.head(
-                206, content_length=len(data) - start, etag=etag, content_range=f"bytes {start}-{len(data) - 1}/{len(data)}"
-            )
+            where = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            await self.head(206, content_length=len(data) - start, etag=etag, content_range=where)
         else:
             start = 0
             await self.head(200, content_length=len(data), etag=etag, accept_ranges="bytes")
@@ -113,9 +121,7 @@ class Network:
                     if not piece:
                         raise trio.BrokenResourceError
                     received += piece
-                first, *lines = received.decode("latin-1").split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
-                request = Request(headers["host"], first.split(" ")[1], headers)
+                request = Request.read(received)
                 self.requests.append(request)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._until_gone, stream, nursery.cancel_scope)
@@ -153,7 +159,7 @@ class Bench:
     network: Network
     seen: list
 
-    async def get(self, text, *, sha256=None, token=None, policy=Policy(), progress=None):
+    async def get(self, text, *, sha256=None, token=None, policy=FROM_OBJECT, progress=None):
         return await self.downloader.fetch(
             parse_source(text), sha256=sha256, token=token, policy=policy, progress=progress or self.seen.append
         )
@@ -169,7 +175,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(root, script, *, patience=Patience(), addresses=None, free=lambda _: 1 << 50, run_sync=inline):
+async def open_bench(root, script, *, patience=PATIENCE, addresses=None, free=lambda _: 1 << 50, run_sync=inline):
     """Open everything; the store may have been used before."""
     network = Network(script, addresses or {})
     store = open_store(root)

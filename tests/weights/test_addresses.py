@@ -9,7 +9,7 @@ from llmkube.weights.addresses import Policy, judge, parse_networks
 
 PRIVATE = {
     "loopback": ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"],
-    "private network": ["10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "fc00::1", "fdff::1", "64:ff9b::a00:1"],
+    "private network": ["10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "fc00::1", "fdff::1"],
     "link-local": ["169.254.1.1", "fe80::1", "febf::1", "::ffff:169.254.9.9"],
     "carrier-grade NAT": ["100.64.0.1", "100.127.255.254"],
     "site-local": ["fec0::1"],
@@ -84,7 +84,8 @@ def test_a_wrapped_ipv4_address_is_never_more_welcome_than_the_plain_one(address
     number = int(address)
     same = [ipaddress.IPv6Address(prefix + number) for prefix in (0xFFFF << 32, 0x64FF9B << 96)]
     assert [judge(wrapped) for wrapped in same] == [judge(address)] * 2
-    others = [number, (0xFFFF << 48) + number, (0x2002 << 112) + (number << 80), (0x20010000 << 96) + (number ^ 0xFFFFFFFF)]
+    teredo = (0x20010000 << 96) + (number ^ 0xFFFFFFFF)
+    others = [number, (0xFFFF << 48) + number, (0x2002 << 112) + (number << 80), teredo]
     assert all(judge(ipaddress.IPv6Address(other)) is not None for other in others)
 
 

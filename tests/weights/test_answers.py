@@ -3,7 +3,17 @@ import datetime
 import pytest
 
 from llmkube.base.errors import UserError, WorldError
-from llmkube.weights.answers import Asked, Finished, StartOver, Take, Validator, judge, linked_digest, linked_size, wait_seconds
+from llmkube.weights.answers import (
+    Asked,
+    Finished,
+    StartOver,
+    Take,
+    Validator,
+    judge,
+    linked_digest,
+    linked_size,
+    wait_seconds,
+)
 from llmkube.weights.errors import (
     AccessDeniedError,
     FetchError,
@@ -15,6 +25,8 @@ from llmkube.weights.errors import (
 )
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+CHANGED = StartOver("the file on the server has changed since the download began")
+SHORTER = StartOver("the server's file is shorter than what was downloaded before")
 V1 = Validator('"v1"')
 WHOLE = Asked("here")
 REST = Asked("here", offset=100, validator=V1, total_bytes=200)
@@ -32,19 +44,19 @@ def decide(asked, status, redirected=False, **headers):
         (WHOLE, 200, {}, Take(0, None, Validator(), framed=False)),
         (WHOLE, 200, {"content_length": "5", "etag": "x" * 2000}, Take(0, 5, Validator())),
         (Asked("here", total_bytes=5), 200, {"transfer_encoding": "chunked"}, Take(0, 5, Validator())),
-        (REST, 200, {"content_length": "300", "etag": '"v2"'}, Take(0, 300, Validator('"v2"'))),  # the range was ignored
+        (REST, 200, {"content_length": "300", "etag": '"v2"'}, Take(0, 300, Validator('"v2"'))),
         (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v1"'}, Take(100, 200, V1)),
         (REST, 206, {"content_range": "bytes 100-149/200", "content_length": "50"}, Take(100, 200, V1)),
         (REST, 206, {"content_range": "bytes 100-199/*"}, Take(100, 200, V1)),
-        (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v2"'}, StartOver("the file on the server has changed since the download began")),
-        (REST, 206, {"content_range": "bytes 100-299/300", "etag": '"v1"'}, StartOver("the file on the server has changed since the download began")),
-        (REST, 416, {"content_range": "bytes */100"}, StartOver("the server's file is shorter than what was downloaded before")),
-        (REST, 416, {}, StartOver("the server's file is shorter than what was downloaded before")),
+        (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v2"'}, CHANGED),
+        (REST, 206, {"content_range": "bytes 100-299/300", "etag": '"v1"'}, CHANGED),
+        (REST, 416, {"content_range": "bytes */100"}, SHORTER),
+        (REST, 416, {}, SHORTER),
         (Asked("here", 200, V1, 200), 416, {"content_range": "bytes */200"}, Finished()),
         (Asked("here", 200, V1, None), 416, {"content_range": "bytes */200"}, Finished()),
-        (Asked("here", 200, V1, 300), 416, {"content_range": "bytes */200"}, StartOver("the server's file is shorter than what was downloaded before")),
+        (Asked("here", 200, V1, 300), 416, {"content_range": "bytes */200"}, SHORTER),
     ],
-)  # fmt: skip
+)
 def test_each_answer_with_a_file_has_one_meaning(asked, status, headers, verdict):
     """A body is put where it belongs, and a prefix is kept only when it is of the same version."""
     assert decide(asked, status, **headers) == verdict
@@ -86,12 +98,30 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
         (WHOLE, 403, {}, AccessDeniedError, "user and password"),
         (WHOLE, 200, {"content_encoding": "gzip"}, SourceRefusedError, "compresses the file"),
         (REST, 206, {"content_range": "bytes 100-199/200", "content_encoding": "br"}, SourceRefusedError, "compresses"),
-        (Asked("here", hub=True), 401, {"x_error_code": "GatedRepo"}, AccessDeniedError, r"GatedRepo.*wants a token.*HF_TOKEN.*sourceSecretRef.*terms"),
-        (Asked("here", hub=True, credential=True), 403, {}, AccessDeniedError, "the token that was sent may not read it"),
-        (Asked("here", hub=True), 404, {"x_error_code": "RevisionNotFound", "x_error_message": "Invalid rev"}, SourceNotFoundError, r"\(RevisionNotFound Invalid rev\)"),
+        (
+            Asked("here", hub=True),
+            401,
+            {"x_error_code": "GatedRepo"},
+            AccessDeniedError,
+            r"GatedRepo.*wants a token.*HF_TOKEN.*sourceSecretRef.*terms",
+        ),
+        (
+            Asked("here", hub=True, credential=True),
+            403,
+            {},
+            AccessDeniedError,
+            "the token that was sent may not read it",
+        ),
+        (
+            Asked("here", hub=True),
+            404,
+            {"x_error_code": "RevisionNotFound", "x_error_message": "Invalid rev"},
+            SourceNotFoundError,
+            r"\(RevisionNotFound Invalid rev\)",
+        ),
         (Asked("here", hub=True), 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: there"),
     ],
-)  # fmt: skip
+)
 def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, says):
     """A refusal names the status and what to do, and counts as the user's."""
     with pytest.raises(error, match=says) as caught:

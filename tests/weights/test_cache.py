@@ -83,9 +83,16 @@ def test_a_blob_that_was_touched_is_doubted(store):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[" * 100_000, '{"source": "", "pieces": [], "fetchedAt": ""}',
-     json.dumps({"source": "", "fetchedAt": "", "pieces": [{"sha256": "../../etc/passwd", "sizeBytes": 1, "mtimeNs": 1}]})],
-)  # fmt: skip
+    [
+        "",
+        "{}",
+        "[" * 100_000,
+        '{"source": "", "pieces": [], "fetchedAt": ""}',
+        json.dumps(
+            {"source": "", "fetchedAt": "", "pieces": [{"sha256": "../../etc/passwd", "sizeBytes": 1, "mtimeNs": 1}]}
+        ),
+    ],
+)
 def test_a_record_that_makes_no_sense_is_none(store, text):
     """Nothing in a record can lead out of the store, and a broken one is not there."""
     (store.index / f"{key_of('a')}.json").write_text(text)

@@ -4,8 +4,8 @@ import hashlib
 import json
 
 import pytest
-from weights.hostile import gguf, open_bench, steps
 
+from llmkube.weights.answers import Validator
 from llmkube.weights.errors import (
     AccessDeniedError,
     AmbiguousSourceError,
@@ -16,7 +16,10 @@ from llmkube.weights.errors import (
     WrongSizeError,
 )
 from llmkube.weights.hub import choose, entries_of, file_url, listing_url, parse_endpoint, parse_listing
+from llmkube.weights.partial import Note, open_partial
+from llmkube.weights.records import key_of
 from llmkube.weights.source import HubFile, HubRepository, parse_source
+from weights.hostile import gguf, open_bench, steps
 
 COMMIT = "c" * 40
 DATA = gguf(5000)
@@ -47,7 +50,8 @@ def hub(files, *, moved=()):
         digest = hashlib.sha256(data).hexdigest()
         served = gguf(len(data), seed=99) if name in moved else data
         etag = hashlib.sha256(served).hexdigest()
-        await wire.head(200, content_length=len(served), etag=f'"{etag}"', x_linked_etag=f'"{digest}"', x_linked_size=len(data))
+        promises = {"x_linked_etag": f'"{digest}"', "x_linked_size": len(data)}
+        await wire.head(200, content_length=len(served), etag=f'"{etag}"', **promises)
         await wire.send(served)
         return None
 
@@ -66,7 +70,8 @@ def test_urls_are_those_of_the_hub():
 
 def test_the_only_model_is_chosen():
     """A repository with one model needs no file name; projectors and matrices are no models."""
-    found = parse_listing("x", listing({"README.md": None, "m.gguf": DATA, "mmproj-m.gguf": DATA, "imatrix.gguf": DATA}))
+    files = {"README.md": None, "m.gguf": DATA, "mmproj-m.gguf": DATA, "imatrix.gguf": DATA}
+    found = parse_listing("x", listing(files))
     assert choose(HubRepository("o/r", "v1"), found) == HubFile("o/r", "m.gguf", "v1")
     found = parse_listing("x", listing(PARTS))
     assert choose(HubRepository("o/r"), found).parts == tuple(PARTS)
@@ -95,11 +100,14 @@ def test_a_repository_without_a_model_says_so():
 def test_a_missing_part_is_named():
     """A split model with a hole is refused."""
     some = dict(list(PARTS.items())[:2])
-    with pytest.raises(SourceNotFoundError, match="no q4/m-00003-of-00003.gguf, of 3 parts"):
+    with pytest.raises(SourceNotFoundError, match=r"no q4/m-00003-of-00003\.gguf, of 3 parts"):
         entries_of(HubFile("o/r", next(iter(PARTS))), parse_listing("x", listing(some)))
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"siblings": [1]}', b"[" * 5000, b'{"siblings": [{}]}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b"[]", b"{}", b'{"siblings": [1]}', b"[" * 5000, b'{"siblings": [{}]}'],
+)
 def test_a_listing_that_is_none_is_an_error(body):
     """Whatever the hub answers, it is a listing or a FetchError."""
     with pytest.raises(FetchError, match="makes no sense"):
@@ -147,6 +155,29 @@ async def test_the_hubs_digest_catches_a_damaged_file(tmp_path, autojump_clock):
         assert bench.files() == []
 
 
+async def test_bytes_that_an_earlier_life_completed_are_verified_all_the_same(tmp_path, autojump_clock):
+    """A file that was complete but not yet verified when the agent died is held against the hub's digest."""
+    damaged = gguf(len(DATA), seed=7)
+
+    async def script(wire, request):
+        if request.start is None:
+            return await hub({"m.gguf": DATA})(wire, request)
+        return await wire.answer(
+            416, content_range=f"bytes */{len(DATA)}", x_linked_etag=f'"{SHA256}"', x_linked_size=len(DATA)
+        )
+
+    async with open_bench(tmp_path, script) as bench:
+        for data in (damaged, DATA):
+            left = open_partial(bench.store, key_of("hf://o/r/m.gguf@main"))
+            left.begin(Note(Validator('"v1"'), len(DATA)))
+            left.append([data])
+            left.close()
+            assert (await bench.get("hf://o/r/m.gguf")).path.read_bytes() == DATA
+            for path in [*bench.store.index.iterdir(), *bench.store.blobs.iterdir()]:
+                path.unlink()
+        assert [request.start for request in bench.network.requests] == [len(DATA), None, len(DATA)]
+
+
 async def test_the_hubs_size_is_checked_before_the_first_byte(tmp_path, autojump_clock):
     """A length that is not the hub's is refused."""
 
@@ -191,7 +222,8 @@ async def test_all_parts_or_none(tmp_path, autojump_clock):
         bench.network.script = hub(PARTS)
         before = len(bench.network.requests)
         await bench.get("hf://o/r/q4/m-00001-of-00003.gguf")
-        assert [request.target[-16:] for request in bench.network.requests[before + 1 :]] == ["00003-of-00003.gguf"[-16:]]
+        asked = [request.target for request in bench.network.requests[before + 1 :]]
+        assert asked == [f"/o/r/resolve/{COMMIT}/q4/m-00003-of-00003.gguf"]
 
 
 async def test_one_digest_cannot_describe_many_parts(tmp_path, autojump_clock):

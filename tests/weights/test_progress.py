@@ -9,8 +9,14 @@ from llmkube.weights.progress import Progress, Rate
         (Progress("resolving"), "resolving"),
         (Progress("verifying", 1, 4), "verifying: 25 % of 4 B"),
         (Progress("downloading", 3 << 20), "downloading: 3.0 MiB"),
-        (Progress("downloading", 1 << 20, 4 << 20, 2.0**20, 3.0), "downloading: 25 % of 4.0 MiB, 1.0 MiB/s, 3.00 s left"),
-        (Progress("waiting", seconds_left=52.0, note="x asked for a pause"), "waiting, 52.0 s left (x asked for a pause)"),
+        (
+            Progress("downloading", 1 << 20, 4 << 20, 2.0**20, 3.0),
+            "downloading: 25 % of 4.0 MiB, 1.0 MiB/s, 3.00 s left",
+        ),
+        (
+            Progress("waiting", seconds_left=52.0, note="x asked for a pause"),
+            "waiting, 52.0 s left (x asked for a pause)",
+        ),
     ],
 )
 def test_progress_reads_as_a_line(progress, line):

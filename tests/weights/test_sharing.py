@@ -129,7 +129,7 @@ async def test_closing_ends_everything():
     work = Work()
     async with trio.open_nursery() as nursery:
         async with open_shared(str) as shared:
-            nursery.start_soon(shared.join, "key", work, ignore)
+            nursery.start_soon(shared.join, "key", work, ignore)  # noqa: ASYNC111 (closing under a waiter is tested)
             await trio.testing.wait_all_tasks_blocked()
         assert work.cancelled == 1
         nursery.cancel_scope.cancel()

@@ -39,7 +39,8 @@ def test_a_url_has_one_form(text, normal):
         ("https://1.2.3.4.5/", "is a number"),
         ("https://host.0x/", "is a number"),
         ("https://①②⑦.⓪.⓪.①/", "outside ASCII"),
-        ("https://１２７.0.0.1/", "outside ASCII"),
+        ("https://\uff11\uff12\uff17.0.0.1/", "outside ASCII"),
+        ("https://h/\udc80", "not valid text"),
         ("https://bücher.example/", "outside ASCII"),
         ("https://local\u2024host/", "outside ASCII"),
         ("https://%31%32%37.0.0.1/", "percent escapes"),
@@ -106,7 +107,10 @@ def test_a_redirect_is_followed_from_where_it_stands(location, leads_to):
     assert str(follow(WebUrl("https", "h", 443, "/d/a?x"), location)) == leads_to
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/a", "http://[::1", "https://127.1/", "/\x00", "\\\\evil"])
+@pytest.mark.parametrize(
+    "location",
+    ["file:///etc/passwd", "ftp://h/a", "http://[::1", "https://127.1/", "/\x00", "\\\\evil"],
+)
 def test_a_redirect_to_nowhere_is_refused(location):
     """A redirect is read as strictly as a source."""
     with pytest.raises(BadUrlError):

@@ -3,21 +3,28 @@
 `llmkube up` starts by showing its definitions to the server; where they are stored already, no rule is looked at.
 """
 
-from typing import Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from llmkube.apiserver.fielderrors import FieldError
 from llmkube.apiserver.schema import RuleError, Schema, has_rules
 
 __all__ = ["RuleError", "check", "compiled", "has_rules"]
 
+_DEPTH: Final = 2500
+"""What celpy sets."""
+
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
     if not has_rules(schema):
         return []
-    from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
+    with _deeper():
+        from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
 
-    return celrules.check(value, old, schema, path)
+        return celrules.check(value, old, schema, path)
 
 
 def compiled(text: str) -> Any:
@@ -26,6 +33,18 @@ def compiled(text: str) -> Any:
     Raises:
         RuleError: It does not parse.
     """
-    from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
+    with _deeper():
+        from llmkube.apiserver import celrules  # noqa: PLC0415  # see above
 
-    return celrules.compiled(text)
+        return celrules.compiled(text)
+
+
+@contextmanager
+def _deeper() -> Iterator[None]:
+    """Let the stack grow as celpy wants it: on import it raises the limit for the whole process, and for good."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

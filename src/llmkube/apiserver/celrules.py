@@ -4,6 +4,7 @@ The schema gives each value its CEL type: JSON's 1 in a `number` field is a doub
 like, as it does on a kube-apiserver. Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel`.
 """
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -19,6 +20,7 @@ from llmkube.apiserver.fielderrors import OMITTED, ErrorType, FieldError, at, at
 from llmkube.apiserver.jsonvalues import is_integer, is_list, is_number, is_object, same
 from llmkube.apiserver.schema import Rule, RuleError, Schema, has_rules
 
+_MISSING: Final = re.compile(r"no such member in mapping: '([^']*)'")
 _REASONS: Final = {
     "": ErrorType.INVALID,
     "FieldValueInvalid": ErrorType.INVALID,
@@ -109,14 +111,7 @@ def _typed_text(value: str, wanted: str) -> Any:
 def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     if value is None or not has_rules(schema):
         return
-    if schema.rules:
-        typed = to_cel(value, schema)
-        typed_old = None if old is None else to_cel(old, schema)
-        for rule in schema.rules:
-            for error in _apply_rule(rule, (value, old), (typed, typed_old)):
-                shown = OMITTED if schema.type in {"object", "array"} else value
-                where = path + rule.field_path if path else rule.field_path.removeprefix(".")
-                yield attrs.evolve(error, path=where, bad_value=shown)
+    yield from _check_here(value, old, schema, path)
     if is_object(value):
         before = old if is_object(old) else {}
         for name, item in value.items():
@@ -129,23 +124,42 @@ def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
             yield from _check(item, schema.counterpart(item, old), schema.items, at_index(path, index))
 
 
-def _apply_rule(rule: Rule, values: tuple[Any, Any], typed: tuple[Any, Any]) -> Iterator[FieldError]:
-    """Judge one rule on (new, old) as JSON and as CEL values; the caller says where and what it was."""
-    new, old = values
-    try:
-        expression = compiled(rule.rule)
-        if expression.uses_old_self and old is None:
-            return
-        if not expression.uses_old_self and old is not None and same(new, old):
-            return  # what was stored under an older rule may stay
-        held = expression.evaluate(*typed)
-    except RuleError as error:
-        yield FieldError("", ErrorType.INVALID, f"{error} evaluating rule: {rule.message or rule.rule}")
+def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Judge the rules of one value, not of what is in it."""
+    if not schema.rules:
         return
+    typed = to_cel(value, schema)
+    typed_old = None if old is None else to_cel(old, schema)
+    for rule in schema.rules:
+        try:
+            error = _apply_rule(rule, (value, old), (typed, typed_old))
+        except RuleError as exc:  # it cannot be run on this value
+            bad = schema.type if schema.type in {"object", "array"} else value
+            said = _MISSING.sub(r"no such key: \1", str(exc))
+            yield FieldError(path, ErrorType.INVALID, f"{said} evaluating rule: {rule.message or rule.rule}", bad)
+            continue
+        if error is not None:
+            shown = OMITTED if schema.type in {"object", "array"} else value
+            where = path + rule.field_path if path else rule.field_path.removeprefix(".")
+            yield attrs.evolve(error, path=where, bad_value=shown)
+
+
+def _apply_rule(rule: Rule, values: tuple[Any, Any], typed: tuple[Any, Any]) -> FieldError | None:
+    """Judge one rule on (new, old) as JSON and as CEL values; the caller says where and what it was.
+
+    Raises:
+        RuleError: The rule cannot be run on this value.
+    """
+    new, old = values
+    expression = compiled(rule.rule)
+    if expression.uses_old_self and old is None:
+        return None
+    if not expression.uses_old_self and old is not None and same(new, old):
+        return None  # what was stored under an older rule may stay
+    held = expression.evaluate(*typed)
     if not isinstance(held, ct.BoolType):
-        yield FieldError("", ErrorType.INVALID, f"rule evaluated to no boolean: {rule.message or rule.rule}")
-    elif not held:
-        yield FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, *typed))
+        raise RuleError("the result is no boolean")
+    return None if held else FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, *typed))
 
 
 def _message(rule: Rule, typed: Any, typed_old: Any) -> str:

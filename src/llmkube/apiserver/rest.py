@@ -155,9 +155,9 @@ class Rest:
         with warning(warnings):
             self._check_namespace(tx, named)
             created = self._admission.create(tx, named, wanted, options)
-        taken = tx.get(named.ref)
-        if taken is not None:
-            raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
+            taken = tx.get(named.ref)
+            if taken is not None:
+                raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
         return _answered(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _named(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
@@ -210,24 +210,37 @@ class Rest:
 
         def decide(tx: Transaction) -> Answered:
             stored = tx.get(target.ref)
-            if stored is None:
-                if target.subresource or target.ref.kind not in _CREATED_BY_UPDATE:
-                    raise not_found(target.subject)
-                made = _with_metadata(body)
-                _check_name(target, made)
-                made["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
-                return self._create(tx, target.at(""), made, options, duplicates)
             wanted = _with_metadata(body)
-            _check_name(target, wanted)
-            _check_uid(target, stored, wanted["metadata"])
-            _check_conditional(target, wanted["metadata"])
+            if stored is None and not target.subresource and target.ref.kind in _CREATED_BY_UPDATE:
+                _check_name(target, wanted)
+                wanted["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
+                return self._create(tx, target.at(""), wanted, options, duplicates)
             if target.subresource == "scale":
-                wanted = self._rescaled(target, stored, wanted)
+                return self._put_scale(tx, target, wanted, options)
             with _decoding(target):
-                wanted, warnings = self._decode(target, stored, wanted, options, duplicates)
-            return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
+                decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+            with warning(warnings):
+                _check_name(target, wanted)
+                if stored is None:
+                    raise not_found(target.subject)
+                _check_uid(target, stored, wanted["metadata"])
+                _check_conditional(target, wanted["metadata"])
+                _place(target, decoded)
+                _check_version(target, stored, wanted["metadata"])
+            return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
         return Planned(decide, options.dry_run)
+
+    def _put_scale(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> Answered:
+        stored = tx.get(target.ref)
+        if stored is None:
+            raise not_found(target.subject)
+        _check_name(target, wanted)
+        _check_uid(target, stored, wanted["metadata"])
+        rescaled = self._rescaled(target, stored, wanted)
+        with _decoding(target):
+            decoded, warnings = self._decode(target, stored, rescaled, options, [])
+        return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
     def _plan_patch(self, request: Request, target: Target) -> Planned:
         media = content_type(request.headers.get("content-type") or "none", patch_types(target.kind))
@@ -276,8 +289,10 @@ class Rest:
         self, target: Target, stored: Object, wanted: JsonObject, options: WriteOptions, duplicates: list[str]
     ) -> tuple[JsonObject, list[str]]:
         _place(target, wanted)
-        _check_version(target, stored, wanted["metadata"])
-        return self._admission.decode(target, wanted, options, duplicates)
+        decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+        with warning(warnings):
+            _check_version(target, stored, wanted["metadata"])
+        return decoded, warnings
 
     def _replace(
         self,

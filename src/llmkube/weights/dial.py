@@ -38,7 +38,7 @@ OpenTransport = Callable[[Policy], AbstractAsyncContextManager[httpx.AsyncBaseTr
 """Open what carries one chain of requests under a policy."""
 
 _DIAL_SECONDS: Final = 10.0  # an address that does not answer must not hide the next one behind its silence
-_RECEIVE_BYTES: Final = 256 * 1024  # httpcore asks for 64 KiB, which costs twice the CPU time per byte
+_RECEIVE_BYTES: Final = 128 * 1024  # httpcore asks for 64 KiB, which costs more CPU time per byte
 _ADVICE_ALLOW: Final = "use another source, or let the operator allow the network with --allow-private-sources"
 _ADVICE_NEVER: Final = "no setting allows it; use another source"
 

@@ -255,9 +255,7 @@ class Downloader:
 
         return await self._ask(question, wanted.shown, read, meter)
 
-    async def _ask(
-        self, question: Question, shown: str, read: Callable[[Answer], Awaitable[T]], meter: "_Meter"
-    ) -> T:
+    async def _ask(self, question: Question, shown: str, read: Callable[[Answer], Awaitable[T]], meter: "_Meter") -> T:
         async def attempt() -> T:
             with trio.move_on_after(self._means.patience.head_seconds):
                 async with (

@@ -91,9 +91,7 @@ def find_piece(store: Store, sha256: str) -> Piece | None:
     return None
 
 
-def keep(
-    store: Store, identity: str, source: str, parts: Sequence[Partial | Piece], fetched_at: str
-) -> WeightsFile:
+def keep(store: Store, identity: str, source: str, parts: Sequence[Partial | Piece], fetched_at: str) -> WeightsFile:
     """Make complete parts visible, all of them or none, and remember what they are.
 
     Raises:

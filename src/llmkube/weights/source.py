@@ -236,7 +236,9 @@ def _revision(shown: str, text: str) -> str:
     if not at:
         return DEFAULT_REVISION
     if revision.lower().endswith(".gguf"):
-        raise SourceError(f"{shown} has its revision in the middle; it goes to the end: hf://ORG/REPO/FILE.gguf@REVISION")
+        raise SourceError(
+            f"{shown} has its revision in the middle; it goes to the end: hf://ORG/REPO/FILE.gguf@REVISION"
+        )
     if not _REVISION.fullmatch(revision):
         raise SourceError(f"{shown} has a malformed revision after the @; a branch, a tag or a commit goes there")
     return revision

@@ -147,7 +147,9 @@ class Transfer:
 
     async def _attempt(self) -> None:
         partial = self.partial
-        if partial.size_bytes and partial.size_bytes == partial.note.total_bytes:
+        # An earlier life may have got all bytes and not the hub's digest: then the hub is asked once more.
+        judged = self._expected is not None or not self.wanted.hub
+        if partial.size_bytes and partial.size_bytes == partial.note.total_bytes and judged:
             await trio.lowlevel.checkpoint()
             return
         resume = self._ranges and partial.size_bytes > 0 and partial.note.validator.if_range
@@ -178,6 +180,8 @@ class Transfer:
     async def _take(self, answer: Answer, asked: Asked, scope: trio.CancelScope) -> None:
         run_sync, partial, wanted = self.means.run_sync, self.partial, self.wanted
         now = self.means.utcnow()
+        if wanted.sha256 is None:
+            self._expected = answer.linked_sha256
         try:
             verdict = judge(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
         except RangeError:
@@ -209,9 +213,7 @@ class Transfer:
         """Return the size of what is coming; raise what can be known to be wrong before it comes."""
         wanted = self.wanted
         promised = answer.linked_sha256
-        if wanted.sha256 is None:
-            self._expected = promised
-        elif promised is not None and wanted.promised_by and promised != wanted.sha256:
+        if promised is not None and wanted.promised_by and promised != wanted.sha256:
             raise DigestMismatchError(
                 f"the hub says that {wanted.shown} has the digest {promised}, spec.sha256 asks for {wanted.sha256}; "
                 "correct the digest, or the source"
