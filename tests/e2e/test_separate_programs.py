@@ -160,7 +160,8 @@ async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
             assert await agent.process.wait() == 0, agent.err
             assert json.loads(seen.read_text())["endpoints"][0]["conditions"]["ready"] is False
             assert not processes_in(tmp_path / "agent")
-            assert not (await cluster.client.list(Lease, namespace="llmkube-system")).items
+            leases = await cluster.client.list(Lease, namespace="llmkube-system")
+            assert "box" not in [lease.metadata.name for lease in leases.items]
             await cluster.wait_service(lambda service: service.status.phase == "Pending")
 
 
