@@ -61,9 +61,10 @@ async def fetch(
         return await _use_in_place(Path(source.path), sha256, progress, limiter)
     if isinstance(source, Elsewhere) or downloader is None:
         scheme = source.scheme if isinstance(source, Elsewhere) else source.identity.partition("://")[0]
+        file = "download the file and name it by its absolute path or as file:///PATH"
+        remedy = f"D{file[1:]}" if downloader is None else f"Name an https:// or hf:// source, or {file}"
         raise SourceUnsupportedError(
-            f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. "
-            "Name an https:// or hf:// source, or download the file and name it by its absolute path or as file:///PATH"
+            f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
         )
     return await downloader.fetch(source, sha256=sha256, token=token, policy=policy, progress=progress)
 
