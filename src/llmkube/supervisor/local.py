@@ -1,107 +1,27 @@
 """The outside world for real: this machine's processes, files and sockets behind `supervisor.ports`."""
 
 import datetime
-import os
 import random
-import socket
-import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import attrs
 import trio
 
-from llmkube.base.errors import WorldError
 from llmkube.base.http import open_http_client
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.llamacpp import parse_help, parse_version
-from llmkube.runtimes.plan import EngineInfo
-from llmkube.supervisor.child import open_child
-from llmkube.supervisor.orphans import OWNER_VARIABLE, end_orphans
-from llmkube.supervisor.ports import Child, Command, Ports
+from llmkube.supervisor.engines import LocalEngines
+from llmkube.supervisor.orphans import end_orphans
+from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
 from llmkube.weights.source import LocalFile, parse_source
 from llmkube.weights.store import Store, open_store
 
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
-
-HELP_SECONDS = 30.0
-"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
-
 MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""
-
-
-class EngineNotFoundError(WorldError):
-    """The engine program is missing, or is not what it should be."""
-
-    reason = "EngineNotFound"
-
-
-@attrs.define(eq=False)
-class LocalEngines:
-    """Start llama-server on this machine."""
-
-    settings: AgentSettings
-    _known: dict[tuple[str, int], EngineInfo] = attrs.field(factory=dict)
-
-    async def info(self) -> EngineInfo:
-        """Ask the program for its flags, once per binary: a replaced file is asked again."""
-        program = self.settings.llama_server
-        try:
-            identity = (program, Path(program).stat().st_mtime_ns)
-        except OSError as error:
-            raise EngineNotFoundError(
-                f"no llama-server at {program} ({error.strerror}); give --llama-server or install one"
-            ) from error
-        if identity not in self._known:
-            text = await self._output(program, "--help")
-            version = parse_version(await self._output(program, "--version"))
-            self._known[identity] = EngineInfo(program, version, parse_help(text))
-        return self._known[identity]
-
-    async def _output(self, program: str, flag: str) -> str:
-        try:
-            with trio.fail_after(HELP_SECONDS):
-                done = await trio.run_process(
-                    [program, flag],
-                    capture_stdout=True,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    env=self._environment({}),
-                )
-        except OSError as error:
-            raise EngineNotFoundError(f"cannot run {program}: {error.strerror or error}") from error
-        except trio.TooSlowError as error:
-            raise EngineNotFoundError(f"{program} {flag} gave no answer in {HELP_SECONDS:g} s") from error
-        text: str = done.stdout.decode("utf-8", "replace")
-        if done.returncode != 0:
-            said = text[-500:].strip()
-            raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
-        return text
-
-    def free_port(self) -> int:
-        """Ask the kernel; somebody may take it before the engine does, and then the attempt fails and is repeated."""
-        family = socket.AF_INET6 if ":" in self.settings.bind_address else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.bind((self.settings.bind_address, 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    def open_child(self, command: Command) -> AbstractAsyncContextManager[Child]:
-        """Run a process with the small environment that engines get."""
-        complete = attrs.evolve(command, env=self._environment(dict(command.env)))
-        settings = self.settings
-        return open_child(complete, grace_seconds=settings.grace_seconds, log_cap_bytes=settings.log_cap_bytes)
-
-    def _environment(self, extra: dict[str, str]) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
 
 
 @attrs.define(eq=False)
