@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check envtest clean
+.PHONY: help demo test check envtest bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -31,9 +31,12 @@ envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once fr
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
 	$(BIN)/python -m pytest -m envtest
 
+bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/benchmarks.md
+	$(BIN)/python benchmarks/harness.py $(BENCH)
+
 check: $(STAMP)  ## linters and types only
-	$(BIN)/ruff check src tests
-	$(BIN)/flake8 src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/flake8 src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

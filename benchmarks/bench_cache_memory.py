@@ -78,7 +78,7 @@ def piece(index: int) -> dict[str, Any]:
 
 
 def _metadata(name: str, index: int, spec: dict[str, Any]) -> dict[str, Any]:
-    fields = {f"f:{key}": {} for key in (*spec, "phase", "replicas", "conditions")}
+    fields: dict[str, Any] = {f"f:{key}": {} for key in (*spec, "phase", "replicas", "conditions")}
     managed = [
         {"manager": manager, "operation": "Apply", "apiVersion": "v1", "time": NOW, "fieldsV1": {"f:status": fields}}
         for manager in ("kubectl", "llmkube-agent-mac", "llmkube-controller")

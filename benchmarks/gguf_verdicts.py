@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from harness import Table, begin, median
+from harness import Aim, Table, begin, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from gguf_corpus import cases, disagreement, judge, left_to_the_engine
@@ -53,8 +53,16 @@ def main() -> None:
             "ours_seconds": median(ours),
             "theirs": median(theirs),
         },
-        [
-            f"Agreement on the whole model: {100 * agreed / count:.2f} %; defects: {len(differing)}.",
+        aims=[
+            Aim(
+                "models that load, but that we refuse; headers that only we accept",
+                "0",
+                str(len(differing)),
+                not differing,
+            ),
+            Aim("the same verdict as a full load", "100 %", f"{100 * agreed / count:.2f} %", agreed == count),
+        ],
+        notes=[
             f"{died} of these files end llama.cpp's process instead of being refused by it.",
         ],
     )

@@ -1,22 +1,26 @@
 """What every benchmark shares: conditions with each figure, contenders interleaved, JSON beside the table, a page.
 
-A benchmark is a script beside this one. It measures, and hands a `Report` to `finish`, which prints it and keeps it in
-`results/`. Run as a program, this file runs all of them, then writes docs/benchmarks.md from what is in `results/`:
+A benchmark is a script beside this one. It measures, and hands its tables and aims to `Run.finish`, which prints them
+and keeps them in `results/`. Run as a program, this file runs benchmarks, then writes their sections of
+docs/benchmarks.md anew; the sections of others stay as they are:
 
-    python benchmarks/harness.py                  every benchmark, then the page
-    python benchmarks/harness.py NAME…            these, then the page
-    python benchmarks/harness.py --page           the page alone
+    python benchmarks/harness.py                  every benchmark
+    python benchmarks/harness.py NAME…            these
+    python benchmarks/harness.py --page [NAME…]   none; the sections from what is in `results/`
 
-Nothing here asserts anything about time. A figure that is worse than a contender's stands in its table like any other.
+Nothing here asserts anything about time. A figure that is worse than a contender's, or than what was aimed at, stands
+in its table like any other, and every missed aim is listed at the top of the page.
 """
 
 import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -30,8 +34,12 @@ import cattrs
 HERE: Final = Path(__file__).resolve().parent
 RESULTS: Final = HERE / "results"
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
-ORDER: Final = ("reaction", "gguf_header", "gguf_verdicts", "bench_cache_memory", "download")
+ORDER: Final = ("reaction", "version", "download", "gguf_header", "gguf_verdicts", "api_server", "bench_cache_memory")
 """How the page is ordered; what is not named here comes last."""
+
+
+DEFAULT_SEED: Final = 1
+MISSED: Final = "**no**"
 
 
 @attrs.frozen
@@ -85,6 +93,16 @@ class Table:
 
 
 @attrs.frozen
+class Aim:
+    """What was wanted of a figure, and what was found."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool
+
+
+@attrs.frozen
 class Report:
     """One benchmark's outcome: what was asked, the tables, and the samples that they were made from."""
 
@@ -93,18 +111,20 @@ class Report:
     about: str
     tables: list[Table]
     conditions: Conditions
-    samples: dict[str, Any] = attrs.field(factory=dict)
+    aims: list[Aim] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
+    samples: dict[str, Any] = attrs.field(factory=dict)
 
     @property
     def markdown(self) -> str:
         """Its section of the page."""
-        parts = [
-            f"## {self.title}",
-            self.about,
-            f"```\npython benchmarks/{self.name}.py --seed {self.conditions.seed}\n```",
-        ]
+        seed = "" if self.conditions.seed == DEFAULT_SEED else f" --seed {self.conditions.seed}"
+        command = f"python benchmarks/{self.name}.py{seed}" if seed else f"make bench BENCH={self.name}"
+        parts = [f"## {self.title}", self.about, f"```console\n$ {command}\n```"]
         parts += [table.markdown for table in self.tables]
+        if self.aims:
+            rows = [[aim.what, aim.wanted, aim.measured, "yes" if aim.met else MISSED] for aim in self.aims]
+            parts.append(Table(["aim", "wanted", "measured", "met"], rows).markdown)
         if self.notes:
             parts.append("\n".join(f"* {note}" for note in self.notes))
         return "\n\n".join([*parts, f"Measured {self.conditions.line}."])
@@ -126,7 +146,14 @@ class Run:
         return random.Random(self.seed)
 
     def finish(
-        self, title: str, about: str, tables: list[Table], samples: Mapping[str, Any], notes: Sequence[str] = ()
+        self,
+        title: str,
+        about: str,
+        tables: list[Table],
+        samples: Mapping[str, Any],
+        *,
+        aims: Sequence[Aim] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         """Print the report and keep it for the page; a quick run is not kept, since it measures too little."""
         conditions = Conditions(
@@ -140,7 +167,8 @@ class Run:
             seed=self.seed,
             versions={package: importlib.metadata.version(package) for package in self.packages},
         )
-        report = Report(self.name, title, " ".join(about.split()), tables, conditions, dict(samples), list(notes))
+        about = " ".join(about.split())
+        report = Report(self.name, title, about, tables, conditions, list(aims), list(notes), dict(samples))
         print(report.markdown)
         if not self.quick:
             RESULTS.mkdir(exist_ok=True)
@@ -151,7 +179,8 @@ class Run:
 def begin(name: str, *packages: str) -> Run:
     """Read the options that every benchmark has, and note the conditions."""
     parser = argparse.ArgumentParser(f"benchmarks/{name}.py")
-    parser.add_argument("--seed", type=int, default=1, help="what all randomness comes from (default: 1)")
+    text = f"what all randomness comes from (default: {DEFAULT_SEED})"
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help=text)
     parser.add_argument("--quick", action="store_true", help="a few rounds to see that it works; nothing is kept")
     given = parser.parse_args()
     return Run(name, ("llmkube", *packages), given.seed, given.quick)
@@ -169,7 +198,7 @@ def interleaved(contenders: Mapping[str, Callable[[], Any]], rounds: int, rng: r
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least that many per cent of the values do not exceed."""
     ranked = sorted(values)
-    return ranked[max(0, -(-len(ranked) * percent // 100) - 1).__int__()]
+    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
 
 def median(values: Sequence[float]) -> float:
@@ -198,32 +227,50 @@ HEAD: Final = """# Benchmarks
 Written by `make bench`; each section says how its table was made and under which conditions. Compare figures within a
 table, not between machines: contenders took turns in one run. Where somebody else is faster, the table says so.
 """
+_SECTION: Final = re.compile(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->\n|\Z)", re.MULTILINE | re.DOTALL)
+_MISSED_ROW: Final = re.compile(rf"^\| (.+?) \| +(.+?) \| +(.+?) \| +{re.escape(MISSED)} \|$", re.MULTILINE)
 
 
-def write_page() -> None:
-    """Write docs/benchmarks.md from the results that are here."""
+def page(earlier: str, reports: Sequence[Report]) -> str:
+    """Return the page with the sections of these reports put in, and all others as they were."""
+    sections = {name: body.strip() for name, body in _SECTION.findall(earlier)}
+    sections |= {report.name: report.markdown for report in reports}
+    ordered = sorted(sections, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    missed = [
+        f"* {what.strip()}: {wanted.strip()} wanted, {measured.strip()} measured"
+        for name in ordered
+        for what, wanted, measured in _MISSED_ROW.findall(sections[name])
+    ]
+    summary = "\n".join(["What was aimed at and not reached:", "", *missed]) if missed else "Every aim is reached."
+    parts = [HEAD.strip(), summary, *(f"<!-- {name} -->\n{sections[name]}" for name in ordered)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_page(names: Sequence[str]) -> None:
+    """Write the sections of these benchmarks anew, as far as they have results."""
     converter = cattrs.Converter()
-    reports = [converter.structure(json.loads(path.read_text("utf-8")), Report) for path in RESULTS.glob("*.json")]
-    reports.sort(key=lambda report: (ORDER.index(report.name) if report.name in ORDER else len(ORDER), report.name))
-    PAGE.write_text("\n\n".join([HEAD.strip(), *(report.markdown for report in reports)]) + "\n", "utf-8")
+    paths = [path for name in names if (path := RESULTS / f"{name}.json").exists()]
+    reports = [converter.structure(json.loads(path.read_text("utf-8")), Report) for path in paths]
+    earlier = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    PAGE.write_text(page(earlier, reports), "utf-8")
 
 
 def main() -> int:
     """Run what was asked for, then write the page."""
     parser = argparse.ArgumentParser("benchmarks/harness.py")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks; all by default")
-    parser.add_argument("--page", action="store_true", help="write the page from earlier results, run nothing")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page from earlier results")
     given = parser.parse_args()
     scripts = sorted(path for path in HERE.glob("*.py") if path.name != Path(__file__).name)
     known = {path.stem: path for path in scripts if "def main" in path.read_text("utf-8")}
     if unknown := set(given.names) - set(known):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
-    failed = []
-    for name in [] if given.page else given.names or sorted(known):
+    names, failed = given.names or sorted(known), []
+    for name in [] if given.page else names:
         print(f"\n=== {name}", flush=True)
         if subprocess.run([sys.executable, known[name]], check=False).returncode:
             failed.append(name)
-    write_page()
+    write_page([name for name in names if name not in failed])
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

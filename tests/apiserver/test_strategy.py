@@ -236,7 +236,7 @@ def test_a_slice_refuses_addresses_that_are_local_everywhere(kind: str, address:
 
 def test_a_slice_keeps_to_one_family():
     """An address of the other family is refused at the list, as kube-apiserver does."""
-    for kind, address in (("IPv4", "::1"), ("IPv6", "10.0.0.1")):
+    for kind, address in (("IPv4", "2001:db8::1"), ("IPv6", "10.0.0.1")):
         assert judged("EndpointSlice", addressType=kind, endpoints=[{"addresses": [address]}]) == [
             f'endpoints[0].addresses: Invalid value: "{address}": must be an {kind} address'
         ]

@@ -144,7 +144,7 @@ def test_builtin_kinds_have_their_well_known_columns():
     assert cells("discovery.k8s.io", "endpointslices", {"metadata": meta, "ports": [{"name": "any"}]})["Ports"] == "any"
     both = {"addresses": [{"ip": "a"}, {"ip": "b"}], "ports": [{"port": 1}, {"port": 2}]}
     assert cells("", "endpoints", {"metadata": meta, "subsets": [both]})["Endpoints"] == "a:1,b:1,a:2 + 1 more..."
-    scale = {"kind": "Scale", "metadata": meta, "spec": {"replicas": 3}}
+    scale = {"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": meta, "spec": {"replicas": 3}}
     shown = cells("", "services", scale)
     assert (shown["Desired"], shown["Available"]) == (3, 0)
 

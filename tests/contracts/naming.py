@@ -134,7 +134,6 @@ OTHER_WORDS: Final = (
     (re.compile(r"StorageError: .*AdditionalErrorMsg: "), ""),
     (re.compile(r" in scheme \S+"), ""),
     (re.compile(r'patch: Invalid value: ".*?[}\]]": ', re.DOTALL), "patch: Invalid value: an object: "),
-    (re.compile(r"(expected (?:string|boolean|list|map|numeric \(int or float\))), got .*", re.DOTALL), r"\1"),
     (re.compile(r"the provided object is unrecognized"), ""),
 )
 """Where both servers refuse alike and say it in words of their own: Go's names for types, its readers' sentences."""

@@ -83,7 +83,7 @@ async def chapter_updates(s: Session) -> None:
 
 async def chapter_patches(s: Session) -> None:
     path = f"{WIDGETS}/a"
-    await s.post(WIDGETS, widget("a", {"size": 3, "replicas": 1}, labels={"a/b": "c", "d~e": "f"}))
+    await s.post(WIDGETS, widget("a", {"size": 3, "replicas": 1}, labels={"a/b": "c"}))
     await s.patch(path, {"spec": {"replicas": None, "size": 5}})
     await s.patch(path, {"spec": {"parts": [{"name": "a"}, {"name": "b"}]}})
     await s.patch(path, {})

@@ -1,5 +1,6 @@
 """Random operations over two names of a few kinds, as values: what two servers disagree on shrinks to a few lines."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -56,11 +57,14 @@ SERVICE_SPECS = _some({"ports": PORTS, "selector": LABELS, "clusterIP": st.just(
 ADDRESSES = st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1", "2001:db8::1", "2001:DB8::1"])
 
 
+KINDS = ("widget", "gadget", "map", "service", "slice")
+
+
 @st.composite
-def objects(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+def objects(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> tuple[str, dict[str, Any]]:
     """Draw an object and the collection that it belongs to."""
     name = draw(NAMES)
-    kind = draw(st.sampled_from(["widget", "gadget", "map", "service", "slice"]))
+    kind = draw(st.sampled_from(kinds))
     if kind == "widget":
         path, made = WIDGETS, widget(name, draw(WIDGET_SPECS))
     elif kind == "gadget":
@@ -81,9 +85,9 @@ def objects(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @st.composite
-def operations(draw: st.DrawFn) -> Operation:
+def operations(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> Operation:
     """Draw one operation."""
-    path, made = draw(objects())
+    path, made = draw(objects(kinds))
     one = f"{path}/{made['metadata']['name']}"
     content = {name: value for name, value in made.items() if name not in {"apiVersion", "kind"}}
     content["metadata"] = {name: value for name, value in made["metadata"].items() if name != "name"}
@@ -172,5 +176,7 @@ def _json_patches(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(one | gone, min_size=1, max_size=2))
 
 
-SEQUENCES = st.lists(operations(), min_size=2, max_size=12)
-"""What is asked of both servers, one after the other."""
+SEQUENCES = st.lists(st.sampled_from(KINDS), min_size=1, max_size=2, unique=True).flatmap(
+    lambda kinds: st.lists(operations(kinds), min_size=2, max_size=12)
+)
+"""What is asked of both servers, one after the other: about one kind or two, so that operations meet."""

@@ -18,7 +18,7 @@ from contracts.compare import differences
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
-from llmkube.apiserver import admission, answers, defaults, rest, strategy
+from llmkube.apiserver import admission, answers, defaults, strategy, writing
 from llmkube.apiserver.store import Change, Store
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
@@ -70,8 +70,8 @@ _APPLY = Store.apply
 MUTANTS = [
     Mutant(
         "a stale resourceVersion is accepted",
-        rest,
-        "_check_version",
+        writing,
+        "check_version",
         _accept_stale,
         checks=(contract.check_updates_need_the_current_version,),
         chapter=script_writes.chapter_updates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -13,7 +14,10 @@ from trio.testing import memory_stream_pair
 
 from llmkube.base.errors import WorldError
 from llmkube.base.http import Response, serve_connection
+from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.child import AdoptError
+from llmkube.supervisor.journal import Entry, dump, load
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
@@ -65,9 +69,18 @@ class SimChild:
         await self.ended.wait()
         return self.exit
 
+    started: str = "boot:1"
+    log_offset: int = 0
+    cookie: str = ""
+    in_flight: int = 0
+
     async def last_lines(self, count):
         await trio.lowlevel.checkpoint()
         return self.script.words[-count:]
+
+    async def listens(self, port):
+        await trio.lowlevel.checkpoint()
+        return port == self.port
 
     def end(self, code):
         if self.exit is None:
@@ -84,6 +97,8 @@ class Machine:
         fetch_seconds: How long a fetch takes, by source.
         broken: Sources that cannot be fetched now, with the error to raise.
         spawned: Every process there ever was, in order.
+        agent_killed: The agent is dying by SIGKILL: nothing that it still does has an effect.
+        entries: The journal, as the disk has it.
     """
 
     nursery: trio.Nursery
@@ -93,7 +108,9 @@ class Machine:
     fetch_seconds: dict[str, float] = attrs.field(factory=dict)
     broken: dict[str, Exception] = attrs.field(factory=dict)
     spawned: list[SimChild] = attrs.field(factory=list)
+    agent_killed: bool = False
     spawned_at: dict[str, list[float]] = attrs.field(factory=dict)
+    entries: dict[Key, Entry] = attrs.field(factory=dict)
 
     # -- what the supervisor sees ---------------------------------------------------------------------------------
 
@@ -105,26 +122,63 @@ class Machine:
         return 40_000 + len(self.spawned)
 
     @asynccontextmanager
-    async def open_child(self, command):
+    async def open_child(self, command, parting):
         await trio.lowlevel.checkpoint()
         argv = command.argv
         name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
         twins = [child for child in self.live() if child.name == name]
         assert not twins, f"two live engines for {name}"
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
+        child.cookie = command.cookie
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
+        self.nursery.start_soon(self._live, child)
+        async with self._owned(child, parting):
+            yield child
+
+    @asynccontextmanager
+    async def adopt_child(self, record, log_path, parting):
+        await trio.lowlevel.checkpoint()
+        (child,) = [child for child in self.spawned if child.pid == record.pid]
+        if child.exit is not None:
+            raise AdoptError(f"process {record.pid} has ended")
+        async with self._owned(child, parting):
+            yield child
+
+    @asynccontextmanager
+    async def _owned(self, child, parting):
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._live, child)
-                yield child
-                nursery.cancel_scope.cancel()
+            yield
         finally:
-            with trio.move_on_after(self.grace_seconds + 5, shield=True):
-                if child.exit is None:
-                    stubborn = child.script.stop_seconds > self.grace_seconds
-                    await trio.sleep(min(child.script.stop_seconds, self.grace_seconds))
-                    child.end(-9 if stubborn else 0)
+            if not (parting.keep or self.agent_killed):
+                with trio.move_on_after(self.grace_seconds + 5, shield=True):
+                    if child.exit is None:
+                        stubborn = child.script.stop_seconds > self.grace_seconds
+                        await trio.sleep(min(child.script.stop_seconds, self.grace_seconds))
+                        child.end(-9 if stubborn else 0)
+
+    async def write(self, entry):
+        await trio.lowlevel.checkpoint()
+        if not self.agent_killed:
+            self.entries[entry.key] = load(json.loads(json.dumps(dump(entry))))
+
+    async def remove(self, key):
+        await trio.lowlevel.checkpoint()
+        if not self.agent_killed:
+            self.entries.pop(key, None)
+
+    def take_stock(self):
+        """What the next agent finds: engines that nobody claims have ended, as on a real machine."""
+        left = {}
+        for key, entry in self.entries.items():
+            alive = [child for child in self.live() if entry.engine and child.cookie == entry.engine.cookie]
+            engine = attrs.evolve(entry.engine, pid=alive[0].pid, started=alive[0].started) if alive else None
+            left[key] = attrs.evolve(entry, engine=engine)
+        claimed = {entry.engine.cookie for entry in left.values() if entry.engine}
+        for child in self.live():
+            if child.cookie not in claimed:
+                child.end(-15)
+        return left
 
     async def fetch(self, model, progress):
         await trio.lowlevel.checkpoint()
@@ -153,15 +207,21 @@ class Machine:
 
     async def _live(self, child):
         with trio.move_on_after(child.script.life_seconds):
-            await trio.sleep(child.script.load_seconds)
-            child.ready = True
-            await trio.sleep_forever()
+            with trio.move_on_after(child.script.load_seconds):
+                await child.ended.wait()
+            child.ready = child.exit is None
+            await child.ended.wait()
         child.end(child.script.exit_code)
 
     async def _connection(self, child, stream):
         async def answer(exchange):
-            status = 200 if child.ready else 503
-            await exchange.respond(Response.json(status, {"model": child.name, "pid": child.pid}))
+            path = exchange.request.path
+            if path == "/metrics":
+                await exchange.respond(Response.text(200, f"llamacpp:requests_processing {child.in_flight}\n"))
+            elif path == "/v1/models":
+                await exchange.respond(Response.json(200, {"data": [{"id": child.name}]}))
+            else:
+                await exchange.respond(Response.json(200 if child.ready else 503, {"status": "ok"}))
 
         async with trio.open_nursery() as nursery:
 
@@ -177,6 +237,11 @@ class Machine:
 
     def live(self, name=None):
         return [child for child in self.spawned if child.exit is None and name in (None, child.name)]
+
+    def finish_requests(self):
+        """Every request in flight ends."""
+        for child in self.spawned:
+            child.in_flight = 0
 
     def kill(self, name):
         """SIGKILL the engine of a service."""

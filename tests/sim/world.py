@@ -62,9 +62,10 @@ class Network(httpx.AsyncBaseTransport):
     transport: httpx.AsyncBaseTransport
     faults: Faults
     cut: trio.Event = attrs.field(factory=trio.Event)
+    dead: bool = False
 
     async def handle_async_request(self, request):
-        if self.faults.down:
+        if self.faults.down or self.dead:
             await trio.lowlevel.checkpoint()
             raise httpx.ConnectError("connection refused", request=request)
         if self.faults.errors:
@@ -116,10 +117,43 @@ class World:
     client: Client
     machine: Machine
     faults: Faults
-    network: Network
-    agent: AgentView
-    agent_scope: trio.CancelScope
-    writes: list[tuple[float, str, str]]
+    settings: AgentSettings
+    seed: int
+    _transport: httpx.AsyncBaseTransport
+    _nursery: trio.Nursery
+    network: Network = attrs.field(init=False)
+    agent: AgentView = attrs.field(init=False)
+    _stop: trio.CancelScope = attrs.field(init=False)
+    _stopped: trio.Event = attrs.field(init=False)
+
+    async def start_agent(self):
+        """A new agent process on the same machine; what the last one left is what it finds."""
+        self.machine.agent_killed = False
+        self.network = Network(self._transport, self.faults)
+        self.agent = await self._nursery.start(self._run_agent)
+
+    async def _run_agent(self, task_status):
+        self._stop, self._stopped = trio.CancelScope(), trio.Event()
+        machine, rng = self.machine, random.Random(self.seed + 2)
+        with self._stop:
+            async with (
+                httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http,
+                open_http_client(machine.connect) as engines_http,
+            ):
+                ports = Ports(machine, machine, machine, engines_http, utcnow, rng, machine.take_stock())
+                await run_agent(Client(http), self.settings, ports, task_status=task_status)
+        self._stopped.set()
+
+    async def stop_agent(self):
+        """SIGTERM: the agent ends in its own order."""
+        self._stop.cancel(reason="the agent is stopped")
+        await self._stopped.wait()
+
+    async def kill_agent(self):
+        """SIGKILL: nothing that the agent does from now on reaches anybody."""
+        self.machine.agent_killed = self.network.dead = True
+        self.network.sever()
+        await self.stop_agent()
 
     async def apply(self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", **spec):
         """Create or change a Model and an InferenceService as a user would."""
@@ -216,22 +250,16 @@ async def open_world(*, seed=0, settings=None):
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
         outer.start_soon(server.run_housekeeping)
         machine = Machine(outer, settings.grace_seconds)
-        network = Network(transport, faults)
-        async with (
-            httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as direct,
-            httpx.AsyncClient(transport=network, base_url="http://apiserver", timeout=None) as faulty,
-            open_http_client(machine.connect) as engines_http,
-        ):
+        async with httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as direct:
             controller = ControllerSettings(host_accelerators=settings.accelerators)
             outer.start_soon(
                 lambda: run_controller(Client(direct), controller, utcnow=utcnow, rng=random.Random(seed + 1))
             )
-            ports = Ports(machine, machine, engines_http, utcnow, random.Random(seed + 2))
-            async with trio.open_nursery() as agent_nursery:
-                view = await agent_nursery.start(run_agent, Client(faulty), settings, ports)
-                world = World(Client(direct), machine, faults, network, view, agent_nursery.cancel_scope, [])
-                yield world
-                agent_nursery.cancel_scope.cancel(reason="the timeline is over")
+            world = World(Client(direct), machine, faults, settings, seed, transport, outer)
+            await world.start_agent()
+            yield world
+            machine.finish_requests()
+            await world.stop_agent()
             assert not machine.live(), "an engine outlived its agent"
             if not faults.down:
                 await _assert_withdrawn(world)

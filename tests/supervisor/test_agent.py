@@ -24,6 +24,16 @@ class Known(dict):
         super().__init__({one.key: one for one in objects})
         self.synced = trio.Event()
 
+    def expect(self, keys):
+        assert not keys
+
+
+class Forgetful:
+    """A journal of which only the forgetting is used."""
+
+    async def remove(self, key):
+        await trio.lowlevel.checkpoint()
+
 
 def new_agent():
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
@@ -31,7 +41,7 @@ def new_agent():
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
     rng = random.Random(0)
-    ports = Ports(None, None, None, utcnow, rng)
+    ports = Ports(None, None, Forgetful(), None, utcnow, rng)
     events = EventRecorder("test", "host", utcnow, rng)
     return _Agent(settings, ports, Outbox(rng), events, Known(model), Known(service))
 

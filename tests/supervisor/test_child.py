@@ -1,15 +1,19 @@
 import os
+import secrets
 import signal
 import sys
 
 import psutil
 import pytest
 import trio
+import trio.testing
 
-from llmkube.supervisor.child import SpawnError, open_child
+from llmkube.supervisor import processes
+from llmkube.supervisor.child import AdoptError, Ending, SpawnError, adopt_child, open_child
+from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.lifecycle import Exit
-from llmkube.supervisor.orphans import OWNER_VARIABLE, end_orphans
-from llmkube.supervisor.ports import Command
+from llmkube.supervisor.ports import Command, Parting
+from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -35,12 +39,14 @@ def command(tmp_path, code, **env):
     )
 
 
-def opened(tmp_path, code, grace_seconds=5.0, **env):
-    return open_child(command(tmp_path, code, **env), grace_seconds=grace_seconds, log_cap_bytes=1 << 20)
+def opened(tmp_path, code, grace_seconds=5.0, parting=None, **env):
+    cookie = secrets.token_hex(8)
+    ending = Ending(cookie, grace_seconds, parting or Parting())
+    return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
 
 
 async def first_line(child):
-    await until(lambda: child._command.log_path.stat().st_size > child._log_offset)
+    await until(lambda: child._log_path.stat().st_size > child.log_offset)
     return (await child.last_lines(1))[0]
 
 
@@ -110,7 +116,7 @@ async def test_a_missing_program_is_named(tmp_path):
     """A program that does not exist is an error that names it, and no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
-        async with open_child(missing, grace_seconds=1, log_cap_bytes=1):
+        async with open_child(missing, Ending("none", 1, Parting()), log_cap_bytes=1):
             raise AssertionError("it started")
 
 
@@ -124,7 +130,129 @@ async def test_only_our_own_orphans_are_ended(tmp_path):
         ):
             await first_line(ours)
             await first_line(theirs)
-            ended = await trio.to_thread.run_sync(lambda: end_orphans(str(tmp_path / "ours"), grace_seconds=5))
-            assert ended == 1
+            strays = await trio.to_thread.run_sync(processes.marked, OWNER_VARIABLE, str(tmp_path / "ours"))
+            assert [stray.pid for stray in strays] == [ours.pid]
+            await trio.to_thread.run_sync(lambda: processes.end_all(strays, grace_seconds=5))
             await ours.wait()
             assert alive(theirs.pid)
+
+
+DOUBLE_FORK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {ignore}
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "ignore", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.signal(signal.SIGTERM, signal.SIG_DFL)"]
+)
+async def test_a_helper_that_has_left_the_session_does_not_survive(tmp_path, ignore):
+    """A double-forked process in a session of its own is ended with the engine, also one that ignores TERM."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, DOUBLE_FORK.format(ignore=ignore), grace_seconds=0.5) as child:
+            helper = int(await first_line(child))
+            assert os.getsid(helper) != child.pid
+        assert not alive(helper)
+
+
+async def test_a_stopped_child_hears_term(tmp_path):
+    """A child that SIGSTOP has frozen ends within its grace, by TERM and not by KILL."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as child:
+            await first_line(child)
+            os.kill(child.pid, signal.SIGSTOP)
+        assert await child.wait() == Exit(-signal.SIGTERM)
+
+
+EARLIER_AGENT = """
+import os, subprocess, sys
+log = open(sys.argv[1], "w")
+print(subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=log, start_new_session=True).pid, flush=True)
+os._exit(0)
+"""
+
+
+async def left_behind(tmp_path, code):
+    """A process whose agent has gone, as the journal knows it."""
+    cookie, log_path = secrets.token_hex(8), tmp_path / "log"
+    agent = await trio.run_process(
+        [sys.executable, "-c", EARLIER_AGENT, log_path, code],
+        env={**os.environ, COOKIE_VARIABLE: cookie},
+        capture_stdout=True,
+    )
+    pid = int(agent.stdout)
+    await until(log_path.read_text)
+    return EngineRecord(cookie, "127.0.0.1", 1, 0, pid, processes.start_of(pid))
+
+
+def adopted(tmp_path, record, grace_seconds=5.0):
+    return adopt_child(record, tmp_path / "log", Ending(record.cookie, grace_seconds, Parting()), log_cap_bytes=1 << 20)
+
+
+# The process object that is left alone, and its pidfd, are what a real agent takes with it when it exits.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
+    """A child is not signalled when the agent parts from it in peace."""
+    parting = Parting()
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)", parting=parting) as child:
+            await first_line(child)
+            parting.keep = True
+        try:
+            assert alive(child.pid)
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            await child.wait()
+
+
+async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):
+    """Whoever adopts a process can read its words, and ends it on the way out."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        assert alive(record.pid)
+        async with adopted(tmp_path, record) as child:
+            assert alive(child.pid)
+            assert await child.last_lines(1) == ("up",)
+        assert not alive(record.pid)
+
+
+async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
+    """The end of a process that somebody else has started is noticed at once, with an unknown code."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        async with adopted(tmp_path, record) as child, trio.open_nursery() as nursery:
+            nursery.start_soon(child.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(record.pid, signal.SIGKILL)
+            assert await child.wait() == Exit(None)
+
+
+async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
+    """A record whose start time is not the process's own is refused, and the process is left alone."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as other:
+            await first_line(other)
+            record = EngineRecord("cookie", "127.0.0.1", 1, 0, other.pid, f"{other.started}0")
+            with pytest.raises(AdoptError, match=str(other.pid)):
+                async with adopted(tmp_path, record):
+                    raise AssertionError("adopted")
+            assert alive(other.pid)
+
+
+async def test_only_the_family_that_listens_has_the_port(tmp_path):
+    """A port is a child's if the child, or one below it, listens on it, and nobody else's."""
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(600)"
+    with trio.fail_after(20):
+        async with opened(tmp_path / "a", code) as one, opened(tmp_path / "b", code) as other:
+            port = int(await first_line(one))
+            await first_line(other)
+            assert await one.listens(port)
+            assert not await other.listens(port)

@@ -160,8 +160,12 @@ class Bench:
     seen: list
 
     async def get(self, text, *, sha256=None, token=None, policy=FROM_OBJECT, progress=None):
+        async def find_token():
+            await trio.lowlevel.checkpoint()
+            return token
+
         return await self.downloader.fetch(
-            parse_source(text), sha256=sha256, token=token, policy=policy, progress=progress or self.seen.append
+            parse_source(text), sha256=sha256, token=find_token, policy=policy, progress=progress or self.seen.append
         )
 
     def files(self) -> list[str]:

@@ -7,11 +7,11 @@ from llmkube.weights.progress import Progress, Rate
     ("progress", "line"),
     [
         (Progress("resolving"), "resolving"),
-        (Progress("verifying", 1, 4), "verifying: 25 % of 4 B"),
+        (Progress("verifying", 1, 4), "verifying: 1 B of 4 B (25 %)"),
         (Progress("downloading", 3 << 20), "downloading: 3.0 MiB"),
         (
             Progress("downloading", 1 << 20, 4 << 20, 2.0**20, 3.0),
-            "downloading: 25 % of 4.0 MiB, 1.0 MiB/s, 3.00 s left",
+            "downloading: 1.0 MiB of 4.0 MiB (25 %), 1.0 MiB/s, 3.00 s left",
         ),
         (
             Progress("waiting", seconds_left=52.0, note="x asked for a pause"),

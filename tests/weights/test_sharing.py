@@ -3,7 +3,7 @@ import trio
 import trio.testing
 
 from llmkube.weights.progress import Progress
-from llmkube.weights.sharing import open_shared
+from llmkube.weights.sharing import LINGER_SECONDS, open_shared
 
 
 class Work:
@@ -54,8 +54,8 @@ async def test_all_who_ask_get_the_same_result_and_the_same_news():
     assert shared.active() == {}
 
 
-async def test_one_who_stops_waiting_takes_nothing_away():
-    """The work goes on while one waits, whoever began it; it ends with the last one."""
+async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
+    """The work goes on while one waits, whoever began it; it ends a moment after the last one has left."""
     work, scopes = Work(), [trio.CancelScope(), trio.CancelScope()]
 
     async def ask(scope):
@@ -67,20 +67,36 @@ async def test_one_who_stops_waiting_takes_nothing_away():
             nursery.start_soon(ask, scope)
             await trio.testing.wait_all_tasks_blocked()
         scopes[0].cancel()
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(10 * LINGER_SECONDS)
         assert (work.begun, work.cancelled) == (1, 0)
         scopes[1].cancel()
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(LINGER_SECONDS / 2)
+        assert (work.begun, work.cancelled) == (1, 0)
+        await trio.sleep(LINGER_SECONDS)
         assert (work.begun, work.cancelled) == (1, 1)
         assert shared.active() == {}
 
 
-async def test_whoever_comes_after_the_last_one_left_begins_anew():
+async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock):
+    """One who stops waiting and asks again has begun nothing anew, and the work's end is no longer near."""
+    work = Work()
+    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            await shared.join("key", work, ignore)
+        nursery.start_soon(shared.join, "key", work, ignore)
+        await trio.sleep(10 * LINGER_SECONDS)
+        assert (work.begun, work.cancelled) == (1, 0)
+        work.end.set()
+
+
+async def test_whoever_comes_later_begins_anew(autojump_clock):
     """Cancelled work is nobody's result."""
     work = Work()
     async with open_shared(str) as shared:
         with trio.move_on_after(0):
             await shared.join("key", work, ignore)
+        await trio.sleep(2 * LINGER_SECONDS)
+        assert (work.begun, work.cancelled) == (1, 1)
         again = Work()
         again.end.set()
         assert await shared.join("key", again, ignore) == "done"

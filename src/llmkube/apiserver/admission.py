@@ -17,10 +17,10 @@ from llmkube.apiserver.bodies import DecodeError, check_types
 from llmkube.apiserver.catalog import CRDS, SERVICES
 from llmkube.apiserver.clusterip import allocate_cluster_ip
 from llmkube.apiserver.defaults import unknown_fields
-from llmkube.apiserver.deletion import INSTANCES
 from llmkube.apiserver.failures import invalid
 from llmkube.apiserver.fielderrors import invalid as field_invalid
 from llmkube.apiserver.options import WriteOptions
+from llmkube.apiserver.servicefamilies import settle_families
 from llmkube.apiserver.store import Object, Transaction
 from llmkube.apiserver.target import Target
 
@@ -94,16 +94,18 @@ class Admission:
         meta["creationTimestamp"] = self._timestamp()
         _set_generation(meta, strategy.next_generation(target.kind, stamped, None))
         if target.ref.kind == SERVICES:
+            _settle_families(target, stamped, None)
             _allocate(tx, target, stamped)
         _judge(target, stamped, None)
         if target.ref.kind == CRDS:
             stamped["status"] = crds.accepted_status(stamped, self._timestamp())
-            meta["finalizers"] = [*meta.get("finalizers", []), INSTANCES]
         return stamped
 
     def _changed(self, target: Target, old: Object, owned: JsonObject) -> JsonObject | None:
         _check_kind(target, owned)
         stamped = strategy.prepare(target.kind, owned, old, target.subresource)
+        if target.ref.kind == SERVICES and not target.subresource:
+            _settle_families(target, stamped, old)
         generation = strategy.next_generation(target.kind, stamped, old)
         _set_generation(stamped["metadata"], generation)
         if same_but_for_times(old, stamped):
@@ -128,11 +130,15 @@ def complain(complaints: Sequence[str], options: WriteOptions) -> list[str]:
 
 
 def _check_kind(target: Target, owned: Object) -> None:
-    """Refuse a new custom object that says it is of another kind of the same group and version."""
-    wanted = target.kind.resource.kind
-    if owned.get("kind") != wanted:
-        subject = attrs.evolve(target.kind_subject, resource=str(owned.get("kind")))
-        raise invalid(subject, [field_invalid("kind", owned.get("kind"), f"must be {wanted}")])
+    """Refuse a custom object that says it is of another kind, or (a patch has done that) of another version."""
+    resource = target.kind.resource
+    kind, version = str(owned.get("kind")), str(owned.get("apiVersion"))
+    errors = [field_invalid("kind", kind, f"must be {resource.kind}")] if kind != resource.kind else []
+    if version != resource.api_version:
+        errors.append(field_invalid("apiVersion", version, f"must be {resource.api_version}"))
+    if errors:
+        group = version.rpartition("/")[0]
+        raise invalid(attrs.evolve(target.kind_subject, resource=kind, group=group), errors)
 
 
 def _judge(target: Target, stamped: Object, old: Object | None) -> None:
@@ -161,6 +167,10 @@ def _allocate(tx: Transaction, target: Target, service: JsonObject) -> None:
         taken = {str((other.get("spec") or {}).get("clusterIP")) for _, other in tx.store.list(SERVICES)}
         spec["clusterIP"] = allocate_cluster_ip(str(target.ref.key), taken)
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
-    anywhere = spec["clusterIP"] == "None" and not spec.get("selector")  # its endpoints are somebody else's to choose
-    spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if anywhere else ["IPv4"])
-    spec.setdefault("ipFamilyPolicy", "RequireDualStack" if anywhere else "SingleStack")
+
+
+def _settle_families(target: Target, service: JsonObject, old: Object | None) -> None:
+    before = None if old is None else old.get("spec") or {}
+    errors = settle_families(service.setdefault("spec", {}), before)
+    if errors:
+        raise invalid(target.kind_subject, errors)

@@ -11,6 +11,7 @@ from llmkube.apiserver.catalog import in_version
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.negotiate import Shape
 from llmkube.apiserver.reading import Page
+from llmkube.apiserver.scale import is_scale
 from llmkube.apiserver.store import Object
 from llmkube.apiserver.table import partial_metadata, table
 from llmkube.base.http import Headers, Response
@@ -52,8 +53,8 @@ class View:
     now: Callable[[], datetime]
 
     def one(self, stored: Object) -> Any:
-        """Return a single object."""
-        shown = in_version(self.kind, stored)
+        """Return a single object, or the Scale of one."""
+        shown = stored if is_scale(stored) else in_version(self.kind, stored)
         if self.shape == "Table":
             metadata = {"resourceVersion": stored["metadata"].get("resourceVersion", "")}
             return table(self.kind, [shown], metadata, self.now(), include=self.include, header=True)

@@ -1,7 +1,8 @@
 """The embedded API server: a handler that answers as kube-apiserver does, from a store in memory.
 
 ```
-request ── routes ── catalog ─┬─ get, list     reading, from the store
+request ── routes ── catalog ─┬─ documents     what the server says about itself
+                              ├─ get, list     reading, from the store
                               ├─ watch         watching, from the store's log
                               └─ the rest      rest decides ─ journal makes it durable ─ store shows it ─ watchers wake
 ```
@@ -18,25 +19,22 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import trio
 
-from llmkube.apiserver import discovery, openapi, openapi_proto
-from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer, encode
-from llmkube.apiserver.bodies import parse_object
+from llmkube.apiserver import discovery, documents
+from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.failures import (
     RequestRefusedError,
     bad_request,
     internal,
-    method_not_allowed,
     no_such_path,
     no_such_resource,
-    not_acceptable,
     not_found,
     warning,
 )
 from llmkube.apiserver.gc import Collector
 from llmkube.apiserver.journal import Durable, JournalError
 from llmkube.apiserver.kinds import KindInfo
-from llmkube.apiserver.negotiate import JSON, OBJECT_TYPES, content_type, negotiate, parse_accept
+from llmkube.apiserver.negotiate import negotiate
 from llmkube.apiserver.options import WriteOptions
 from llmkube.apiserver.reading import ListQuery, check_reached, read_page
 from llmkube.apiserver.rest import Rest
@@ -57,7 +55,6 @@ MANAGER: Final = "llmkube-apiserver"
 """Field manager of what the server itself creates."""
 
 _OWN: Final = WriteOptions(manager=MANAGER, force=True)
-_HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 _RETRY_SECONDS: Final = 1.0
 _WATCH_SECONDS: Final = 1800.0  # a watch without timeoutSeconds ends after one to two times this, as in kube-apiserver
 
@@ -132,7 +129,8 @@ class ApiServer:
                 raise no_such_path()
             metadata = manifest["metadata"]
             ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
-            await self._write(partial(self._rest.apply, target=Target(kind, ref), manifest=manifest, options=_OWN))
+            apply = partial(self._rest.applying.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
+            await self._write(apply)
 
     async def ensure_namespaces(self) -> None:
         """Create the namespaces that every cluster has."""
@@ -150,11 +148,11 @@ class ApiServer:
         request = exchange.request
         route = parse_path(request.raw_path)
         if route is None:
-            await exchange.respond(self._about(request))
+            await exchange.respond(documents.about(request, self._catalog))
             return
         kind = self._catalog.find(route.group, route.version, route.plural)
         if kind is None:
-            await exchange.respond(self._review(request, route))
+            await exchange.respond(documents.review(request, route))
             return
         _check_route(kind, route)
         if request.method in {"GET", "HEAD"}:
@@ -238,72 +236,6 @@ class ApiServer:
             self._littered.set()
         for kind in {change.ref.kind for change in tx.changes}:
             self._signal.fire(kind)
-
-    # -- what is not a resource --------------------------------------------------------------------------------------
-
-    def _about(self, request: Request) -> Response:
-        """Answer what clients ask about the server itself."""
-        path = request.raw_path.rstrip("/") or "/"
-        if path in _HEALTH_PATHS:
-            return Response.text(200, "ok")
-        if request.method not in {"GET", "HEAD"}:
-            raise method_not_allowed()
-        accept = request.headers.get("accept") or ""
-        if path == "/openapi/v2":
-            return self._swagger(accept)
-        content, media = self._document(path, accept)
-        if content is None:
-            raise no_such_path()
-        return Response(200, JSON_HEADERS.with_("Content-Type", media), encode(content))
-
-    def _document(self, path: str, accept: str) -> tuple[Any, str]:
-        aggregation = discovery.wanted_aggregation(accept)
-        match path.strip("/").split("/"):
-            case ["version"]:
-                return discovery.VERSION, JSON
-            case ["api" | "apis" as root] if aggregation:
-                media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
-                return discovery.aggregated(self._catalog, core=root == "api", api_version=aggregation), media
-            case ["api"]:
-                return discovery.core_versions(), JSON
-            case ["apis"]:
-                return discovery.group_list(self._catalog), JSON
-            case ["api", version]:
-                return discovery.resource_list(self._catalog, "", version), JSON
-            case ["apis", group]:
-                return discovery.group(self._catalog, group), JSON
-            case ["apis", group, version]:
-                return discovery.resource_list(self._catalog, group, version), JSON
-            case ["openapi", "v3"]:
-                return openapi.root(self._catalog), JSON
-            case ["openapi", "v3", *rest]:
-                return openapi.version_3(self._catalog, "/".join(rest)), JSON
-        return None, JSON
-
-    def _swagger(self, accept: str) -> Response:
-        document = openapi.version_2(self._catalog)
-        for choice in parse_accept(accept):
-            if choice.type in {openapi_proto.ACCEPTED, openapi_proto.MEDIA_TYPE}:
-                headers = JSON_HEADERS.with_("Content-Type", openapi_proto.MEDIA_TYPE)
-                return Response(200, headers, openapi_proto.encode_document(document))
-            if choice.accepts(JSON):
-                return Response(200, JSON_HEADERS, encode(document))
-        raise not_acceptable([JSON, openapi_proto.MEDIA_TYPE])
-
-    def _review(self, request: Request, route: Route) -> Response:
-        """Answer `kubectl auth can-i`: whoever has the token may do everything."""
-        review = next((each for each in discovery.REVIEWS if each.plural == route.plural), None)
-        if review is None or (review.group, review.version) != (route.group, route.version) or route.name:
-            raise no_such_path()
-        if request.method != "POST":
-            raise method_not_allowed()
-        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
-        content, _ = parse_object(request.body, media)
-        everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
-        urls = {"verbs": ["*"], "nonResourceURLs": ["*"]}
-        rules = {"resourceRules": [everything], "nonResourceRules": [urls], "incomplete": False}
-        status = {"allowed": True} if review.kind == "SelfSubjectAccessReview" else rules
-        return answer(201, {**content, "status": status})
 
     def _view(self, request: Request, kind: KindInfo) -> View:
         shape = negotiate(request.headers.get("accept") or "")

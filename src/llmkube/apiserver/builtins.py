@@ -182,6 +182,7 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
         fill=servicerules.fill,
         prepare=servicerules.prepare,
         check=servicerules.check,
+        advice=servicerules.warnings,
         check_status=servicerules.check_status,
     ),
     "endpoints": Behaviour(check=endpointrules.check_endpoints, advice=endpointrules.address_warnings),

@@ -11,7 +11,7 @@ Propagation = Literal["", "Background", "Foreground", "Orphan"]
 FOREGROUND: Final = "foregroundDeletion"
 ORPHAN: Final = "orphan"
 INSTANCES: Final = "customresourcecleanup.apiextensions.k8s.io"
-"""A CRD's finalizer: its instances go first."""
+"""The finalizer that a CRD gets when it is deleted: its instances go first."""
 
 
 def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Propagation = "") -> tuple[Object, bool]:
@@ -21,6 +21,8 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
     """
     metadata = dict(stored["metadata"])
     finalizers = _with_propagation(metadata.get("finalizers") or [], propagation)
+    if ref.kind == CRDS and "deletionTimestamp" not in metadata and INSTANCES not in finalizers:
+        finalizers.append(INSTANCES)
     changed = {**stored, "metadata": metadata}
     _set_or_drop(metadata, "finalizers", finalizers)
     if not held(ref, changed):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.apiserver.catalog import NAMESPACES, Catalog
-from llmkube.apiserver.kinds import KindInfo
+from llmkube.apiserver.kinds import KindInfo, version_rank
 from llmkube.apiserver.negotiate import parse_accept
 
 JsonObject = dict[str, Any]
@@ -140,20 +140,6 @@ def _groups(catalog: Catalog) -> dict[str, dict[str, list[KindInfo]]]:
         name: dict(sorted(versions.items(), key=lambda item: version_rank(item[0])))
         for name, versions in sorted(groups.items())
     }
-
-
-def version_rank(version: str) -> tuple[int, int, int, str]:
-    """Sort key for API versions: v2 before v1 before v1beta2 before v1beta1 before v1alpha1 before anything else."""
-    stability, major, minor = _parse_version(version)
-    return (stability, -major, -minor, version)
-
-
-def _parse_version(version: str) -> tuple[int, int, int]:
-    for stability, marker in enumerate(("", "beta", "alpha")):
-        head, found, tail = version.removeprefix("v").partition(marker) if marker else (version[1:], "", "")
-        if version.startswith("v") and head.isdigit() and (not marker or (found and tail.isdigit())):
-            return stability, int(head), int(tail or 0)
-    return 3, 0, 0
 
 
 def _group(name: str, versions: Iterable[str]) -> JsonObject:

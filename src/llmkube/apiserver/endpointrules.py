@@ -90,8 +90,8 @@ def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[
         yield invalid(listed, address, f"must be an {kind} address")
     elif str(parsed) != address:
         yield invalid(path, address, f'must be in canonical form ("{parsed}")')
-    else:
-        yield from check_not_special(address, path)
+        return
+    yield from check_not_special(address, path)
 
 
 def _unclear(address: str) -> str:
@@ -112,6 +112,14 @@ def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
     except ValueError:
         return None
     return None if "%" in address else parsed
+
+
+def check_reachable(address: str, path: str) -> Iterator[FieldError]:
+    """Refuse an address that programs read differently, or that no other machine could reach this endpoint by."""
+    if wrong := _unclear(address):
+        yield invalid(path, address, wrong)
+    else:
+        yield from check_not_special(address, path)
 
 
 def check_not_special(address: str, path: str) -> Iterator[FieldError]:
@@ -218,9 +226,14 @@ def address_warnings(obj: Mapping[str, Any]) -> list[str]:
     for index, subset in enumerate(obj.get("subsets") or ()):
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
-                ip = address.get("ip") or ""
-                parsed = _parse(ip)
-                if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None and str(parsed) != ip:
-                    where = at(at_index(at(at_index("subsets", index), group), place), "ip")
-                    said.append(f'{where}: IPv6 address "{ip}" should be in RFC 5952 canonical format ("{parsed}")')
+                where = at_index(at(at_index("subsets", index), group), place)
+                said += spelling_warnings(address.get("ip") or "", at(where, "ip"))
     return said
+
+
+def spelling_warnings(address: str, path: str) -> list[str]:
+    """Return the warning about an IPv6 address that has a shorter spelling."""
+    parsed = _parse(address)
+    if not isinstance(parsed, ipaddress.IPv6Address) or parsed.ipv4_mapped is not None or str(parsed) == address:
+        return []
+    return [f'{path}: IPv6 address "{address}" should be in RFC 5952 canonical format ("{parsed}")']

@@ -159,6 +159,11 @@ def unprocessable(message: str) -> RequestRefusedError:
     return RequestRefusedError(422, "Invalid", message)
 
 
+def rejected() -> RequestRefusedError:
+    """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why."""
+    return RequestRefusedError(422, "Invalid", "the server rejected our request due to an error in our request", {})
+
+
 def forbidden(subject: Subject, why: str, *, cause: Cause | None = None) -> RequestRefusedError:
     """Refuse a write that the state of the server forbids."""
     details = subject.to_json()

@@ -197,7 +197,7 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
     )
     warning = ""
     if version.get("deprecated"):
-        warning = version.get("deprecationWarning") or f"{resource.api_version} {kind} is deprecated"
+        warning = version.get("deprecationWarning") or _deprecated(spec, resource)
     return KindInfo(
         resource=resource,
         schema=Schema.parse(_with_metadata((version.get("schema") or {}).get("openAPIV3Schema") or {})),
@@ -213,6 +213,28 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         ),
         deprecation_warning=warning,
     )
+
+
+def _deprecated(spec: Mapping[str, Any], resource: Resource) -> str:
+    """Say what to use instead: the best served version that ranks above the deprecated one."""
+    said = f"{resource.api_version} {resource.kind} is deprecated"
+    served = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
+    better = [name for name in served if version_rank(name) < version_rank(resource.version)]
+    return f"{said}; use {resource.group}/{min(better, key=version_rank)} {resource.kind}" if better else said
+
+
+def version_rank(version: str) -> tuple[int, int, int, str]:
+    """Sort key for API versions: v2 before v1 before v1beta2 before v1beta1 before v1alpha1 before anything else."""
+    stability, major, minor = _parse_version(version)
+    return (stability, -major, -minor, version)
+
+
+def _parse_version(version: str) -> tuple[int, int, int]:
+    for stability, marker in enumerate(("", "beta", "alpha")):
+        head, found, tail = version.removeprefix("v").partition(marker) if marker else (version[1:], "", "")
+        if version.startswith("v") and head.isdigit() and (not marker or (found and tail.isdigit())):
+            return stability, int(head), int(tail or 0)
+    return 3, 0, 0
 
 
 def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:

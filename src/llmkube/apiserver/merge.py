@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver import fieldset
+from llmkube.apiserver import fieldset, gotext
 from llmkube.apiserver.fieldset import FieldSet, Path
-from llmkube.apiserver.jsonvalues import ABSENT, compact, is_list, is_number, is_object, same
+from llmkube.apiserver.jsonvalues import ABSENT, is_list, is_number, is_object, same
 from llmkube.apiserver.schema import ANYTHING, Schema
 from llmkube.base.errors import UserError
 
@@ -120,9 +120,9 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
     """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
-    wanted, fits = _SHAPES[schema.type]
+    wanted, fits, said = _SHAPES[schema.type]
     if not fits(value):
-        yield MergeError(path, f"expected {wanted}, got {compact(value)}")
+        yield MergeError(path, f"expected {wanted}, got {said(value)}")
     elif schema.type == "object":
         yield from _misfit_fields(value, schema, path)
     elif schema.type == "array" and schema.items is not None:
@@ -155,13 +155,21 @@ def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[
         yield from misfits(item, schema.items, (*path, element))
 
 
-_SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "object": ("map", is_object),
-    "array": ("list", is_list),
-    "string": ("string", lambda value: isinstance(value, str)),
-    "boolean": ("boolean", lambda value: isinstance(value, bool)),
-    "integer": ("numeric (int or float)", is_number),
-    "number": ("numeric (int or float)", is_number),
+def _held(value: Any) -> str:
+    return f"&{{{gotext.plain(value)}}}"
+
+
+def _held_literally(value: Any) -> str:
+    return f"&value.valueUnstructured{{Value:{gotext.literal(value)}}}"
+
+
+_SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], str]]]] = {
+    "object": ("map", is_object, _held),
+    "array": ("list", is_list, _held),
+    "string": ("string", lambda value: isinstance(value, str), _held_literally),
+    "boolean": ("boolean", lambda value: isinstance(value, bool), _held_literally),
+    "integer": ("numeric (int or float)", is_number, gotext.type_name),
+    "number": ("numeric (int or float)", is_number, gotext.type_name),
 }
 
 

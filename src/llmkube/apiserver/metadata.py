@@ -69,13 +69,17 @@ def _check_labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     yield from check_labels(metadata.get("labels"), "metadata.labels")
 
 
+def annotations_size(annotations: Mapping[str, Any]) -> int:
+    """Return the bytes of all keys and values together."""
+    return sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items())
+
+
 def _check_annotations(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     annotations = metadata.get("annotations") or {}
     for name in annotations:
         for wrong in names.qualified_all(name.lower()):  # upper case is allowed in annotations' prefixes
             yield invalid("metadata.annotations", name, wrong)
-    size = sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items())
-    if size > MAX_ANNOTATION_BYTES:
+    if annotations_size(annotations) > MAX_ANNOTATION_BYTES:
         yield too_long("metadata.annotations", MAX_ANNOTATION_BYTES)
 
 

@@ -1,7 +1,7 @@
 """Three kinds of patch are functions from an object to a new object; the fourth, apply, is in `apply.py`.
 
-Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers). Errors of a JSON patch are worded as
-kube-apiserver's library words them.
+Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers), and the library by which kube-apiserver
+reads them: github.com/evanphx/json-patch, version 4, which is laxer than they are.
 """
 
 import re
@@ -12,17 +12,28 @@ from llmkube.apiserver.jsonvalues import copy, is_list, is_object, same
 from llmkube.apiserver.strategic import strategic_merge_patch
 from llmkube.base.errors import UserError
 
-__all__ = ["PatchDocumentError", "PatchFailedError", "json_patch", "merge_patch", "strategic_merge_patch"]
+__all__ = [
+    "PatchDocumentError",
+    "PatchFailedError",
+    "PatchTooLargeError",
+    "json_patch",
+    "merge_patch",
+    "strategic_merge_patch",
+]
 
 MAX_OPERATIONS: Final = 10_000
 """The most operations that kube-apiserver takes in one JSON patch."""
 
 _END: Final = "-"  # the place behind an array's last item
-_INDEX: Final = re.compile(r"0|[1-9][0-9]*")
+_INDEX: Final = re.compile(r"[+-]?[0-9]+")
 
 
 class PatchDocumentError(UserError):
     """The patch itself is malformed: an HTTP 400."""
+
+
+class PatchTooLargeError(UserError):
+    """The patch does too much at once: an HTTP 413."""
 
 
 class PatchFailedError(UserError):
@@ -46,125 +57,127 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Any) -> Any:
-    """Return the target after a JSON patch (RFC 6902); all operations apply, or none.
+    """Return the target after a JSON patch (RFC 6902, as laxly as kube-apiserver); all operations apply, or none.
+
+    A value that is left out is null; `replace` and `copy` put up with a field that is not there; an index may be
+    negative, to count from the end; only `replace` and `test` know the whole document.
 
     Raises:
         PatchDocumentError: The document is no list of operations.
+        PatchTooLargeError: There are too many of them.
         PatchFailedError: An operation does not apply, or a test fails.
     """
     if not is_list(operations):
         raise PatchDocumentError("error decoding patch: a JSON patch is a list of operations")
+    for operation in operations:
+        _check_form(operation)
     if len(operations) > MAX_OPERATIONS:
-        raise PatchDocumentError(
+        raise PatchTooLargeError(
             f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
         )
     document = copy(target)
     for operation in operations:
-        if not is_object(operation):
-            raise PatchDocumentError("error decoding patch: an operation is an object")
-        document = _apply(document, operation)
+        document = _apply(document, operation or {})
     return document
+
+
+def _check_form(operation: Any) -> None:
+    if not is_object(operation) and operation is not None:
+        raise PatchDocumentError("error decoding patch: an operation is an object")
+    for name in ("op", "path", "from"):
+        if not isinstance((operation or {}).get(name), str | None):
+            raise PatchDocumentError(f"error decoding patch: {name} is a text")
 
 
 def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
-    name = operation.get("op")
-    path = _pointer(operation, "path")
-    if name in {"add", "replace", "test"} and "value" not in operation:
-        raise PatchDocumentError(f'error decoding patch: operation "{name}" needs a value')
-    if name == "add":
-        return _add(document, path, copy(operation["value"]), "add")
-    if name == "remove":
-        return _remove(document, path, "remove")
-    if name == "replace":
-        _get(document, path, "replace")
-        return _put(document, path, copy(operation["value"]))
+    name, path, value = operation.get("op"), operation.get("path"), copy(operation.get("value"))
+    if path is None:
+        raise PatchFailedError("operation missing path field: missing value")
+    if name == "replace" and not path:
+        if not is_object(value) and not is_list(value):
+            raise PatchFailedError("replace operation value must be object or array")
+        return value
     if name == "test":
-        if not same(_get(document, path, "test"), operation["value"]):
-            raise PatchFailedError(f"testing value {operation['path']} failed: test failed")
-        return document
-    if name in {"move", "copy"}:
-        return _transfer(document, _pointer(operation, "from"), path, name)
-    raise PatchDocumentError(f"Unexpected kind: {name}")
+        found = _get(document, path, "test") if path else document
+        if not same(found, value):
+            raise PatchFailedError(f"testing value {path} failed: test failed")
+    elif name == "add":
+        _put(document, path, value, "add")
+    elif name == "remove":
+        _remove(document, path, "remove")
+    elif name == "replace":
+        _get(document, path, "replace")
+        _put(document, path, value, "replace")
+    elif name in {"move", "copy"}:
+        source = operation.get("from")
+        if source is None:
+            raise PatchFailedError("operation, missing from field: missing value")
+        moved = copy(_get(document, source, name))
+        if name == "move":
+            _remove(document, source, name)
+        _put(document, path, moved, name)
+    else:
+        raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
+    return document
 
 
-def _transfer(document: Any, source: tuple[str, ...], path: tuple[str, ...], operation: str) -> Any:
-    value = copy(_get(document, source, operation))
-    if operation == "copy":
-        return _add(document, path, value, operation)
-    if path == source:
-        return document
-    if path[: len(source)] == source:
-        raise PatchFailedError("move operation does not apply: a value cannot move into itself")
-    return _add(_remove(document, source, operation), path, value, operation)
+def _find(document: Any, path: str, operation: str) -> tuple[Any, str]:
+    """Return the container that the pointer's last part is in, and that part."""
+    _, *parts = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+    if not parts:
+        raise _missing(operation, path)
+    for part in parts[:-1]:
+        document = _child(document, part, operation, path)
+        if not is_object(document) and not is_list(document):
+            raise _missing(operation, path)
+    return document, parts[-1]
 
 
-def _pointer(operation: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    text = operation.get(name)
-    if not isinstance(text, str):
-        raise PatchDocumentError(f'error decoding patch: operation "{operation.get("op")}" needs "{name}"')
-    if not text:
-        return ()
-    if text[0] != "/" or re.search(r"~(?![01])", text):
-        raise PatchDocumentError(f"error decoding patch: {text!r} is no JSON pointer")
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/"))
+def _child(container: Any, part: str, operation: str, path: str) -> Any:
+    """Return what is there; null where an object has no such field."""
+    if is_object(container):
+        return container.get(part)
+    return container[_index(container, part, operation, path)]
 
 
-def _missing(operation: str, path: Sequence[str]) -> PatchFailedError:
-    pointer = "/" + "/".join(path)
-    return PatchFailedError(f"{operation} operation does not apply: doc is missing path: {pointer}: missing value")
+def _missing(operation: str, path: str) -> PatchFailedError:
+    return PatchFailedError(f'{operation} operation does not apply: doc is missing path: "{path}": missing value')
 
 
-def _index(container: Sequence[Any], token: str, operation: str, path: Sequence[str], *, last: int) -> int:
-    """Read an array index from 0 to `last`."""
-    if not _INDEX.fullmatch(token):
-        raise PatchFailedError(f"{operation} operation does not apply: {token!r} is no index in /{'/'.join(path)}")
-    index = int(token)
-    if index > last:
+def _index(container: Sequence[Any], part: str, operation: str, path: str, *, room: int = 0) -> int:
+    """Read the index of an item that is there, or of one of `room` places behind the last."""
+    if not _INDEX.fullmatch(part):
+        raise PatchFailedError(f"{operation} operation does not apply: {part!r} is no index in {path}")
+    index, size = int(part), len(container) + room
+    if not -size <= index < size:
         raise PatchFailedError(
             f"{operation} operation does not apply: Unable to access invalid index: {index}: invalid index referenced"
         )
-    return index
+    return index + size if index < 0 else index
 
 
-def _get(document: Any, path: Sequence[str], operation: str) -> Any:
-    for token in path:
-        if isinstance(document, dict) and token in document:
-            document = document[token]
-        elif isinstance(document, list):
-            document = document[_index(document, token, operation, path, last=len(document) - 1)]
-        else:
-            raise _missing(operation, path)
-    return document
+def _get(document: Any, path: str, operation: str) -> Any:
+    container, part = _find(document, path, operation)
+    return _child(container, part, operation, path)
 
 
-def _add(document: Any, path: Sequence[str], value: Any, operation: str) -> Any:
-    if not path:
-        return value
-    *above, token = path
-    container = _get(document, above, operation)
-    if isinstance(container, dict):
-        container[token] = value
-    elif isinstance(container, list):
-        end = len(container)
-        container.insert(end if token == _END else _index(container, token, operation, path, last=end), value)
+def _put(document: Any, path: str, value: Any, operation: str) -> None:
+    container, part = _find(document, path, operation)
+    if is_object(container):
+        container[part] = value  # type: ignore[index]  # `copy` made it, of dicts and lists
+    elif operation == "replace":
+        container[_index(container, part, operation, path)] = value
+    elif part == _END:
+        container.append(value)
     else:
-        raise _missing(operation, path)
-    return document
+        container.insert(_index(container, part, operation, path, room=1), value)
 
 
-def _put(document: Any, path: Sequence[str], value: Any) -> Any:
-    """Replace what `_get` has found."""
-    if not path:
-        return value
-    container = _get(document, path[:-1], "replace")
-    container[path[-1] if isinstance(container, dict) else int(path[-1])] = value
-    return document
-
-
-def _remove(document: Any, path: Sequence[str], operation: str) -> Any:
-    _get(document, path, operation)
-    if not path:
-        return None
-    container = _get(document, path[:-1], operation)
-    del container[path[-1] if isinstance(container, dict) else int(path[-1])]
-    return document
+def _remove(document: Any, path: str, operation: str) -> None:
+    container, part = _find(document, path, operation)
+    if is_object(container):
+        if part not in container:
+            raise PatchFailedError(f"Unable to remove nonexistent key: {part}: missing value")
+        del container[part]  # type: ignore[attr-defined]  # `copy` made it, of dicts and lists
+    else:
+        del container[_index(container, part, operation, path)]

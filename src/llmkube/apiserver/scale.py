@@ -55,6 +55,11 @@ def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
     }
 
 
+def is_scale(shown: Mapping[str, Any]) -> bool:
+    """Whether what is to be shown is a Scale, and no object of the kind that it is of."""
+    return shown.get("apiVersion") == "autoscaling/v1" and shown.get("kind") == "Scale"
+
+
 def scale_with_replicas(scale: JsonObject) -> JsonObject:
     """Return a Scale that says its replicas even when they are 0, so that a patch finds the field."""
     return {**scale, "spec": {"replicas": 0, **scale["spec"]}}

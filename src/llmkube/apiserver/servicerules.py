@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from llmkube.apiserver import names
-from llmkube.apiserver.endpointrules import PROTOCOLS, check_app_protocol, check_not_special, check_port_number
+from llmkube.apiserver.endpointrules import (
+    PROTOCOLS,
+    check_app_protocol,
+    check_port_number,
+    check_reachable,
+    spelling_warnings,
+)
 from llmkube.apiserver.fielderrors import (
     FieldError,
     at,
@@ -39,7 +45,7 @@ def fill(obj: JsonObject) -> None:
             port["targetPort"] = port.get("port") or 0
     if spec.get("sessionAffinity") == "ClientIP" and not spec.get("sessionAffinityConfig"):
         spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
-    if kind in _NODE_PORT_TYPES:
+    if _reached_from_outside(spec):
         spec.setdefault("externalTrafficPolicy", "Cluster")
     if kind == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
@@ -47,11 +53,19 @@ def fill(obj: JsonObject) -> None:
         spec.setdefault("internalTrafficPolicy", "Cluster")
 
 
+def _reached_from_outside(spec: Mapping[str, Any]) -> bool:
+    """Whether traffic may come from outside of the cluster, so that there is a policy for it."""
+    kind = spec.get("type")
+    return kind in _NODE_PORT_TYPES or (kind == "ClusterIP" and bool(spec.get("externalIPs")))
+
+
 def prepare(obj: JsonObject, old: Old) -> None:
     """Carry over the addresses that the client left out on an update."""
     if old is None:
         return
     spec, before = obj.setdefault("spec", {}), old.get("spec") or {}
+    if _reached_from_outside(before) and not _reached_from_outside(spec):
+        _drop_if_kept("externalTrafficPolicy", spec, before)
     if spec.get("type") == "ExternalName":
         if before.get("type") != "ExternalName":
             _give_back(spec, before)
@@ -78,8 +92,12 @@ def _keep_node_ports(spec: JsonObject, before: Mapping[str, Any]) -> None:
 def _give_back(spec: JsonObject, before: Mapping[str, Any]) -> None:
     """Take away what a service with an address had and an external name has not, unless the client changed it."""
     for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
-        if spec.get(name) == before.get(name):
-            spec.pop(name, None)
+        _drop_if_kept(name, spec, before)
+
+
+def _drop_if_kept(name: str, spec: JsonObject, before: Mapping[str, Any]) -> None:
+    if spec.get(name) == before.get(name):
+        spec.pop(name, None)
 
 
 def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
@@ -95,12 +113,17 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from _check_ports(ports)
     yield from check_labels(spec.get("selector"), "spec.selector")
     for index, address in enumerate(spec.get("externalIPs") or ()):
-        yield from check_not_special(address, at_index("spec.externalIPs", index))
+        yield from check_reachable(address, at_index("spec.externalIPs", index))
     if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
         yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
-    for name in ("externalTrafficPolicy", "internalTrafficPolicy"):
-        if spec.get(name) is not None and spec[name] not in _POLICIES:
-            yield not_supported(at("spec", name), spec[name], _POLICIES)
+    policy = spec.get("externalTrafficPolicy")
+    if policy is not None and not _reached_from_outside(spec):
+        yield invalid("spec.externalTrafficPolicy", policy, "may only be set for externally-accessible services")
+    elif policy is not None and policy not in _POLICIES:
+        yield not_supported("spec.externalTrafficPolicy", policy, _POLICIES)
+    inside = spec.get("internalTrafficPolicy")
+    if inside is not None and inside not in _POLICIES:
+        yield not_supported("spec.internalTrafficPolicy", inside, _POLICIES)
     if kind == "ExternalName":
         yield from _check_external_name(spec)
     else:
@@ -133,7 +156,7 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
         yield from _check_target(port.get("targetPort"), at(path, "targetPort"))
         yield from check_app_protocol(port, path)
         if (port.get("port"), protocol) in seen_ports:
-            shown = {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port.get("port")}
+            shown = {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port.get("port") or 0}
             yield duplicate(path, {**shown, "TargetPort": 0, "NodePort": 0})
         seen_ports.add((port.get("port"), protocol))
 
@@ -183,3 +206,24 @@ def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
     kind = (obj.get("spec") or {}).get("type")
     if kind != "LoadBalancer" and ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress"):
         yield forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")
+
+
+def warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return what a Service says in vain, or in a way that is going out of use."""
+    spec = obj.get("spec") or {}
+    outside, said = spec.get("externalIPs") or (), []
+    headless, elsewhere = spec.get("clusterIP") == "None", spec.get("type") == "ExternalName"
+    if headless:
+        said += ["spec.loadBalancerIP is ignored for headless services"] if spec.get("loadBalancerIP") else []
+        said += ["spec.externalIPs is ignored for headless services"] if outside else []
+        if spec.get("sessionAffinity") != "None":
+            said.append("spec.SessionAffinity is ignored for headless services")
+    for index, address in enumerate(outside):
+        said += spelling_warnings(address, at_index("spec.externalIPs", index))
+    if elsewhere and outside:
+        said.append('spec.externalIPs is ignored when spec.type is "ExternalName"')
+    if outside and not headless and not elsewhere:
+        said.append("spec.externalIPs is deprecated and may no longer be implemented in some clusters")
+    if spec.get("trafficDistribution") == "PreferClose":
+        said.append('spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"')
+    return said

@@ -14,6 +14,7 @@ import attrs
 from llmkube.apiserver import jsonpath
 from llmkube.apiserver.ages import age
 from llmkube.apiserver.kinds import KindInfo, PrinterColumn
+from llmkube.apiserver.scale import is_scale
 from llmkube.apiserver.store import Object
 
 JsonObject = dict[str, Any]
@@ -66,7 +67,7 @@ def table(
         header: Whether to define the columns; a watch does so once.
     """
     items = list(items)
-    columns = _SCALE if items and items[0].get("kind") == "Scale" else columns_of(kind)
+    columns = _SCALE if items and is_scale(items[0]) else columns_of(kind)
     rows = [
         {"cells": [column.cell(item, now) for column in columns], "object": _row_object(item, include)}
         for item in items

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from llmkube.apiserver import strategy
 from llmkube.apiserver.failures import Subject
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.scale import scale_of
@@ -65,3 +66,12 @@ class Planned:
 
     decide: Decision
     dry_run: bool
+
+
+def answered(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Answered:
+    """Answer with the object, or its Scale; a write (what has warnings, if only none) tells what is unwise in it."""
+    said = () if warnings is None else tuple(warnings)
+    if warnings is not None and target.subresource != "status":
+        said = (*said, *strategy.advice(target.kind, stored))
+    shown = target.scale_of(stored) if target.subresource == "scale" else stored
+    return Answered(shown, status, warnings=said)

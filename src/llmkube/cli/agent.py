@@ -15,6 +15,7 @@ from llmkube.base.logs import configure_logging
 from llmkube.base.probes import probes_handler
 from llmkube.cli.cluster import find_config
 from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
 from llmkube.cli.host import address_towards, check_own_address, default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
@@ -68,6 +69,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         accelerators=frozenset(config.accelerator),
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
+        **download_settings(config),
     )
 
 
@@ -76,14 +78,16 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
     async with (
         open_optional_port(config.port, "--port") as probes,
         open_client(cluster) as client,
-        open_local_ports(settings) as ports,
+        open_local_ports(settings, client) as ports,
         open_service_nursery() as support,
         open_service_nursery() as agents,
     ):
         with stop.here():
             view = await agents.start(run_agent, client, settings, ports)
             if probes is not None:
-                await support.start(run_server, probes_handler(view.ready, agent_registry(view)), probes.listeners)
+                await support.start(
+                    run_server, probes_handler(view.ready, agent_registry(view, ports.downloads)), probes.listeners
+                )
             log.info(
                 "agent started",
                 host=settings.host_name,

@@ -1,6 +1,7 @@
 """Which cluster a command talks to: the one that kubectl would, else the one that `llmkube up` runs on this machine."""
 
 import contextlib
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -23,11 +24,33 @@ ANSWER_SECONDS = 30.0
 
 
 @attrs.frozen
+class Where:
+    """What the command line says about the place to look at."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    all_namespaces: bool = False
+
+    @property
+    def kubeconfig_path(self) -> Path | None:
+        """The file that was named, if one was."""
+        return Path(self.kubeconfig) if self.kubeconfig else None
+
+
+@attrs.frozen
 class Cluster:
-    """A connection, and the namespace that its context names."""
+    """A connection, and the namespace that its context names.
+
+    Attributes:
+        client: Talks to the API server.
+        namespace: What a command without -n looks at.
+        server: The API server's URL.
+    """
 
     client: Client
     namespace: str
+    server: str = ""
 
 
 def find_config(
@@ -51,6 +74,18 @@ def find_config(
     return load_config(own, context, environ=environ), True
 
 
+def kubeconfig_files(where: Where, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Return the files that `find_config` would read, in its order; they need not exist."""
+    if where.kubeconfig:
+        return (Path(where.kubeconfig),)
+    if environ.get("KUBECONFIG"):
+        return tuple(Path(each) for each in environ["KUBECONFIG"].split(os.pathsep) if each)
+    home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
+    if home.is_file():
+        return (home,)
+    return () if environ.get("KUBERNETES_SERVICE_HOST") else (local_state_dir() / "kubeconfig",)
+
+
 @contextlib.asynccontextmanager
 async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIterator[Cluster]:
     """Connect to the cluster that is meant.
@@ -61,29 +96,38 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
     config, local = find_config(kubeconfig, context, local_state_dir())
     async with open_client(config) as client:
         try:
-            yield Cluster(client, config.namespace or "default")
+            yield Cluster(client, config.namespace or "default", config.server)
         except TransportError as exc:
             if local and exc.code == 0:
                 raise CommandError(f"{exc}\nis `llmkube up` running? {local_state_dir()} says that it was") from exc
             raise
 
 
-def run_against(
-    kubeconfig: str | None, context: str | None, action: Callable[[Cluster], Awaitable[T]], *, seconds: float
-) -> T:
+def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seconds: float = math.inf) -> T:
     """Run one action against the cluster that is meant, and return its value.
 
+    Args:
+        where: The cluster.
+        action: Its `cluster.namespace` is the one that the command line names, if it names one.
+        seconds: What the whole may take. An action that stays bounds its own calls with `answering`.
+
     Raises:
-        CommandError: It took longer than `seconds`.
+        CommandError: The API server said nothing for too long.
         LLMKubeError: It failed.
     """
 
     async def main() -> T:
         with trio.fail_after(seconds):
-            async with open_cluster(Path(kubeconfig) if kubeconfig else None, context) as cluster:
-                return await action(cluster)
+            async with open_cluster(where.kubeconfig_path, where.context) as cluster:
+                return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
 
     try:
         return trio.run(main)
     except trio.TooSlowError as exc:
-        raise CommandError(f"not done after {seconds:g} s; is the API server there?", ExitCode.TIMED_OUT) from exc
+        waited = min(seconds, ANSWER_SECONDS)
+        raise CommandError(f"no answer within {waited:g} s; is the API server there?", ExitCode.TIMED_OUT) from exc
+
+
+def answering() -> contextlib.AbstractContextManager[trio.CancelScope]:
+    """Give the API server `ANSWER_SECONDS` for what the block asks it."""
+    return trio.fail_after(ANSWER_SECONDS)

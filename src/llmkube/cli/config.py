@@ -11,8 +11,21 @@ import attrs
 from llmkube.base.logs import LEVELS
 from llmkube.base.settings import read_config, resolve, setting
 from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.weights.hub import ENDPOINT
 
 T = TypeVar("T")
+
+OWN_NETWORKS = (
+    "127.0.0.0/8",
+    "::1/128",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "fc00::/7",
+)
+"""This machine and the networks around it. Under `llmkube up` whoever writes Models owns the machine, and could ask
+these addresses anyway; in a cluster that is somebody else."""
 
 _STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
 _LLAMA_SERVER = setting(None, help="The llama-server program; without it, the one on PATH, else the bundled one.")
@@ -20,6 +33,10 @@ _HOST_NAME = setting(None, help="Name of this host; without it, the short host n
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Which kubeconfig to use.")
+_HF_TOKEN_FILE = setting(
+    None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
+)
+_HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
 _LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
@@ -45,6 +62,13 @@ class UpConfig:
     )
     host_name: str | None = _HOST_NAME
     host_ip: str | None = _HOST_IP
+    allow_private_sources: tuple[str, ...] = setting(
+        OWN_NETWORKS,
+        help="Network (CIDR) that Models may be downloaded from although it is not public; repeatable. Cloud metadata "
+        "services are refused whatever stands here.",
+    )
+    hf_token_file: Path | None = _HF_TOKEN_FILE
+    hub_endpoint: str = _HUB_ENDPOINT
     log_level: str = _log_level("warning")
 
 
@@ -70,6 +94,13 @@ class AgentConfig:
         choices=("endpointslices", "endpoints"),
     )
     lease_namespace: str = _LEASE_NAMESPACE
+    allow_private_sources: tuple[str, ...] = setting(
+        (),
+        help="Network (CIDR) that Models may be downloaded from although it is not public, such as that of a web "
+        "server beside this host; repeatable. Whoever may write Models can make this host ask any address in it.",
+    )
+    hf_token_file: Path | None = _HF_TOKEN_FILE
+    hub_endpoint: str = _HUB_ENDPOINT
     state_dir: Path | None = _STATE_DIR
 
 

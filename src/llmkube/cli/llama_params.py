@@ -132,9 +132,7 @@ _ON_OFF: Final = _one_of(on=True, off=False)
 _THINK: Final = _one_of(on=1, off=0, auto=-1)
 _CACHE_TYPE: Final = Choice("ggml_type", "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
 _FLASH: Final = Choice("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_", "on=ENABLED off=DISABLED auto")
-_LOAD: Final = Choice(
-    "llama_load_mode", "LLAMA_LOAD_MODE_", "auto none mmap mlock mmap+mlock=MMAP_MLOCK dio=DIRECT_IO"
-)
+_LOAD: Final = Choice("llama_load_mode", "LLAMA_LOAD_MODE_", "auto none mmap mlock mmap+mlock=MMAP_MLOCK dio=DIRECT_IO")
 _LAZY: Final = Choice("llama_lazy_mode", "LLAMA_LAZY_MODE_", "on auto off")
 _SPLIT: Final = Choice("llama_split_mode", "LLAMA_SPLIT_MODE_", "none layer row tensor")
 _POOLING: Final = Choice("llama_pooling_type", "LLAMA_POOLING_TYPE_", "none mean cls last rank")
@@ -154,8 +152,7 @@ _RANK: Final = Member("llama_pooling_type", "LLAMA_POOLING_TYPE_RANK")
 FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
     "model and memory": (
         Value("-m --model", "model.path", str, "model file in GGUF", "FILE"),
-        Value("-a --alias", "model_alias", _names, "names that the API knows the model by",
-              "NAMES"),
+        Value("-a --alias", "model_alias", _names, "names that the API knows the model by", "NAMES"),
         Value("-c --ctx-size", "n_ctx", int, "context in tokens, shared by all slots (0: as trained)"),
         Value("-np --parallel", "n_parallel", int, "slots: requests served at the same time (default: 1)"),
         Value("-b --batch-size", "n_batch", int, "logical batch in tokens"),
@@ -173,11 +170,16 @@ FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
         Switch("--swa-full", {"swa_full": True}, "full-size cache for sliding windows"),
         Value("-lm --load-mode", "load_mode", _LOAD, "how the file gets into memory"),
         Value("-lzm --lazy-mode", "lazy_mode", _LAZY, "read rarely used tensors on demand"),
-        Value("-ot --override-tensor", "tensor_buft_overrides", str, "buffer for tensors by pattern",
-              "PATTERN=BUFFER,..."),
+        Value(
+            "-ot --override-tensor", "tensor_buft_overrides", str, "buffer for tensors by pattern", "PATTERN=BUFFER,..."
+        ),
         Switch("-cmoe --cpu-moe", {"tensor_buft_overrides": f"{_EXPERTS}=CPU"}, "all experts in host memory"),
-        Value("-ncmoe --n-cpu-moe", "tensor_buft_overrides", _first_experts,
-              "experts of the first N layers in host memory"),
+        Value(
+            "-ncmoe --n-cpu-moe",
+            "tensor_buft_overrides",
+            _first_experts,
+            "experts of the first N layers in host memory",
+        ),
         Switch("-nr --no-repack", {"no_extra_bufts": True}, "weights stay as they are in the file"),
         Switch("--no-host", {"no_host": True}, "no host buffers"),
         Switch("--no-op-offload", {"no_op_offload": True}, "work on host tensors stays on the CPU"),
@@ -207,8 +209,12 @@ FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
         Value("--cache-reuse", "n_cache_reuse", int, "shortest piece of a cached prompt to reuse, in tokens"),
         Switch("--cache-prompt", {"cache_prompt": True}, "reuse the start of earlier prompts (default)"),
         Switch("--no-cache-prompt", {"cache_prompt": False}, "do not"),
-        Value("-sps --slot-prompt-similarity", "slot_prompt_similarity", float,
-              "how alike prompts must be to share a slot"),
+        Value(
+            "-sps --slot-prompt-similarity",
+            "slot_prompt_similarity",
+            float,
+            "how alike prompts must be to share a slot",
+        ),
         Switch("-cb --cont-batching", {"cont_batching": True}, "let requests join a running batch (default)"),
         Switch("-nocb --no-cont-batching", {"cont_batching": False}, "do not"),
     ),

@@ -4,12 +4,16 @@
 """
 
 import importlib
+import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from llmkube import __version__
+
+_INTERRUPTED = 128 + 2  # what a shell shows for a program that SIGINT ended
 
 _VERSION_LINE = f"llmkube {__version__}"
 
@@ -26,11 +30,18 @@ COMMANDS: Mapping[str, Entry] = {
     "agent": Entry("llmkube.cli.agent:agent", "Serve a cluster's models on this host."),
     "controller": Entry("llmkube.cli.controller:controller", "Keep the status of Models and InferenceServices true."),
     "apiserver": Entry("llmkube.cli.apiserver:apiserver", "Run the embedded API server alone."),
-    "list": Entry("llmkube.cli.objects:list_objects", "Show Models and InferenceServices."),
-    "status": Entry("llmkube.cli.objects:status", "Explain one InferenceService (or Model) and its conditions."),
-    "delete": Entry("llmkube.cli.objects:delete", "Delete an InferenceService (or Model)."),
+    "deploy": Entry("llmkube.cli.deploy:deploy", "Serve a model under a name, or change how it is served."),
+    "list": Entry("llmkube.cli.listing:list_objects", "Show Models and InferenceServices."),
+    "status": Entry("llmkube.cli.objects:status", "Explain one InferenceService (or Model) and what it waits for."),
+    "chat": Entry("llmkube.cli.chat:chat", "Talk to a served model."),
+    "logs": Entry("llmkube.cli.logs:logs", "Print what an engine writes."),
+    "port-forward": Entry("llmkube.cli.portforward:port_forward", "Reach an engine by a port of this machine."),
+    "scale": Entry("llmkube.cli.objects:scale", "Set how many processes serve; 0 stops."),
+    "delete": Entry("llmkube.cli.objects:delete", "Delete InferenceServices (or Models)."),
+    "inspect": Entry("llmkube.cli.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."),
     "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),
     "rbac": Entry("llmkube.cli.rbac:rbac", "Print the roles that a program needs in a cluster."),
+    "completion": Entry("llmkube.cli.completion:completion", "Print the script that completes commands in a shell."),
     "version": Entry("llmkube.cli.main:version", "Print the version."),
 }
 
@@ -51,6 +62,26 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the names from the table, without importing anything."""
+        offered = [
+            CompletionItem(name, help=entry.summary) for name, entry in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return offered or click.Command.shell_complete(self, ctx, incomplete)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Import and run a command; Ctrl-C, at any moment, ends it with 130 and without a word."""
+        interrupted = False
+        try:
+            result = super().invoke(ctx)
+        except* KeyboardInterrupt:  # a nursery raises it within a group
+            interrupted = True
+        if interrupted:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # the shell's prompt does not go behind the terminal's "^C"
+            sys.exit(_INTERRUPTED)
+        return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview from the table, without importing anything."""

@@ -1,200 +1,257 @@
-"""`llmkube list`, `status` and `delete`: what most people need of kubectl, for our two kinds."""
+"""`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
 
+import contextlib
 import datetime
 import random
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import attrs
 import click
+import trio
 
-from llmkube.cli import output
-from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, run_against
+from llmkube.base.errors import WorldError
+from llmkube.base.logs import configure_logging
+from llmkube.cli import formats
+from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
+from llmkube.cli.complete import services, targets
+from llmkube.cli.describe import Scene, describe_model, describe_service, summary
 from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.follow import open_follow
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.follow import Followed, open_follow
+from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.targets import Target, existing, or_not_found, parse_target
+from llmkube.cli.watching import append_lines, is_terminal, show_in_place
+from llmkube.cli.whereabouts import find_engines, find_hosts, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.request import MERGE_PATCH
+from llmkube.k8s.resource import Key
 
-T = TypeVar("T", bound=Object)
-
-_KINDS: dict[str, type[Any]] = {
-    word: kind
-    for kind in (InferenceService, Model)
-    for word in (kind.RESOURCE.singular, kind.RESOURCE.plural, *kind.RESOURCE.short_names)
-}
-
-
-@attrs.frozen
-class Target:
-    """Which object a command line means."""
-
-    kind: type[Any]
-    name: str
-
-    @property
-    def title(self) -> str:
-        """`InferenceService demo`."""
-        return f"{self.kind.RESOURCE.kind} {self.name}"
-
-
-def parse_target(text: str) -> Target:
-    """Read `NAME` (an InferenceService) or `KIND/NAME`, kinds as kubectl takes them: `model/demo`, `isvc/demo`.
-
-    Raises:
-        click.UsageError: There is no such kind, or a part is empty.
-    """
-    word, slash, name = text.rpartition("/")
-    kind = _KINDS.get(word.lower()) if slash else InferenceService
-    if kind is None or not name:
-        raise click.UsageError(f'"{text}" is neither NAME nor KIND/NAME; kinds are {", ".join(sorted(_KINDS))}')
-    return Target(kind, name)
-
-
-@click.command("list", context_settings=HELP)
-@cluster_options
-@click.option("-A", "--all-namespaces", is_flag=True, help="Look at all namespaces.")
-@guarded
-def list_objects(kubeconfig: str | None, context: str | None, namespace: str | None, all_namespaces: bool) -> None:
-    """Show Models and InferenceServices."""
-
-    async def action(cluster: Cluster) -> str:
-        where = None if all_namespaces else namespace or cluster.namespace
-        models = (await cluster.client.list(Model, namespace=where)).items
-        services = (await cluster.client.list(InferenceService, namespace=where)).items
-        if not models and not services:
-            return f"No Models and no InferenceServices in {'any namespace' if where is None else where}."
-        now = _now()
-        return "\n\n".join(
-            (
-                _section(output.MODEL_COLUMNS, models, lambda each: output.model_row(each, now), all_namespaces),
-                _section(output.SERVICE_COLUMNS, services, lambda each: output.service_row(each, now), all_namespaces),
-            )
-        )
-
-    click.echo(run_against(kubeconfig, context, action, seconds=ANSWER_SECONDS))
+_LOOK_SECONDS = 5.0
+_MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
 
 
 @click.command("status", context_settings=HELP)
-@click.argument("name")
-@cluster_options
+@click.argument("name", shell_complete=targets)
+@cluster_options()
+@output_option(*formats.FORMATS)
+@watch_option
 @guarded
-def status(name: str, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
-    """Explain one InferenceService (or, as model/NAME, one Model) and its conditions."""
+def status(*, name: str, where: Where, form: str, watch: bool) -> None:
+    """Explain one InferenceService (or, as model/NAME, one Model).
+
+    Says what it waits for, how far it is, what went wrong last and when it is tried again, and where it runs.
+    """
     target = parse_target(name)
 
-    async def action(cluster: Cluster) -> str:
-        key = Key(namespace or cluster.namespace, target.name)
-        found = await _existing(cluster, target, key)
+    async def once(cluster: Cluster) -> str:
+        key = Key(cluster.namespace, target.name)
+        found = await existing(cluster.client, target, key)
+        if form not in {"", "wide"}:
+            return formats.render(found, form)
         if target.kind is Model:
-            return describe_model(found)
-        try:
-            model = await cluster.client.get(Model, Key(key.namespace, found.spec.model_ref))
-        except NotFoundError:
-            return f"{describe_service(found)}\n\nModel {found.spec.model_ref}: not there"
-        return f"{describe_service(found)}\n\n{describe_model(model)}"
+            return describe_model(found, _now())
+        scene = await _look(cluster, found)
+        text = describe_service(scene, _now())
+        return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, _now())}"
 
-    click.echo(run_against(kubeconfig, context, action, seconds=ANSWER_SECONDS))
+    async def stay(cluster: Cluster) -> None:
+        key = Key(cluster.namespace, target.name)
+        with answering():
+            await existing(cluster.client, target, key)
+        rng = random.Random()  # noqa: S311 - jitter of reconnects
+        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+            watcher = _StatusWatch(cluster, followed, target, key, form)
+            if form in {"", "wide"} and is_terminal():
+                await show_in_place(followed.changed, watcher.text)
+            await append_lines(followed.changed, watcher.news)
+
+    if watch:
+        configure_logging("warning", style="console")
+        run_against(where, stay)
+    else:
+        click.echo(run_against(where, once, seconds=ANSWER_SECONDS))
+
+
+@click.command("scale", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
+@cluster_options()
+@guarded
+def scale(*, name: str, replicas: int, where: Where) -> None:
+    """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
+    target = parse_target(name)
+    if target.kind is not InferenceService:
+        raise click.UsageError(f"only an InferenceService can be scaled, not a {target.kind.RESOURCE.kind}")
+
+    async def action(cluster: Cluster) -> str:
+        key = Key(cluster.namespace, target.name)
+        resource = InferenceService.RESOURCE
+
+        async def patch() -> int:
+            path = resource.path(key.namespace, key.name, "scale")
+            before = await cluster.client.get_json(path)
+            await cluster.client.request_json(
+                "PATCH",
+                path,
+                params={"fieldManager": "llmkube-scale"},
+                body={"spec": {"replicas": replicas}},
+                content_type=MERGE_PATCH,
+            )
+            return int((before.get("spec") or {}).get("replicas") or 0)
+
+        before = await or_not_found(target, key, patch)
+        if before == replicas:
+            return f"{target.title} has {replicas} replicas already"
+        return f"{target.title} scaled from {before} to {replicas}"
+
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
 
 
 @click.command("delete", context_settings=HELP)
-@click.argument("name")
-@click.option("--wait", is_flag=True, help="Return when the object is gone.")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
+@click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
+@click.option("--wait", is_flag=True, help="Return when everything named is gone.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
-@cluster_options
+@cluster_options()
 @guarded
-def delete(
-    *, name: str, wait: bool, timeout: float, kubeconfig: str | None, context: str | None, namespace: str | None
-) -> None:
-    """Delete an InferenceService (or, as model/NAME, a Model)."""
-    target = parse_target(name)
+def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:
+    """Delete InferenceServices (or, as model/NAME, Models).
 
-    async def action(cluster: Cluster) -> str:
-        key = Key(namespace or cluster.namespace, target.name)
-        found = await _existing(cluster, target, key)
-        # The uid: what is deleted is what was there when the command was typed, not a successor of that name.
-        await _or_not_found(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
+    What can be deleted is, also when another name is wrong; the exit code then tells of the first failure.
+    """
+    wanted = list(dict.fromkeys(parse_target(name) for name in names))
+
+    async def action(cluster: Cluster) -> None:
+        problems: list[CommandError] = []
+        going: list[tuple[Target, Key, str]] = []
+        for target in wanted:
+            key = Key(cluster.namespace, target.name)
+            try:
+                going += await _delete(cluster, target, key, with_model)
+            except CommandError as problem:
+                problems.append(problem)
         if wait:
-            await _wait_gone(cluster, target, key, found.metadata.uid)
-        return f"{target.title} {'is gone' if wait else 'deleted'}"
+            await _wait_gone(cluster, going, timeout)
+        for target, _, _ in going:
+            click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
+        if problems:
+            words = "\n".join(problem.format_message() for problem in problems)
+            raise CommandError(words, ExitCode(problems[0].exit_code))
 
-    click.echo(run_against(kubeconfig, context, action, seconds=timeout if wait else ANSWER_SECONDS))
-
-
-def describe_service(service: InferenceService) -> str:
-    """Return an InferenceService's state as lines and a table of its conditions, with the engine's words if any."""
-    status = service.status
-    lines = [
-        f"InferenceService {service.key}",
-        f"  phase     {status.phase or output.NOTHING}",
-        f"  model     {service.spec.model_ref}",
-        f"  ready     {status.ready_replicas or 0} of {service.spec.replicas}",
-        f"  endpoint  {status.endpoint or output.NOTHING}",
-    ]
-    if status.scheduling_status:
-        lines.append(f"  because   {status.scheduling_status}: {output.printable(status.scheduling_message)}")
-    loaded = output.condition(status.conditions, "Loaded")
-    if loaded is not None and "\n" in loaded.message:
-        lines += ["", "The engine's last lines:", *_indented(loaded.message.partition("\n")[2])]
-    return "\n".join([*lines, "", output.table(output.CONDITION_COLUMNS, output.condition_rows(status.conditions))])
+    run_against(where, action)
 
 
-def describe_model(model: Model) -> str:
-    """Return a Model's state as lines and a table of its conditions."""
-    facts = model.status.gguf
-    lines = [
-        f"Model {model.key}",
-        f"  phase        {model.status.phase or output.NOTHING}",
-        f"  source       {output.printable(model.spec.source)}",
-        f"  accelerator  {model.spec.hardware.accelerator}",
-        f"  size         {model.status.size or output.NOTHING}",
-        f"  path         {model.status.path or output.NOTHING}",
-    ]
-    if facts is not None:
-        context = f"{facts.context_length} tokens" if facts.context_length else ""
-        known = (facts.architecture, facts.quantization, context)
-        lines.append(f"  gguf         {output.printable(', '.join(each for each in known if each))}")
-    rows = output.condition_rows(model.status.conditions)
-    return "\n".join([*lines, "", output.table(output.CONDITION_COLUMNS, rows)])
+async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
+    with answering():
+        found = await existing(cluster.client, target, key)
+        # The uid: what is deleted is what was there when the command was typed, not a successor of that name.
+        await or_not_found(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
+        gone = [(target, key, found.metadata.uid)]
+        if with_model and target.kind is InferenceService:
+            gone += await _delete_model(cluster, found)
+    return gone
 
 
-async def _existing(cluster: Cluster, target: Target, key: Key) -> Any:
-    return await _or_not_found(target, key, lambda: cluster.client.get(target.kind, key))
-
-
-async def _or_not_found(target: Target, key: Key, call: Callable[[], Awaitable[Any]]) -> Any:
+async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tuple[Target, Key, str]]:
+    key = Key(service.key.namespace, service.spec.model_ref)
+    others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
+    users = sorted(each.key.name for each in others if each.spec.model_ref == key.name and each.key != service.key)
+    if users:
+        click.echo(f"Model {key.name} stays: {', '.join(users)} refers to it", err=True)
+        return []
     try:
-        return await call()
-    except NotFoundError as exc:
-        raise CommandError(
-            f"there is no {target.title} in namespace {key.namespace}; see `llmkube list -A`", ExitCode.NOT_FOUND
-        ) from exc
+        model = await cluster.client.get(Model, key)
+        await cluster.client.delete(Model, key, uid=model.metadata.uid)
+    except NotFoundError:
+        return []
+    return [(Target(Model, key.name), key, model.metadata.uid)]
 
 
-async def _wait_gone(cluster: Cluster, target: Target, key: Key, uid: str) -> None:
-    async with open_follow(cluster.client, random.Random(), namespace=key.namespace) as followed:  # noqa: S311 - jitter
-        cache = followed.models if target.kind is Model else followed.services
-        while True:
-            version = followed.changed.version
-            left = cache.get(key)
-            if left is None or left.metadata.uid != uid:
-                return
-            await followed.changed.wait_newer(version)
+async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
+    left = list(going)
+    with trio.move_on_after(seconds):
+        namespace = cluster.namespace
+        async with open_follow(cluster.client, random.Random(), namespace=namespace) as followed:  # noqa: S311 - jitter
+            while True:
+                version = followed.changed.version
+                left = [each for each in going if _is_there(followed, *each)]
+                if not left:
+                    return
+                await followed.changed.wait_newer(version)
+    names = ", ".join(target.title for target, _, _ in left)
+    raise CommandError(
+        f"{names}: deletion was accepted, but not done after {seconds:g} s; see `llmkube status`, or wait with --timeout",
+        ExitCode.TIMED_OUT,
+    )
 
 
-def _section(
-    columns: tuple[str, ...], objects: Iterable[T], row: Callable[[T], tuple[str, ...]], all_namespaces: bool
-) -> str:
-    ordered = sorted(objects, key=lambda each: each.key)
-    if not all_namespaces:
-        return output.table(columns, map(row, ordered))
-    return output.table(("NAMESPACE", *columns), ((each.key.namespace, *row(each)) for each in ordered))
+def _is_there(followed: Followed, target: Target, key: Key, uid: str) -> bool:
+    cache: Any = followed.models if target.kind is Model else followed.services
+    found = cache.get(key)
+    return found is not None and found.metadata.uid == uid
 
 
-def _indented(text: str) -> list[str]:
-    return [f"  {line}" for line in output.printable(text).splitlines()]
+async def _look(cluster: Cluster, service: InferenceService) -> Scene:
+    """Gather what belongs to a service."""
+    key = service.key
+    try:
+        model: Model | None = await cluster.client.get(Model, Key(key.namespace, service.spec.model_ref))
+    except NotFoundError:
+        model = None
+    engines = await find_engines(cluster, key.namespace, key.name)
+    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, _now()))
+
+
+class _StatusWatch:
+    """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
+
+    def __init__(self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str) -> None:
+        self._cluster = cluster
+        self._followed = followed
+        self._target = target
+        self._key = key
+        self._form = form
+        self._said = ""
+        self._scene: Scene | None = None
+
+    async def text(self) -> str:
+        """Return the whole state, for a terminal."""
+        found = self._found()
+        if found is None:
+            return f"{self._target.title} is gone"
+        if isinstance(found, Model):
+            return describe_model(found, _now())
+        with contextlib.suppress(WorldError), trio.move_on_after(_LOOK_SECONDS):
+            if self._scene is None or self._scene.service != found:
+                fresh = await self._cluster.client.get(InferenceService, self._key)
+                self._scene = await _look(self._cluster, fresh)
+        engines, reporters, hosts = (
+            (self._scene.engines, self._scene.reporters, self._scene.hosts) if self._scene else ((), (), None)
+        )
+        return describe_service(Scene(found, self._followed.model_of(found), engines, reporters, hosts), _now())
+
+    async def news(self) -> Sequence[str]:
+        """Return a line if it says something new, or the object as data."""
+        found = self._found()
+        if found is None:
+            said = line = f"{self._target.title} is gone"
+        elif self._form not in {"", "wide"}:
+            line = formats.render(found, self._form)
+            said = found.metadata.resource_version
+            line = f"---\n{line}" if self._form == "yaml" else line
+        elif isinstance(found, Model):
+            said = line = f"{found.key}: {found.status.phase or 'New'}"
+        else:
+            said = line = f"{found.key}: {summary(found, self._followed.model_of(found))}"
+        if said == self._said:
+            return []
+        self._said = said
+        return [line if self._form not in {"", "wide"} else f"{_now().astimezone():%H:%M:%S}  {line}"]
+
+    def _found(self) -> Any:
+        cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
+        return cache.get(self._key)
 
 
 def _now() -> datetime.datetime:

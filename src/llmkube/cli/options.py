@@ -7,6 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from llmkube.base.settings import Setting, settings_of
+from llmkube.cli.cluster import Where
+from llmkube.cli.complete import contexts, namespaces
 from llmkube.cli.failures import in_one_sentence
 
 P = ParamSpec("P")
@@ -42,15 +44,46 @@ def settings_options(kind: type[Any]) -> Decorator:
     return decorate
 
 
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say which cluster and namespace a command looks at."""
-    for option in (
-        click.option("--kubeconfig", type=click.Path(), help="Which kubeconfig to use."),
-        click.option("--context", help="Which context of the kubeconfig to use."),
-        click.option("-n", "--namespace", help="The namespace; without it, the context's."),
-    ):
-        command = option(command)
-    return command
+def cluster_options(*, all_namespaces: bool = False) -> Decorator:
+    """Add the options that say which cluster and namespace a command looks at; they arrive together, as `where`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def run(
+            *args: Any,
+            kubeconfig: str | None,
+            context: str | None,
+            namespace: str | None,
+            all_namespaces: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            return command(*args, where=Where(kubeconfig, context, namespace, all_namespaces), **kwargs)
+
+        wrapped: Callable[..., Any] = run
+        if all_namespaces:
+            everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Look at all namespaces.")
+            wrapped = everywhere(wrapped)
+        for option in (
+            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Which kubeconfig to use."),
+            click.option("--context", shell_complete=contexts, help="Which context of the kubeconfig to use."),
+            click.option(
+                "-n", "--namespace", shell_complete=namespaces, help="The namespace; without it, the context's."
+            ),
+        ):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def output_option(*formats: str) -> Decorator:
+    """Add `-o`, with the formats that the command knows; it arrives as `form`, and is empty for people's tables."""
+    return click.option(
+        "-o", "--output", "form", type=click.Choice(formats), default="", show_default=False, help="How to print it."
+    )
+
+
+watch_option = click.option("-w", "--watch", is_flag=True, help="Stay, and show every change until Ctrl-C.")
 
 
 def _option(each: Setting) -> Decorator:
@@ -68,6 +101,6 @@ def _metavar(each: Setting) -> str:
 
 
 def _default(each: Setting) -> str:
-    if each.default is None:
+    if each.default in (None, ()):
         return ""
     return f" Default: {', '.join(each.default) if each.type is tuple else each.default}."

@@ -10,26 +10,43 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from llmkube.base.errors import UserError
 from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.weights.source import Builtin, LocalFile, parse_source
 
 NOTHING = "<none>"
 _UNPRINTABLE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in {0x09, 0x0A}}
 
 SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "ENDPOINT", "AGE")
+SERVICE_WIDE_COLUMNS = ("RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
+MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return the rows under their headings, columns aligned; empty cells read `<none>`."""
-    lines = [list(columns), *([printable(cell).replace("\n", " ") or NOTHING for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    lines = [tuple(columns), *map(shown_cells, rows)]
+    widths = widths_of(lines)
+    return "\n".join(aligned(line, widths) for line in lines)
+
+
+def shown_cells(row: Iterable[str]) -> tuple[str, ...]:
+    """Return a row's cells as a table shows them: printable, on one line, never empty."""
+    return tuple(printable(cell).replace("\n", " ") or NOTHING for cell in row)
+
+
+def widths_of(lines: Iterable[Sequence[str]]) -> list[int]:
+    """Return how wide each column must be."""
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return one line of a table."""
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def say(text: str) -> None:
@@ -79,6 +96,39 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
         model.status.gguf.architecture if model.status.gguf else "",
         age(model.metadata.creation_timestamp, now),
     )
+
+
+def service_wide_cells(service: InferenceService) -> tuple[str, ...]:
+    """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
+    available = condition(service.status.conditions, "Available")
+    message = service.status.scheduling_message or (available.message if available else "")
+    return (
+        service.spec.runtime,
+        str(service.spec.context_size or ""),
+        str(service.spec.parallel_slots),
+        service.spec.priority,
+        message.partition("\n")[0],
+    )
+
+
+def model_wide_cells(model: Model) -> tuple[str, ...]:
+    """Return what `-o wide` adds about a Model, for `MODEL_WIDE_COLUMNS`."""
+    facts = model.status.gguf
+    return (
+        (facts.quantization if facts else "") or model.spec.quantization or "",
+        str(facts.context_length or "") if facts else "",
+        facts.license if facts else "",
+        shown_source(model.spec.source),
+    )
+
+
+def shown_source(text: str) -> str:
+    """Return a source for people to see: without a password, and without a query, which may be a signature."""
+    try:
+        source = parse_source(text)
+    except UserError:
+        return text.partition("?")[0]
+    return text if isinstance(source, Builtin | LocalFile) else source.redacted
 
 
 def condition_rows(conditions: Iterable[Condition]) -> list[tuple[str, ...]]:

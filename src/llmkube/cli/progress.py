@@ -15,7 +15,7 @@ STEPS = ("fetch", "load", "ready")
 # Reasons of `Loaded` after which waiting is no plan; a first exit is restarted at once and is not among them.
 _HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadTimedOut", "InternalError", "ScaledToZero"})
 # Reasons of `Fetched` that pass by themselves.
-_PASSING = frozenset({"Fetching", "FetchFailed"})
+_PASSING = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
 
 _MOVING = frozenset({"Creating", "Progressing", "Ready"})
 

@@ -30,6 +30,7 @@ from llmkube.cli.apiserver import open_server
 from llmkube.cli.apply import Applied, Applier
 from llmkube.cli.config import UpConfig, load
 from llmkube.cli.directory import AgentDirectory
+from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
@@ -73,6 +74,7 @@ class UpPlan:
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
             accelerators=frozenset(self.config.accelerator),
+            **download_settings(self.config),
         )
 
 
@@ -140,7 +142,7 @@ class _Up:
             open_http_client() as http,
             open_follow(server.client, self.rng) as followed,
             open_service_nursery() as support,
-            open_local_ports(settings) as ports,
+            open_local_ports(settings, server.client) as ports,
         ):
             place = Place(server.url, str(server.kubeconfig), gateway.url, probes.url)
             self.tell(place.lines)
@@ -152,7 +154,7 @@ class _Up:
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
-                    registry = agent_registry(view)
+                    registry = agent_registry(view, ports.downloads)
                     control = partial(
                         run_controller,
                         server.client,

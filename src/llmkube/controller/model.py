@@ -20,7 +20,9 @@ from llmkube.k8s.crd.model import Model
 
 FETCHED: Final = "Fetched"
 NO_HOST: Final = "NoHost"
-TRANSIENT_REASONS: Final = frozenset({"Fetching", "FetchFailed"})
+TRANSIENT_REASONS: Final = frozenset(
+    {"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"}  # the world's errors of `weights`
+)
 """Reasons of `Fetched=False` that pass without an edit; every other one waits for somebody to mend something."""
 
 _LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")

@@ -12,7 +12,7 @@ a restore of etcd, kube-apiserver accepts a resourceVersion from its future and 
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, Never, TypeVar
 
@@ -34,6 +34,9 @@ LIST_SECONDS: Final = 60.0
 
 STABLE_SECONDS: Final = 10.0
 """A watch that lived this long was a success: back-off starts afresh."""
+
+CONFIRM_SECONDS: Final = 10.0
+"""Before a doubtful list is believed: long enough for a server that is just starting to have found its data."""
 
 RESUMES_BEFORE_LIST: Final = 3
 """A restored etcd answers 504 or nothing, never 410, to a version from its future: resuming alone would never end."""
@@ -59,6 +62,10 @@ class Cache(Generic[T]):
         self._versions: dict[Key, str] = {}  # every object that exists, readable or not
         self._objects: dict[Key, T] = {}
         self._misfits: dict[Key, DecodeError] = {}
+
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Before the first list: these objects existed when somebody last looked; a list without them is doubtful."""
+        self._versions |= dict.fromkeys(keys, "")
 
     @property
     def position(self) -> str:
@@ -170,7 +177,7 @@ async def run_reflector(
         problem: ApiError | None = None
         try:
             if must_list:
-                await _refresh(collection, cache, notify, confirm_after_seconds=backoff.delay(1, rng))
+                await _refresh(collection, cache, notify)
                 must_list, unheard = False, 0
             async with collection.open_watch(cache.position, rng.randint(*WATCH_SECONDS)) as watch:
                 opened_at = trio.current_time()
@@ -227,9 +234,7 @@ class _Collection(Generic[T]):
         )
 
 
-async def _refresh(
-    collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None], *, confirm_after_seconds: float
-) -> None:
+async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> None:
     """List into the cache; a doubtful list is read once more, and the second answer counts."""
     listing = await collection.list()
     if cache.is_doubtful(listing):
@@ -239,7 +244,7 @@ async def _refresh(
             listed=len(listing.raw),
             known=len(cache),
         )
-        await trio.sleep(confirm_after_seconds)
+        await trio.sleep(CONFIRM_SECONDS)
         listing = await collection.list()
     changed = cache.replace(listing)
     cache.synced.set()

@@ -46,6 +46,8 @@ _HONOURED_ELSEWHERE: Final = frozenset(
         "spec.extraArgs",
         "Model.spec.source",
         "Model.spec.sha256",
+        "Model.spec.sourceSecretRef.name",
+        "Model.spec.files",
         "Model.spec.format",
         "Model.spec.quantization",
         "Model.spec.hardware.accelerator",

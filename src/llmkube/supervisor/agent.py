@@ -27,13 +27,15 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.child import KILL_SECONDS
 from llmkube.supervisor.desired import Desired, desired_here, model_key
-from llmkube.supervisor.lifecycle import ServiceView
+from llmkube.supervisor.journal import Entry
+from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox
-from llmkube.supervisor.ports import Ports
+from llmkube.supervisor.ports import Parting, Ports
 from llmkube.supervisor.presence import run_presence, withdraw_presence
 from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.service import run_service
+from llmkube.supervisor.service import Runner, run_service
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.target import Idle, Target
 
 log = structlog.get_logger(__name__)
 
@@ -59,11 +61,16 @@ class AgentView:
 
     _running: Mapping[Key, _Running]
     _synced: Callable[[], bool]
+    _parting: Parting
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
         return {key: running.reporter.view for key, running in sorted(self._running.items())}
+
+    def keep_engines(self) -> None:
+        """Let engines, endpoints and Lease stay when this agent ends: the next one on this host adopts them."""
+        self._parting.keep = True
 
     def ready(self) -> tuple[bool, str]:
         """Whether the agent has seen the API server's objects once, and what it waits for if not."""
@@ -80,13 +87,18 @@ class _Agent:
     events: EventRecorder
     models: Cache[Model]
     services: Cache[InferenceService]
+    parting: Parting = attrs.field(factory=Parting)
     running: dict[Key, _Running] = attrs.field(factory=dict)
     marked: set[Key] = attrs.field(factory=set)
     wake: trio.Event = attrs.field(factory=trio.Event)
     view: AgentView = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.view = AgentView(self.running, lambda: self.models.synced.is_set() and self.services.synced.is_set())
+        self.view = AgentView(self.running, self._synced, self.parting)
+        self.services.expect(self.ports.left)
+
+    def _synced(self) -> bool:
+        return self.models.synced.is_set() and self.services.synced.is_set()
 
     def mark(self, key: Key) -> None:
         """Look at this service again."""
@@ -102,12 +114,30 @@ class _Agent:
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the marks come in."""
         async with trio.open_nursery() as nursery:
+            for key, entry in self.ports.left.items():
+                if entry.engine is not None:
+                    self._start(key, entry.wish, nursery, entry)
+            nursery.start_soon(self._go_on_alone, nursery)
             while True:
                 await self.wake.wait()
                 self.wake = trio.Event()
                 for key in sorted(self.marked):
                     self._reconcile(key, nursery)
                 self.marked.clear()
+
+    async def _go_on_alone(self, nursery: trio.Nursery) -> None:
+        """Start what ran last, when the API server does not come in time to say what is wanted now."""
+        with trio.move_on_after(self.settings.offline_seconds):
+            await self.models.synced.wait()
+            await self.services.synced.wait()
+            for key in self.ports.left:
+                if key not in self.running and key not in self.services:
+                    await self.ports.journal.remove(key)
+            return
+        log.warning("the API server does not answer; serving what was asked for last", services=len(self.ports.left))
+        for key, entry in self.ports.left.items():
+            if key not in self.running and key not in self.services:
+                self._start(key, entry.wish, nursery, entry)
 
     def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
         running, service = self.running.get(key), self.services.get(key)
@@ -118,24 +148,27 @@ class _Agent:
             if running is not None:
                 running.life.cancel(reason="deleted, or no longer this host's")
         elif running is None:
-            # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
-            self.running[key] = running = self._prepared(wish)
-            nursery.start_soon(self._look_after, key, running)
+            self._start(key, wish, nursery)
         elif not running.life.cancel_called and not wish.same_wish(current):
             running.desired.put_nowait(wish)
         # A service that comes back while its task ends is marked again by the end of that task.
 
-    def _prepared(self, wish: Desired) -> _Running:
+    def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
         reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed)
-        return _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
+        self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        nursery.start_soon(self._look_after, key, running, left)
 
-    async def _look_after(self, key: Key, running: _Running) -> None:
-        running.reporter.greet()
+    async def _look_after(self, key: Key, running: _Running, left: Entry | None) -> None:
+        running.reporter.greet(adopting=left is not None and left.engine is not None)
+        first: Target = left.launch if left else Idle(Reason.PENDING)
+        runner = Runner(running.reporter, self.ports, self.settings, self.parting, left.engine if left else None)
         with self._listed(key), running.life:
-            await run_service(running.desired, running.reporter, self.ports, self.settings)
+            await run_service(running.desired, runner, first)
         if running.life.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
             running.reporter.farewell()
+            await self.ports.journal.remove(key)
 
     @contextmanager
     def _listed(self, key: Key) -> Iterator[None]:
@@ -192,14 +225,19 @@ async def _run_shielded(
                 task_status.started(agent.view)
                 await stop.wait()
                 log.info("stopping", services=len(agent.running))
-                support.deadline = trio.current_time() + (
-                    2 * settings.withdraw_seconds + settings.grace_seconds + KILL_SECONDS + STOP_SLACK_SECONDS
-                )
+                support.deadline = trio.current_time() + _stop_seconds(settings)
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
                 await agent.outbox.wait_heard()
                 await events.wait_told()
-                await withdraw_presence(client, settings)
+                if not agent.parting.keep:
+                    await withdraw_presence(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
         log.error("the stop took longer than its deadlines allow")
+
+
+def _stop_seconds(settings: AgentSettings) -> float:
+    """The longest that a stop may take: endpoints, requests in flight, engines, the last words."""
+    endings = settings.drain_seconds + settings.grace_seconds + KILL_SECONDS
+    return 2 * settings.withdraw_seconds + endings + STOP_SLACK_SECONDS

@@ -1,25 +1,35 @@
-"""A process that we own, from spawn to reap: its own session, its output in a file, an end that is always bounded."""
+"""A process of ours, spawned here or found and adopted: its own session, its output in a file, a bounded end.
+
+The two differ in how an exit is noticed and in who reaps it (an adopted one is reaped by init). Everything after that
+is the same code: what an adopted engine gets is what a child gets.
+"""
 
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import psutil
 import structlog
 import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.tick import wait_tick
+from llmkube.supervisor import processes
+from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.logfile import open_for_append, read_lines, rotate
-from llmkube.supervisor.ports import Command
+from llmkube.supervisor.ports import Command, Parting
 
 log = structlog.get_logger(__name__)
 
 ROTATE_SECONDS = 10.0
+FAMILY_SECONDS = 0.1
+"""Between two looks at processes that have left their session and were asked to end."""
+
 KILL_SECONDS = 5.0
 """How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so."""
 
@@ -28,31 +38,51 @@ class SpawnError(WorldError):
     """The program could not be started at all."""
 
 
+class AdoptError(WorldError):
+    """The process that was to be adopted is not there any more."""
+
+
 @attrs.define(eq=False)
-class OwnedChild:
-    """A running child; `supervisor.ports.Child` for real."""
+class OwnedProcess:
+    """A running engine; `supervisor.ports.Child` for real."""
 
-    _process: trio.Process
-    _command: Command
-    _log_offset: int
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also its session and process group."""
-        return self._process.pid
+    pid: int
+    started: str
+    log_offset: int
+    _log_path: Path
+    _wait: Callable[[], Awaitable[Exit]]
 
     async def wait(self) -> Exit:
         """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
-        return Exit(await self._process.wait())
+        return await self._wait()
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that this incarnation wrote; lines of earlier ones in the same file are not shown."""
-        return await trio.to_thread.run_sync(read_lines, self._command.log_path, self._log_offset, count)
+        return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count)
+
+    async def listens(self, port: int) -> bool:
+        """Whether it, or a process below it, accepts connections on this port."""
+        return await trio.to_thread.run_sync(processes.listens, self.pid, port)
+
+
+@attrs.frozen
+class Ending:
+    """How an engine is ended.
+
+    Attributes:
+        cookie: Its mark: whoever carries it is ended, too, whatever session it has made for itself.
+        grace_seconds: Between TERM and KILL.
+        parting: Whether it is ended at all.
+    """
+
+    cookie: str
+    grace_seconds: float
+    parting: Parting
 
 
 @asynccontextmanager
-async def open_child(command: Command, *, grace_seconds: float, log_cap_bytes: int) -> AsyncIterator[OwnedChild]:
-    """Run a process; leaving the context ends it and everything in its process group, in bounded time.
+async def open_child(command: Command, ending: Ending, *, log_cap_bytes: int) -> AsyncIterator[OwnedProcess]:
+    """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
     The output goes straight to an append-only file and not through a pipe: a pipe that nobody reads stalls the engine,
     and a pipe dies with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
@@ -77,13 +107,51 @@ async def open_child(command: Command, *, grace_seconds: float, log_cap_bytes: i
         raise SpawnError(f"cannot start {command.argv[0]}: {error.strerror or error}") from error
     finally:
         os.close(output)
+
+    async def wait() -> Exit:
+        return Exit(await process.wait())
+
+    started = processes.start_of(process.pid)
+    child = OwnedProcess(process.pid, started, offset, command.log_path, wait)
+    async with _owned(child, ending, command.log_path, log_cap_bytes):
+        yield child
+
+
+@asynccontextmanager
+async def adopt_child(
+    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int
+) -> AsyncIterator[OwnedProcess]:
+    """Take over a process that an earlier agent has started; from here on it is treated as our own.
+
+    Raises:
+        AdoptError: It has ended.
+    """
+    try:
+        async with processes.open_exit_watch(record.pid) as wait_ended:
+            if processes.start_of(record.pid) != record.started:
+                raise AdoptError(f"process {record.pid} has ended")
+
+            async def wait() -> Exit:
+                await wait_ended()
+                return Exit(None)
+
+            child = OwnedProcess(record.pid, record.started, record.log_offset, log_path, wait)
+            async with _owned(child, ending, log_path, log_cap_bytes):
+                yield child
+    except ProcessLookupError as error:
+        raise AdoptError(f"process {record.pid} has ended") from error
+
+
+@asynccontextmanager
+async def _owned(child: OwnedProcess, ending: Ending, log_path: Path, log_cap_bytes: int) -> AsyncIterator[None]:
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep_log_small, command.log_path, log_cap_bytes)
-            yield OwnedChild(process, command, offset)
+            nursery.start_soon(_keep_log_small, log_path, log_cap_bytes)
+            yield
             nursery.cancel_scope.cancel(reason="the child is no longer needed")
     finally:
-        await _end(process, grace_seconds)  # noqa: ASYNC102 - it shields itself, with a deadline
+        if not ending.parting.keep:
+            await _end(child, ending)  # noqa: ASYNC102 - it shields itself, with a deadline
 
 
 async def _keep_log_small(path: Path, cap_bytes: int) -> None:
@@ -92,23 +160,35 @@ async def _keep_log_small(path: Path, cap_bytes: int) -> None:
         await trio.to_thread.run_sync(rotate, path, cap_bytes)
 
 
-async def _end(process: trio.Process, grace_seconds: float) -> None:
-    """TERM the group, give it its grace, KILL what is left, reap; never longer than grace plus `KILL_SECONDS`."""
-    with trio.move_on_after(grace_seconds + KILL_SECONDS, shield=True) as bound:
-        if process.returncode is None:
-            _signal_group(process.pid, signal.SIGTERM)
-            with trio.move_on_after(grace_seconds):
-                await process.wait()
-        # Even after the leader's own exit: a helper that it started may still hold the model's memory.
-        _signal_group(process.pid, signal.SIGKILL)
-        await process.wait()
+async def _end(child: OwnedProcess, ending: Ending) -> None:
+    """TERM, grace, KILL, reaped: the process, its group, and whoever else carries its cookie; bounded.
+
+    Those who have made a session of their own are found by the cookie once the leader is gone, and get what is left of
+    the grace: a helper that survives may hold the model's memory.
+    """
+    with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
+        with trio.move_on_after(ending.grace_seconds):
+            processes.send_group(child.pid, signal.SIGTERM)
+            processes.send_group(child.pid, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+            await child.wait()
+            processes.send_group(child.pid, signal.SIGKILL)
+            await _end_family(ending.cookie, signal.SIGTERM)
+        processes.send_group(child.pid, signal.SIGKILL)
+        await _end_family(ending.cookie, signal.SIGKILL)
+        await child.wait()
     if bound.cancelled_caught:
-        log.error("process does not die", pid=process.pid)
+        log.error("process does not die", pid=child.pid)
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    """Signal a process group that we made; one that is gone already is what we wanted."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-        log.debug("process group is gone", pid=pid)
+async def _end_family(cookie: str, number: signal.Signals) -> None:
+    """Signal whoever carries the cookie, each once, and return when nobody does any more."""
+    told: set[psutil.Process] = set()
+    while family := set(await trio.to_thread.run_sync(_family, cookie)):
+        for process in family - told:
+            processes.send(process, number)
+        told |= family
+        await trio.sleep(FAMILY_SECONDS)
+
+
+def _family(cookie: str) -> list[psutil.Process]:
+    return processes.marked(processes.COOKIE_VARIABLE, cookie)

@@ -12,9 +12,10 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.runtimes.llamacpp import parse_help, parse_version
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.supervisor.child import open_child
-from llmkube.supervisor.orphans import OWNER_VARIABLE
-from llmkube.supervisor.ports import Child, Command
+from llmkube.supervisor.child import Ending, adopt_child, open_child
+from llmkube.supervisor.journal import EngineRecord
+from llmkube.supervisor.ports import Child, Command, Parting
+from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.settings import AgentSettings
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -80,11 +81,16 @@ class LocalEngines:
             port: int = probe.getsockname()[1]
             return port
 
-    def open_child(self, command: Command) -> AbstractAsyncContextManager[Child]:
+    def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Run a process with the small environment that engines get."""
-        complete = attrs.evolve(command, env=self._environment(dict(command.env)))
-        settings = self.settings
-        return open_child(complete, grace_seconds=settings.grace_seconds, log_cap_bytes=settings.log_cap_bytes)
+        complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
+        ending = Ending(command.cookie, self.settings.grace_seconds, parting)
+        return open_child(complete, ending, log_cap_bytes=self.settings.log_cap_bytes)
+
+    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+        """Take over a process that an earlier agent has started."""
+        ending = Ending(record.cookie, self.settings.grace_seconds, parting)
+        return adopt_child(record, log_path, ending, log_cap_bytes=self.settings.log_cap_bytes)
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}

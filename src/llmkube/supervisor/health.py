@@ -1,5 +1,7 @@
-"""Whether an engine answers: asked until it does, then watched for the moment when nobody listens any more."""
+"""What an engine answers: whether it is ready, which models it serves, whether requests are in flight."""
 
+import json
+import re
 from collections.abc import Callable
 
 import trio
@@ -11,6 +13,9 @@ FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
 WATCH_SECONDS = 10.0
+IDLE_POLL_SECONDS = 0.1
+
+_IN_FLIGHT = re.compile(rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+(\d+)", re.MULTILINE)
 
 
 async def wait_ready(http: HttpClient, url: str) -> None:
@@ -50,3 +55,44 @@ async def watch(http: HttpClient, url: str, changed: Callable[[bool], None]) -> 
         if now_answering != answering:
             answering = now_answering
             changed(answering)
+
+
+async def model_names(http: HttpClient, url: str) -> frozenset[str]:
+    """Return the names of the models that an engine says it serves; empty when it does not say."""
+    body = await _body(http, f"{url}/v1/models")
+    try:
+        return frozenset(str(model["id"]) for model in json.loads(body)["data"])
+    except (ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+async def wait_idle(http: HttpClient, url: str) -> None:
+    """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.
+
+    llama-server counts both in its metrics (with `--metrics`, which our plans give); without them its slots say who is
+    at work, but not who waits.
+    """
+    while await in_flight(http, url):  # noqa: ASYNC110 - another process knows it: there is no event
+        await trio.sleep(IDLE_POLL_SECONDS)
+
+
+async def in_flight(http: HttpClient, url: str) -> int:
+    """Return how many requests an engine works on or has queued; 0 when it does not say."""
+    counts = [int(count) for count in _IN_FLIGHT.findall(await _body(http, f"{url}/metrics"))]
+    if counts:
+        return sum(counts)
+    try:
+        return sum(bool(slot["is_processing"]) for slot in json.loads(await _body(http, f"{url}/slots")))
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+async def _body(http: HttpClient, url: str) -> bytes:
+    """The body of a 200, and nothing of anything else; a busy engine is given `ANSWER_SECONDS`."""
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            response = await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
+        except HttpError:
+            return b""
+        return response.body if response.status == 200 else b""
+    return b""

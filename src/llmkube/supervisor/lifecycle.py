@@ -35,6 +35,7 @@ class Reason(enum.StrEnum):
     CRASH_LOOP = "CrashLoopBackOff"
     ENGINE_NOT_FOUND = "EngineNotFound"
     LOAD_TIMED_OUT = "LoadTimedOut"
+    PORT_TAKEN = "PortTaken"
     INTERNAL_ERROR = "InternalError"
     STOPPING = "Stopping"
     SCALED_TO_ZERO = "ScaledToZero"
@@ -42,12 +43,17 @@ class Reason(enum.StrEnum):
 
 @attrs.frozen
 class Exit:
-    """How a process ended: an exit code of 0 or more, or the negated number of the signal that killed it."""
+    """How a process ended: an exit code of 0 or more, or the negated number of the signal that killed it.
 
-    code: int
+    None is the end of an adopted process: the kernel tells its code to its parent only.
+    """
+
+    code: int | None
 
     def __str__(self) -> str:
         """`exit code 1`, or `killed by SIGKILL`."""
+        if self.code is None:
+            return "how is not known, since an earlier agent had started it"
         if self.code >= 0:
             return f"exit code {self.code}"
         try:
@@ -71,19 +77,26 @@ class RestartPolicy:
 
     backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=60.0)
     forgiven_after_seconds: float = 300.0
+    port_tries: int = 3
 
 
 @attrs.frozen
 class RestartState:
-    """How many attempts in a row have failed."""
+    """How many attempts in a row have failed, and how many of the last ones for want of a free port."""
 
     failures: int = 0
+    port_tries: int = 0
 
 
 def after_failure(
     policy: RestartPolicy, state: RestartState, failure: Failure, rng: random.Random
 ) -> tuple[RestartState, float]:
-    """Return the new state and the seconds to wait before the next attempt; 0 means at once."""
+    """Return the new state and the seconds to wait before the next attempt; 0 means at once.
+
+    A port that somebody took before the engine could is no fault of the engine: the next one is tried at once.
+    """
+    if failure.reason is Reason.PORT_TAKEN and state.port_tries < policy.port_tries:
+        return attrs.evolve(state, port_tries=state.port_tries + 1), 0.0
     failures = 1 if failure.ready_seconds >= policy.forgiven_after_seconds else state.failures + 1
     delay = 0.0 if failures == 1 else policy.backoff.delay(failures - 1, rng)
     return RestartState(failures), delay

@@ -2,7 +2,7 @@
 
 import datetime
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -10,14 +10,23 @@ import attrs
 import trio
 
 from llmkube.base.http import open_http_client
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
 from llmkube.supervisor.engines import LocalEngines
-from llmkube.supervisor.orphans import end_orphans
+from llmkube.supervisor.journal import Entry, FileJournal
+from llmkube.supervisor.orphans import belongs, take_stock
 from llmkube.supervisor.ports import Ports
+from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.tokens import HubTokens
+from llmkube.weights.addresses import Policy
+from llmkube.weights.downloader import Downloader, open_downloader
+from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
-from llmkube.weights.source import LocalFile, parse_source
+from llmkube.weights.source import LocalFile, parse_source, pick
 from llmkube.weights.store import Store, open_store
 
 MAX_FILE_THREADS = 4
@@ -30,39 +39,87 @@ class LocalWeights:
 
     store: Store
     limiter: trio.CapacityLimiter
+    downloader: Downloader
+    policy: Policy
+    tokens: HubTokens
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
+    _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
         """Make the file present, then read its header."""
-        source, sha256 = parse_source(model.spec.source), model.spec.sha256
-        bound = partial(fetch, source, self.store, progress=progress, limiter=self.limiter)
+        source = pick(parse_source(model.spec.source), model.spec.files)
+        sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
+        bound = partial(
+            fetch,
+            source,
+            self.store,
+            progress=progress,
+            limiter=self.limiter,
+            downloader=self.downloader,
+            token=partial(self.tokens.find, model),
+            policy=self.policy,
+        )
         if isinstance(source, LocalFile) and sha256 is not None:
-            # Every edit of a service comes through here: a file that has not changed since is not hashed again.
-            weights = await bound(sha256=None)
-            if self._verified.get(weights.identity) != sha256.lower():
-                weights = await bound(sha256=sha256)
-                self._verified[weights.identity] = sha256.lower()
-            weights = attrs.evolve(weights, sha256=sha256.lower())
+            weights = await self._verified_in_place(bound, sha256)
         else:
             weights = await bound(sha256=sha256)
         return weights, await trio.to_thread.run_sync(read_header, weights.path, limiter=self.limiter)
 
+    async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
+        """Hash a local file once: every edit of a service and every retry comes through here."""
+        weights = await bound(sha256=None)
+        if self._verified.get(weights.identity) != sha256:
+            if (weights.identity, sha256) in self._refused:
+                raise self._refused[weights.identity, sha256]
+            try:
+                weights = await bound(sha256=sha256)
+            except DigestMismatchError as error:
+                self._refused[weights.identity, sha256] = error
+                raise
+            self._verified[weights.identity] = sha256
+        return attrs.evolve(weights, sha256=sha256)
+
 
 @asynccontextmanager
-async def open_local_ports(settings: AgentSettings) -> AsyncIterator[Ports]:
-    """Give the agent this machine, without the engines that an earlier agent on the same state directory left on it.
+async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIterator[Ports]:
+    """Give the agent this machine: with the engines that an earlier agent left, without the strays.
 
     The caller holds the state directory's lock: the engines of a running agent carry the same mark.
+
+    Args:
+        settings: The agent's.
+        client: Reads the Secrets that Models name for their sources.
     """
     limiter = trio.CapacityLimiter(MAX_FILE_THREADS)
-    clear = partial(end_orphans, str(settings.state_dir), grace_seconds=settings.grace_seconds)
-    await trio.to_thread.run_sync(clear, limiter=limiter)
+    rng = random.Random()  # noqa: S311 - jitter, not a secret
+    journal = FileJournal(settings.state_dir / "journal", limiter)
+    left = await trio.to_thread.run_sync(_clear_up, journal, settings, limiter=limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
-    async with open_http_client() as http:
+    endpoint, policy = settings.hub_endpoint, Policy(allowed=settings.private_sources)
+    tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter)
+    async with (
+        open_http_client() as http,
+        open_downloader(store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint) as downloader,
+    ):
         yield Ports(
             engines=LocalEngines(settings),
-            weights=LocalWeights(store, limiter),
+            weights=LocalWeights(store, limiter, downloader, policy, tokens),
+            journal=journal,
             http=http,
-            utcnow=lambda: datetime.datetime.now(datetime.UTC),
-            rng=random.Random(),  # noqa: S311 - jitter, not a secret
+            utcnow=_utcnow,
+            rng=rng,
+            left=left,
+            downloads=downloader.active,
         )
+
+
+def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
+    """End what nobody wants any more, and return what an earlier agent left; blocks for up to two graces."""
+    entries = {key: entry for key, entry in journal.read_all().items() if belongs(entry, settings)}
+    left, strays = take_stock(entries, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    end_all(strays, grace_seconds=settings.grace_seconds)
+    return left
+
+
+def _utcnow() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

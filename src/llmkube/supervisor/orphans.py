@@ -1,48 +1,63 @@
-"""Children that an earlier agent left behind: known by their environment, ended before anything new starts.
+"""What an earlier agent left on this host: engines to go on with, and strays to end. Nothing else is ever signalled.
 
-An agent that was killed cannot end its children, and they must not hold memory beside their successors. Each child
-carries the state directory of its agent in its environment from the moment of exec, so there is no line between spawn
-and bookkeeping where a crash could lose one. Nothing else is ever signalled.
+```
+ journal entry ─┬─ its cookie found in a process's environment ─▶ adopt
+                └─ pid and start time still those of the record ─▶ adopt (where the environment cannot be read)
+ process with our mark, and no entry claims it ──────────────────▶ stray: TERM, grace, KILL
+```
 """
 
-import os
-import signal
+from collections.abc import Callable, Iterable, Mapping
 
+import attrs
 import psutil
-import structlog
 
-log = structlog.get_logger(__name__)
+from llmkube.k8s.resource import Key
+from llmkube.supervisor import processes
+from llmkube.supervisor.desired import accelerator
+from llmkube.supervisor.journal import EngineRecord, Entry
+from llmkube.supervisor.settings import AgentSettings
 
-OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
-"""Set in every child's environment to its agent's state directory."""
+
+def belongs(entry: Entry, settings: AgentSettings) -> bool:
+    """Whether an agent with these settings would serve this: an engine on another address is of no use to it."""
+    return (
+        settings.namespace in (None, entry.key.namespace)
+        and accelerator(entry.wish.model) in settings.accelerators
+        and (entry.engine is None or entry.engine.host == settings.bind_address)
+    )
 
 
-def end_orphans(owner: str, *, grace_seconds: float) -> int:
-    """End every process that carries our mark, in one grace period for all; return how many there were.
+def take_stock(
+    entries: Mapping[Key, Entry],
+    ours: Iterable[psutil.Process],
+    start_of: Callable[[int], str] = processes.start_of,
+) -> tuple[dict[Key, Entry], list[psutil.Process]]:
+    """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
 
-    Blocks for up to `grace_seconds`: call it in a thread, before the first service starts and under the host lock.
-    A process is held by pid and start time (psutil), so a recycled pid is not signalled.
+    An entry whose engine has ended is returned without it. A member of an adopted engine's family is no stray.
     """
-    strays = [process for process in psutil.process_iter() if _is_ours(process, owner)]
-    for process in strays:
-        log.warning("ending a process that an earlier agent left behind", pid=process.pid)
-        _signal(process, signal.SIGTERM)
-    _, alive = psutil.wait_procs(strays, timeout=grace_seconds)
-    for process in alive:
-        _signal(process, signal.SIGKILL)
-    psutil.wait_procs(alive, timeout=grace_seconds)
-    return len(strays)
+    by_cookie: dict[str, list[psutil.Process]] = {}
+    for process in ours:
+        by_cookie.setdefault(processes.cookie_of(process), []).append(process)
+    left = {}
+    for key, entry in entries.items():
+        record = entry.engine
+        if record is not None:
+            record = _alive(record, by_cookie.get(record.cookie, []), start_of)
+        if record is not None:
+            by_cookie.pop(record.cookie, None)
+        left[key] = attrs.evolve(entry, engine=record)
+    return left, [process for family in by_cookie.values() for process in family]
 
 
-def _is_ours(process: psutil.Process, owner: str) -> bool:
-    try:
-        return process.pid != os.getpid() and process.environ().get(OWNER_VARIABLE) == owner
-    except (psutil.Error, OSError):  # another user's, or gone since
-        return False
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        log.debug("gone before the signal", pid=process.pid)
+def _alive(record: EngineRecord, family: list[psutil.Process], start_of: Callable[[int], str]) -> EngineRecord | None:
+    """Return the record with the pid that the process has, or None when it has ended."""
+    if record.pid and start_of(record.pid) == record.started:
+        return record
+    if record.pid:
+        return None  # its helpers may be alive, but the engine is not
+    for process in family:  # the agent was killed between the spawn and the second line of the journal
+        if processes.leads_session(process):
+            return attrs.evolve(record, pid=process.pid, started=start_of(process.pid))
+    return None

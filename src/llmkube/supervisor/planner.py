@@ -3,40 +3,26 @@
 It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
 """
 
+from typing import Final
+
 import attrs
 import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
-from llmkube.base.units import format_bytes
-from llmkube.runtimes.plan import LaunchPlan
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.lifecycle import Reason
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.settings import AgentSettings
-from llmkube.weights.fetch import Progress, WeightsFile
+from llmkube.supervisor.target import Idle, Launch, Target
+from llmkube.weights.errors import DigestMismatchError
+from llmkube.weights.fetch import Progress
 
-
-@attrs.frozen
-class Idle:
-    """Nothing should run, and why."""
-
-    reason: str
-    message: str = ""
-
-
-@attrs.frozen
-class Launch:
-    """This plan should run, with these weights."""
-
-    plan: LaunchPlan
-    weights: WeightsFile
-
-
-Target = Idle | Launch
+BEAT_SECONDS: Final = 2.0
+"""How often the progress of a fetch is written."""
 
 
 async def run_planner(
@@ -77,7 +63,9 @@ async def _plan(wish: Desired, target: Mailbox[Target], reporter: Reporter, port
     except LLMKubeError as error:
         reporter.not_fetched(error)
         _idle_unless_running(target, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
-        return False  # also after a user's error: the file may appear or be mended without an edit of the object
+        # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
+        # file that had the wrong digest three times is not downloaded a fourth time for nothing.
+        return isinstance(error, DigestMismatchError) and error.final
     reporter.fetched(weights, facts)
     try:
         engine = await ports.engines.info()
@@ -102,16 +90,20 @@ def _idle_unless_running(target: Mailbox[Target], reason: str, message: str) -> 
 
 @attrs.define(eq=False)
 class _ProgressLine:
-    """Turn a fetch's progress into a line, once per whole per cent."""
+    """Turn a fetch's progress into a line: at once when what happens changes, else once per beat of a clock for all.
+
+    On the beat, all who wait for the same file say the same, and the API server hears of it once.
+    """
 
     target: Mailbox[Target]
     reporter: Reporter
-    _last: str = ""
+    _kind: tuple[str, str] = ("", "")
+    _beat: int = -1
 
     def __call__(self, progress: Progress) -> None:
-        percent = 100 * progress.done_bytes // max(progress.total_bytes, 1)
-        line = f"{progress.stage.lower()}: {percent} % of {format_bytes(progress.total_bytes)}"
-        if line != self._last:
-            self._last = line
+        kind, beat = (progress.stage, progress.note), int(trio.current_time() // BEAT_SECONDS)
+        if (kind, beat) != (self._kind, self._beat):
+            self._kind, self._beat = kind, beat
+            line = str(progress)
             self.reporter.fetching(line)
             _idle_unless_running(self.target, Reason.FETCHING, line)

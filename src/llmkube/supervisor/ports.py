@@ -11,7 +11,9 @@ import attrs
 
 from llmkube.base.http import HttpClient
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
@@ -19,12 +21,23 @@ from llmkube.weights.gguf import GGUFFacts
 
 @attrs.frozen
 class Command:
-    """A process to start: what to run, what to add to its environment, where, and which file takes its output."""
+    """A process to start: what to run, what to add to its environment, where, and which file takes its output.
+
+    `cookie` is the mark by which it and all that it starts are found again.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     work_dir: Path
     log_path: Path
+    cookie: str = ""
+
+
+@attrs.define(eq=False)
+class Parting:
+    """How the agent takes leave: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
+
+    keep: bool = False
 
 
 class Child(Protocol):
@@ -39,8 +52,22 @@ class Child(Protocol):
         """Return how it ended, as soon as it has; an event, not a poll."""
         ...
 
+    @property
+    def started(self) -> str:
+        """What tells it from another process with the same pid."""
+        ...
+
+    @property
+    def log_offset(self) -> int:
+        """Where its own output begins in the log file, in bytes."""
+        ...
+
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that this incarnation wrote, oldest first."""
+        ...
+
+    async def listens(self, port: int) -> bool:
+        """Whether it, or a process below it, accepts connections on this TCP port."""
         ...
 
 
@@ -59,11 +86,21 @@ class Engines(Protocol):
         """A TCP port on the bind address that nobody listens on at this moment."""
         ...
 
-    def open_child(self, command: Command) -> AbstractAsyncContextManager[Child]:
+    def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Run a process; leaving the context ends it: TERM, grace, KILL, reaped, whatever the reason to leave.
+
+        Only a parting that keeps engines leaves it alone.
 
         Raises:
             WorldError: The program could not be started.
+        """
+        ...
+
+    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+        """Take over a process that an earlier agent has started; leaving the context ends it as if it were our own.
+
+        Raises:
+            WorldError: It has ended.
         """
         ...
 
@@ -81,12 +118,35 @@ class Weights(Protocol):
         ...
 
 
+class Journal(Protocol):
+    """What the next agent on this host will want to know."""
+
+    async def write(self, entry: Entry) -> None:
+        """Replace a service's entry.
+
+        Raises:
+            WorldError: It cannot be written.
+        """
+        ...
+
+    async def remove(self, key: Key) -> None:
+        """Forget a service."""
+        ...
+
+
 @attrs.frozen
 class Ports:
-    """The outside world of one agent."""
+    """The outside world of one agent.
+
+    `left` is what an earlier agent has left on this host: entries of the journal, whose `engine` is a process that
+    runs and is known to be ours, or None.
+    """
 
     engines: Engines
     weights: Weights
+    journal: Journal
     http: HttpClient
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
+    left: Mapping[Key, Entry] = attrs.field(factory=dict)
+    downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets

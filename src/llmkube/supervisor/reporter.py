@@ -21,8 +21,9 @@ from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import endpoints, status
 from llmkube.supervisor.desired import Desired
-from llmkube.supervisor.lifecycle import Failure, Reason, ServiceView
+from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox, Slot
+from llmkube.supervisor.ports import Parting
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
@@ -59,9 +60,13 @@ class Reporter:
         """The InferenceService's key."""
         return self.wish.key
 
-    def greet(self) -> None:
-        """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more."""
-        self.say(ServiceView(Reason.PENDING, "the agent has just started with this service"))
+    def greet(self, *, adopting: bool) -> None:
+        """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
+
+        Except of an engine that it has left: that one serves, and its endpoint stays until something else is known.
+        """
+        if not adopting:
+            self.say(ServiceView(Reason.PENDING, "the agent has just started with this service"))
         for slot in self._all_endpoint_slots():
             if slot not in self._endpoint_slots():
                 self.outbox.put_nowait(slot, None)
@@ -150,13 +155,16 @@ class Reporter:
             self.amend(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
     @asynccontextmanager
-    async def serving(self, message: str) -> AsyncIterator[None]:
+    async def serving(
+        self, loaded: ServiceView, parting: Parting, ended: Callable[[], Exit | None]
+    ) -> AsyncIterator[None]:
         """Claim the endpoint for as long as the body runs; on the way out the claim is withdrawn before anything stops.
 
-        The wait for the API server is bounded: an engine must be stoppable while the cluster is away.
+        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
+        keeps the engine keeps the claim, and one that has ended by itself is not waited for.
         """
-        self.amend(Reason.LOADED, message)
-        self.events.emit_nowait(self.wish.service, "Loaded", f"{message} on host {self.settings.host_name}")
+        self.say(loaded)
+        self.events.emit_nowait(self.wish.service, "Loaded", f"{loaded.message} on host {self.settings.host_name}")
         log.info(
             "registered endpoint",
             name=self.key.name,
@@ -167,11 +175,17 @@ class Reporter:
         try:
             yield
         finally:
-            self.amend(Reason.STOPPING, "the endpoint is withdrawn")
-            with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
-                await self.outbox.wait_heard(*self._endpoint_slots())
-            if bound.cancelled_caught:
-                log.warning("stopping before the API server knows", name=self.key.name, namespace=self.key.namespace)
+            if (how := ended()) is not None:
+                self.amend(Reason.ENGINE_EXITED, f"the engine ended: {how}")
+            elif not parting.keep:
+                await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        self.amend(Reason.STOPPING, "the endpoint is withdrawn")
+        with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
+            await self.outbox.wait_heard(*self._endpoint_slots())
+        if bound.cancelled_caught:
+            log.warning("stopping before the API server knows", name=self.key.name, namespace=self.key.namespace)
 
     def farewell(self) -> None:
         """The service is no longer ours: take its endpoint back and say nothing more about it."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.k8s import events
-from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.rbac import APPLY, FOLLOW, Need, Program
@@ -17,6 +17,8 @@ PROGRAM: Final = Program(
         # Both forms: an agent whose settings have changed takes the other one's back.
         *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),
         Need(Lease, APPLY | {"delete"}, place="system"),
+        # The one that `Model.spec.sourceSecretRef` names, when its file has to be fetched; never listed, never watched.
+        Need(Secret, frozenset({"get"})),
         *events.NEEDS,
     ),
 )

@@ -4,11 +4,18 @@
  run_service                         lives until the agent cancels its life scope
  └ nursery
    ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
-   └ run_engine    Target ─▶ engine         one attempt after the other
+   └ Runner.run    Target ─▶ engine         one attempt after the other
      └ attempt scope                        ends by: exit, load time-out, a newer target
-       └ child context                      on the way out: not ready, TERM, grace, KILL, reaped
+       └ child context                      on the way out: not ready, drained, TERM, grace, KILL, reaped
 ```
+
+What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is adopted.
 """
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
 
 import attrs
 import structlog
@@ -19,6 +26,7 @@ from llmkube.base.errors import WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.supervisor import health
 from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.lifecycle import (
     Exit,
     Failure,
@@ -28,90 +36,228 @@ from llmkube.supervisor.lifecycle import (
     ServiceView,
     after_failure,
 )
-from llmkube.supervisor.planner import Idle, Launch, Target, run_planner
-from llmkube.supervisor.ports import Child, Command, Ports
+from llmkube.supervisor.planner import run_planner
+from llmkube.supervisor.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.target import Idle, Launch, Target
 
 log = structlog.get_logger(__name__)
 
-LAST_LINES = 20
+LAST_LINES: Final = 20
 """How much of an engine's own words goes into a condition."""
 
+CONFIRM_SECONDS: Final = 0.15
+"""How long an adopted engine may take to answer before its endpoint is made not-ready."""
 
-async def run_service(
-    desired: Mailbox[Desired],
-    reporter: Reporter,
-    ports: Ports,
-    settings: AgentSettings,
-    policy: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
-) -> None:
-    """Look after one service until cancelled; a bug in here is reported and costs its siblings nothing."""
-    backoff, failures = Backoff(), 0
+
+async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target) -> None:
+    """Look after one service until cancelled; a bug in here is reported and costs its siblings nothing.
+
+    Args:
+        desired: What is wished; the newest counts.
+        runner: Keeps the engine in line.
+        first: The target until the planner has made one: what an earlier agent left, if it did.
+    """
+    backoff, failures, reporter = Backoff(), 0, runner.reporter
     while True:
-        target: Mailbox[Target] = Mailbox(Idle(Reason.PENDING))
+        target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(run_planner, desired, target, reporter, ports, settings)
-                nursery.start_soon(run_engine, target, reporter, ports, settings, policy)
+                nursery.start_soon(run_planner, desired, target, reporter, runner.ports, runner.settings)
+                nursery.start_soon(runner.run, target)
         except* Exception as bug:
             # One of the three broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
             reporter.say(ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {_innermost(bug)!r}"))
+        first = Idle(Reason.PENDING)
         failures += 1
-        await trio.sleep(backoff.delay(failures, ports.rng))
+        await trio.sleep(backoff.delay(failures, runner.ports.rng))
 
 
-async def run_engine(
-    target: Mailbox[Target], reporter: Reporter, ports: Ports, settings: AgentSettings, policy: RestartPolicy
-) -> None:
-    """Never return: run what the target says, again after every exit, later and later if it does not hold."""
-    state = RestartState()
-    while True:
-        version, goal = target.version, target.value
-        if isinstance(goal, Idle):
-            reporter.say(ServiceView(goal.reason, goal.message))
-            await target.wait_newer(version)
-            state = RestartState()
-            continue
-        failure = await run_attempt(goal, target, reporter, ports, settings)
-        if failure is None:  # superseded: the next target starts with a clean record
-            state = RestartState()
-            continue
-        state, delay = after_failure(policy, state, failure, ports.rng)
-        log.warning(
-            "inference service failed",
-            name=reporter.key.name,
-            namespace=reporter.key.namespace,
-            reason=str(failure.reason),
-            failures=state.failures,
-            retry_seconds=round(delay, 1),
-            message=failure.message.partition("\n")[0],
+@attrs.define(eq=False)
+class Runner:
+    """Keep one engine in line with its target.
+
+    Attributes:
+        reporter: Says what is true of the service.
+        ports: The outside world.
+        settings: The host's.
+        parting: Whether the engine stays when this is cancelled.
+        adoptable: The process that the first attempt takes over, if an earlier agent left one.
+        policy: When a failed attempt is repeated.
+    """
+
+    reporter: Reporter
+    ports: Ports
+    settings: AgentSettings
+    parting: Parting
+    adoptable: EngineRecord | None = None
+    policy: RestartPolicy = RestartPolicy()
+
+    async def run(self, target: Mailbox[Target]) -> None:
+        """Never return: run what the target says, again after every exit, later and later if it does not hold."""
+        key, state = self.reporter.key, RestartState()
+        while True:
+            version, goal = target.version, target.value
+            if isinstance(goal, Idle):
+                self.reporter.say(ServiceView(goal.reason, goal.message))
+                if goal.reason == Reason.SCALED_TO_ZERO:
+                    await self.ports.journal.remove(key)
+                await target.wait_newer(version)
+                state = RestartState()
+                continue
+            failure = await self._attempt(goal, target)
+            if failure is None:  # superseded: the next target starts with a clean record
+                state = RestartState()
+                continue
+            state, delay = after_failure(self.policy, state, failure, self.ports.rng)
+            log.warning(
+                "inference service failed",
+                name=key.name,
+                namespace=key.namespace,
+                reason=str(failure.reason),
+                failures=state.failures,
+                retry_seconds=round(delay, 1),
+                message=failure.message.partition("\n")[0],
+            )
+            self.reporter.failed(failure, state.failures, delay)
+            version = target.version
+            with trio.move_on_after(delay):
+                await target.wait_newer(version)
+                state = RestartState()
+
+    async def _attempt(self, launch: Launch, target: Mailbox[Target]) -> Failure | None:
+        """Run one incarnation to its end; None means that a newer target ended it and not the engine."""
+        failure: Failure | None = None
+        with trio.CancelScope() as attempt:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_end_when_superseded, launch, target, attempt, self.reporter)
+                    failure = await self._incarnation(launch)
+                    nursery.cancel_scope.cancel(reason="the engine ended")
+            except* WorldError as group:
+                failure = Failure(Reason.ENGINE_NOT_FOUND, str(_innermost(group)))
+            except* Exception as bug:
+                log.exception("attempt failed", name=self.reporter.key.name, namespace=self.reporter.key.namespace)
+                failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {_innermost(bug)!r}")
+        return None if attempt.cancelled_caught else failure
+
+    async def _incarnation(self, launch: Launch) -> Failure:
+        """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
+        found, self.adoptable = self.adoptable, None
+        async with self._adopted(launch, found) if found else self._spawned(launch) as (child, record):
+            view = ServiceView(
+                Reason.LOADING,
+                "the engine is loading the model",
+                record.host,
+                record.port,
+                child.pid,
+                launch.plan.alias,
+            )
+            url = f"http://{f'[{record.host}]' if ':' in record.host else record.host}:{record.port}"
+            if found is None or not await self._answers_at_once(url + launch.plan.ready_path):
+                self.reporter.say(view)
+            return await self._serve(child, launch, view, url)
+
+    @asynccontextmanager
+    async def _spawned(self, launch: Launch) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Start a process; the journal knows of it before it exists."""
+        engine = await self.ports.engines.info()
+        key, plan, port = self.reporter.key, launch.plan, self.ports.engines.free_port()
+        host = self.settings.bind_address
+        log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
+        record = EngineRecord(f"{self.ports.rng.getrandbits(64):016x}", host, port)
+        command = Command(
+            argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
+            env=dict(plan.env),
+            work_dir=self.settings.state_dir / "work" / key.namespace / key.name,
+            log_path=self._log_path,
+            cookie=record.cookie,
         )
-        reporter.failed(failure, state.failures, delay)
-        version = target.version
-        with trio.move_on_after(delay):
-            await target.wait_newer(version)
-            state = RestartState()
+        entry = Entry(self.reporter.wish, launch, record)
+        await self.ports.journal.write(entry)
+        async with self.ports.engines.open_child(command, self.parting) as child:
+            record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
+            await self.ports.journal.write(attrs.evolve(entry, engine=record))
+            yield child, record
 
+    @asynccontextmanager
+    async def _adopted(self, launch: Launch, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Take over the process that an earlier agent left."""
+        async with self.ports.engines.adopt_child(record, self._log_path, self.parting) as child:
+            key = self.reporter.key
+            log.info(
+                "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
+            )
+            yield child, record
 
-async def run_attempt(
-    launch: Launch, target: Mailbox[Target], reporter: Reporter, ports: Ports, settings: AgentSettings
-) -> Failure | None:
-    """Run one incarnation to its end; None means that a newer target ended it and not the engine."""
-    failure: Failure | None = None
-    with trio.CancelScope() as attempt:
+    @property
+    def _log_path(self) -> Path:
+        return self.settings.state_dir / "logs" / self.reporter.key.namespace / f"{self.reporter.key.name}.log"
+
+    async def _answers_at_once(self, url: str) -> bool:
+        with trio.move_on_after(CONFIRM_SECONDS):
+            return await health.ask(self.ports.http, url) == "ok"
+        return False
+
+    async def _serve(self, child: Child, launch: Launch, view: ServiceView, url: str) -> Failure:
+        """Return when the child has exited, or has not become ready in time."""
+        ready_url = url + launch.plan.ready_path
+        started_at, ready_at = trio.current_time(), None
+        impostor = ""
+        ended: Exit | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def notice_exit() -> None:
+                nonlocal ended
+                ended = await child.wait()
+                nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
+
+            nursery.start_soon(notice_exit)
+            with trio.move_on_after(self.settings.load_timeout_seconds):
+                await health.wait_ready(self.ports.http, ready_url)
+                impostor = await self._impostor(child, view, url)
+                ready_at = trio.current_time()
+            if ready_at is not None and not impostor:
+                message = f"loaded in {ready_at - started_at:.1f} s"
+                loaded = attrs.evolve(view, reason=Reason.LOADED, message=message)
+                async with self._drained(url), self.reporter.serving(loaded, self.parting, lambda: ended):
+                    await health.watch(self.ports.http, ready_url, self.reporter.answering)
+            nursery.cancel_scope.cancel(reason="not ready in time, or not what was asked for")
+        words = await _last_words(child)
+        if ended is None and impostor:
+            return Failure(Reason.PORT_TAKEN, impostor)
+        if ended is None:
+            return Failure(Reason.LOAD_TIMED_OUT, f"not ready after {self.settings.load_timeout_seconds:g} s{words}")
+        when = "while loading" if ready_at is None else "while serving"
+        seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
+        return Failure(Reason.ENGINE_EXITED, f"the engine ended {when}: {ended}{words}", seconds)
+
+    async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
+        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
+
+        Between our choice of a port and the engine's bind, somebody else may have taken it, and may answer 200.
+        """
+        if not await child.listens(view.port):
+            return f"port {view.port} is answered by a process that is not this engine"
+        names = await health.model_names(self.ports.http, url)
+        if names and view.alias not in names:
+            return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
+        return ""
+
+    @asynccontextmanager
+    async def _drained(self, url: str) -> AsyncIterator[None]:
+        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_end_when_superseded, launch, target, attempt, reporter)
-                failure = await _incarnation(launch, reporter, ports, settings)
-                nursery.cancel_scope.cancel(reason="the engine ended")
-        except* WorldError as group:
-            failure = Failure(Reason.ENGINE_NOT_FOUND, str(_innermost(group)))
-        except* Exception as bug:
-            log.exception("attempt failed", name=reporter.key.name, namespace=reporter.key.namespace)
-            failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {_innermost(bug)!r}")
-    return None if attempt.cancelled_caught else failure
+            yield
+        finally:
+            if not self.parting.keep:
+                with trio.move_on_after(self.settings.drain_seconds, shield=True) as bound:
+                    await health.wait_idle(self.ports.http, url)
+                if bound.cancelled_caught:
+                    key = self.reporter.key
+                    log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
 
 
 async def _end_when_superseded(
@@ -132,60 +278,6 @@ async def _end_when_superseded(
             log.info("plan changed; restarting", name=reporter.key.name, namespace=reporter.key.namespace)
             attempt.cancel(reason="the plan changed")
         await target.wait_newer(version)
-
-
-async def _incarnation(launch: Launch, reporter: Reporter, ports: Ports, settings: AgentSettings) -> Failure:
-    """Spawn, wait until it answers, serve until it exits; every way out leads through not-ready, TERM and reap."""
-    key, plan, port = reporter.key, launch.plan, ports.engines.free_port()
-    engine = await ports.engines.info()
-    log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
-    folder = f"{key.namespace}/{key.name}"
-    command = Command(
-        argv=plan.render(program=engine.program, model=str(launch.weights.path), host=settings.bind_address, port=port),
-        env=dict(plan.env),
-        work_dir=settings.state_dir / "work" / folder,
-        log_path=settings.state_dir / "logs" / f"{folder}.log",
-    )
-    async with ports.engines.open_child(command) as child:
-        view = ServiceView(Reason.LOADING, "the engine is loading the model", settings.bind_address, port)
-        reporter.say(attrs.evolve(view, pid=child.pid, alias=plan.alias))
-        return await _serve(child, plan.ready_path, reporter, ports, settings)
-
-
-async def _serve(child: Child, ready_path: str, reporter: Reporter, ports: Ports, settings: AgentSettings) -> Failure:
-    """Return when the child has exited, or has not become ready in time."""
-    host, port = reporter.view.host, reporter.view.port
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{ready_path}"
-    started_at, ready_at = trio.current_time(), None
-    ended: Exit | None = None
-    async with trio.open_nursery() as nursery:
-
-        async def notice_exit() -> None:
-            nonlocal ended
-            ended = await child.wait()
-            nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
-
-        nursery.start_soon(notice_exit)
-        with trio.move_on_after(settings.load_timeout_seconds):
-            await health.wait_ready(ports.http, url)
-            ready_at = trio.current_time()
-        if ready_at is not None:
-            async with reporter.serving(f"loaded in {ready_at - started_at:.1f} s"):
-                log.info(
-                    "started inference service",
-                    name=reporter.key.name,
-                    namespace=reporter.key.namespace,
-                    pid=child.pid,
-                    port=port,
-                )
-                await health.watch(ports.http, url, reporter.answering)
-        nursery.cancel_scope.cancel(reason="not ready in time")
-    if ended is None:
-        words = await _last_words(child)
-        return Failure(Reason.LOAD_TIMED_OUT, f"not ready after {settings.load_timeout_seconds:g} s{words}")
-    when = "while loading" if ready_at is None else "while serving"
-    seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
-    return Failure(Reason.ENGINE_EXITED, f"the engine ended {when}: {ended}{await _last_words(child)}", seconds)
 
 
 async def _last_words(child: Child) -> str:

@@ -5,6 +5,9 @@ from typing import Literal
 
 import attrs
 
+from llmkube.weights.addresses import Network
+from llmkube.weights.hub import ENDPOINT
+
 
 @attrs.frozen
 class AgentSettings:
@@ -14,6 +17,9 @@ class AgentSettings:
         host_name: The name under which this host claims, publishes and reports; a DNS label.
         state_dir: Private folder (0700) for logs and working directories.
         store_dir: Where model files are kept.
+        private_sources: Networks that the source of a Model may lead to although they are not public.
+        hub_token_file: Holds the token for Models from the hub that name no Secret; read whenever one is needed.
+        hub_endpoint: The address of Hugging Face, or of a mirror of it.
         llama_server: Path of the llama-server program.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
             (one machine, reached through the local gateway).
@@ -23,6 +29,8 @@ class AgentSettings:
         endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
         lease_namespace: Where the host's Lease lives.
         grace_seconds: Between TERM and KILL.
+        drain_seconds: How long requests in flight may take to end before an engine gets TERM.
+        offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
         withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
         load_timeout_seconds: How long an engine may load before the attempt counts as failed.
         retry_cap_seconds: The longest pause before a failed fetch is tried again.
@@ -42,12 +50,17 @@ class AgentSettings:
     endpoints_api: Literal["endpointslices", "endpoints"] = "endpointslices"
     lease_namespace: str = "llmkube-system"
     grace_seconds: float = 10.0
+    drain_seconds: float = 30.0
+    offline_seconds: float = 10.0
     withdraw_seconds: float = 2.0
     load_timeout_seconds: float = 1800.0
     retry_cap_seconds: float = 60.0
     reassert_seconds: float = 600.0
     lease_renew_seconds: float = 10.0
     log_cap_bytes: int = 16 * 1024 * 1024
+    private_sources: tuple[Network, ...] = ()
+    hub_token_file: Path | None = None
+    hub_endpoint: str = ENDPOINT
 
     @property
     def field_manager(self) -> str:

@@ -126,8 +126,7 @@ def judge(
         framed = total is not None or "chunked" in headers.get("transfer-encoding", "").lower()
         return Take(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
     if status == 206 and asked.offset:
-        _refuse_encoding(asked, headers)
-        return _partial(asked, headers)
+        return judge_part(asked, headers)
     if status == 416 and asked.offset:
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
         if found and found[1] is None and found[3] == str(asked.offset) and asked.total_bytes in (None, asked.offset):
@@ -196,7 +195,14 @@ def range_total(headers: Headers) -> int | None:
     return _number(found[3]) if found else None
 
 
-def _partial(asked: Asked, headers: Headers) -> Take | StartOver:
+def judge_part(asked: Asked, headers: Headers) -> Take | StartOver:
+    """Say what to do with a 206 in answer to a request for a part, which may begin at 0.
+
+    Raises:
+        SourceRefusedError: The part is compressed.
+        RangeError: It is another part than the one that was asked for, or nobody says which.
+    """
+    _refuse_encoding(asked, headers)
     text = headers.get("content-range", "").strip()
     found = _CONTENT_RANGE.fullmatch(text)
     if found is None or found[1] is None:

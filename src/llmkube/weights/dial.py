@@ -7,26 +7,19 @@ name. Proxies of the environment are not used: through one, nobody here would se
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from typing import Final, Protocol
 
 import attrs
-import httpcore
-import httpx  # noqa: ASYNC127 (the project's settled choice)
+import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
+from llmkube.base.http import ConnectError
 from llmkube.weights.addresses import Address, Policy, judge
 from llmkube.weights.errors import BlockedAddressError
+from llmkube.weights.exchange import words_of
+from llmkube.weights.urls import WebUrl
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Return the addresses of a host name, in the order in which to try them; OSError when there are none."""
@@ -34,11 +27,24 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Dial = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Connect to an address (never to a name); OSError when nobody answers."""
 
-OpenTransport = Callable[[Policy], AbstractAsyncContextManager[httpx.AsyncBaseTransport]]
+
+class Transport(Protocol):
+    """What carries one chain of requests."""
+
+    async def connect(self, url: WebUrl) -> trio.abc.Stream:
+        """Return a fresh connection to a URL's host, TLS and all; whoever gets it closes it.
+
+        Raises:
+            BlockedAddressError: The policy refuses an address of it.
+            ConnectError: Nobody answers there, or not as who he should be.
+        """
+        ...
+
+
+OpenTransport = Callable[[Policy], AbstractAsyncContextManager[Transport]]
 """Open what carries one chain of requests under a policy."""
 
 _DIAL_SECONDS: Final = 10.0  # an address that does not answer must not hide the next one behind its silence
-_RECEIVE_BYTES: Final = 128 * 1024  # httpcore asks for 64 KiB, which costs more CPU time per byte
 _ADVICE_ALLOW: Final = "use another source, or let the operator allow the network with --allow-private-sources"
 _ADVICE_NEVER: Final = "no setting allows it; use another source"
 
@@ -61,52 +67,44 @@ def open_transport_with(
     context: list[ssl.SSLContext] = [] if ssl_context is None else [ssl_context]
 
     @asynccontextmanager
-    async def open_transport(policy: Policy) -> AsyncGenerator[httpx.AsyncBaseTransport, None]:
-        if not context:
-            context.append(httpx.create_ssl_context())  # reads a file of certificates: once, and only when needed
-        backend = _GuardedBackend(policy, resolve, dial)
-        # A connection serves one request: there are few, and a kept one may have died unnoticed.
-        async with httpcore.AsyncConnectionPool(
-            ssl_context=context[0], max_keepalive_connections=0, network_backend=backend
-        ) as pool:
-            yield _Transport(pool)
+    async def open_transport(policy: Policy) -> AsyncGenerator[Transport, None]:
+        await trio.lowlevel.checkpoint()
+        yield _GuardedTransport(policy, resolve, dial, context)
 
     return open_transport
 
 
 @attrs.define(eq=False)
-class _GuardedBackend(httpcore.AsyncNetworkBackend):
+class _GuardedTransport:
     """Dial for one chain of hops; once it has been outside, nothing leads it back in."""
 
     policy: Policy
     resolve: Resolve
     dial: Dial
+    context: list[ssl.SSLContext]  # empty until one is needed: reading the certificates takes long
     been_outside: bool = False
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        addresses = await self._addresses(host, port)
+    async def connect(self, url: WebUrl) -> trio.abc.Stream:
+        """See `Transport`."""
+        addresses = await self._addresses(url.host, url.port)
         for address in addresses:
-            self._check(host, address)
+            self._check(url.host, address)
         self.been_outside = self.been_outside or any(judge(address) is None for address in addresses)
-        return _Stream(await self._first_that_answers(host, port, addresses))
+        stream = await self._first_that_answers(url.host, url.port, addresses)
+        return stream if url.scheme == "http" else await self._with_tls(stream, url.host)
 
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise httpcore.UnsupportedProtocol("downloads go over TCP")
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)
+    async def _with_tls(self, stream: trio.abc.Stream, host: str) -> trio.abc.Stream:
+        if not self.context:
+            self.context.append(httpx.create_ssl_context())
+        tls = trio.SSLStream(stream, self.context[0], server_hostname=host, https_compatible=True)
+        async with contextlib.AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(trio.aclose_forcefully, tls)
+            try:
+                await tls.do_handshake()
+            except (trio.BrokenResourceError, ssl.CertificateError) as exc:
+                raise ConnectError(f"no TLS with {host}: {words_of(exc)}") from exc
+            on_failure.pop_all()
+        return tls
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         with contextlib.suppress(ValueError):
@@ -114,14 +112,14 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         try:
             texts = await self.resolve(host, port)
         except OSError as exc:
-            raise httpcore.ConnectError(f"the name {host} cannot be resolved ({exc.strerror or exc})") from exc
+            raise ConnectError(f"the name {host} cannot be resolved ({exc.strerror or exc})") from exc
         try:
             found = [ipaddress.ip_address(text) for text in texts]
         except ValueError as exc:
             # fe80::1%eth0, for one; what cannot be judged is not dialled
             raise BlockedAddressError(host, ", ".join(texts), "not a plain address", advice=_ADVICE_NEVER) from exc
         if not found:
-            raise httpcore.ConnectError(f"the name {host} has no address")
+            raise ConnectError(f"the name {host} has no address")
         return found
 
     def _check(self, host: str, address: Address) -> None:
@@ -142,105 +140,5 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
                     return await self.dial(str(address), port)
                 problems.append(f"{address}: no answer in {_DIAL_SECONDS:g} s")
             except OSError as exc:
-                problems.append(f"{address}: {_words(exc)}")
-        raise httpcore.ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")
-
-
-@attrs.define(eq=False)
-class _Stream(httpcore.AsyncNetworkStream):
-    """A Trio stream as httpcore wants it; deadlines are the caller's."""
-
-    stream: trio.abc.Stream
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 (httpcore's)
-        try:
-            return bytes(await self.stream.receive_some(max(max_bytes, _RECEIVE_BYTES)))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
-            raise httpcore.ReadError(_words(exc)) from exc
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 (httpcore's)
-        try:
-            await self.stream.send_all(buffer)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
-            raise httpcore.WriteError(_words(exc)) from exc
-
-    async def aclose(self) -> None:
-        await trio.aclose_forcefully(self.stream)  # nothing is owed to a server that has been read, or given up on
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
-    ) -> httpcore.AsyncNetworkStream:
-        tls = trio.SSLStream(self.stream, ssl_context, server_hostname=server_hostname, https_compatible=True)
-        try:
-            await tls.do_handshake()
-        except (trio.BrokenResourceError, ssl.CertificateError) as exc:
-            await self.aclose()
-            raise httpcore.ConnectError(f"no TLS with {server_hostname}: {_words(exc)}") from exc
-        return _Stream(tls)
-
-    def get_extra_info(self, info: str) -> Any:
-        return None
-
-
-@attrs.define(eq=False)
-class _Transport(httpx.AsyncBaseTransport):
-    """httpx's door to our pool; httpx's own transport has no place for a network backend."""
-
-    pool: httpcore.AsyncConnectionPool
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        outgoing = httpcore.Request(
-            method=request.method,
-            url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        with _translated():
-            answer = await self.pool.handle_async_request(outgoing)
-        assert isinstance(answer.stream, AsyncIterable)
-        return httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer.stream))
-
-
-@attrs.define(eq=False)
-class _Body(httpx.AsyncByteStream):
-    """A body as httpx wants it; no generator, so that there is one less to unwind."""
-
-    chunks: Any  # httpcore types it as an iterable; it can be closed too
-    _iterator: AsyncIterator[bytes] | None = None
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        self._iterator = aiter(self.chunks)
-        return self
-
-    async def __anext__(self) -> bytes:
-        assert self._iterator is not None
-        with _translated():
-            return await anext(self._iterator)
-
-    async def aclose(self) -> None:
-        await self.chunks.aclose()
-
-
-@contextlib.contextmanager
-def _translated() -> Generator[None, None, None]:
-    try:
-        yield
-    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProxyError) as exc:
-        kind = httpx.ConnectError if isinstance(exc, httpcore.ConnectError) else httpx.ReadError
-        raise kind(str(exc)) from exc
-    except (httpcore.ProtocolError, httpcore.UnsupportedProtocol) as exc:
-        raise httpx.RemoteProtocolError(str(exc)) from exc
-
-
-def _words(exc: BaseException) -> str:
-    """What went wrong at the bottom: Trio's own words only point there."""
-    while not isinstance(exc, OSError) and exc.__cause__ is not None:
-        exc = exc.__cause__
-    if isinstance(exc, OSError):
-        return exc.strerror or str(exc)
-    return str(exc) or type(exc).__name__
+                problems.append(f"{address}: {words_of(exc)}")
+        raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")

@@ -30,6 +30,10 @@ from llmkube.weights.transfer import Refused, Reports, Transfer, Wanted
 from llmkube.weights.urls import WebUrl
 
 T = TypeVar("T")
+
+GetToken = Callable[[], Awaitable[str | None]]
+"""Find the token for the hub, or None; asked only when the hub is about to be."""
+
 _PATIENCE: Final = Patience()
 
 STALE_SECONDS: Final = 7 * 86400.0
@@ -69,7 +73,7 @@ class Downloader:
         source: Remote,
         *,
         sha256: str | None,
-        token: str | None = None,
+        token: GetToken | None = None,
         policy: Policy,
         progress: OnProgress,
     ) -> WeightsFile:
@@ -80,7 +84,7 @@ class Downloader:
         Args:
             source: What to fetch.
             sha256: The digest that it must have, in hex; None to trust the hub's, or the server.
-            token: For the hub, and for nobody else.
+            token: For the hub, and for nobody else; not looked for if the store has the file, or it is not the hub's.
             policy: What the source may lead to.
             progress: Called in this task, with the newest state; some may be left out.
 
@@ -92,8 +96,12 @@ class Downloader:
         found = await self._recall(source, wanted, progress)
         if found is not None:
             return found
-        job = _Job(source, wanted, token, policy)
+        secret = await token() if token is not None and self._is_at_hub(source) else None
+        job = _Job(source, wanted, secret, policy)
         return await self._shared.join(job, bind(self._download, job), progress)
+
+    def _is_at_hub(self, source: Remote) -> bool:
+        return not isinstance(source, WebFile) or source.url.origin == self._endpoint.origin
 
     async def _recall(self, source: Remote, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
         run_sync, store = self._means.run_sync, self._store
@@ -199,7 +207,7 @@ class Downloader:
     async def _plan_web(self, job: _Job, source: WebFile, meter: "_Meter") -> Sequence[Wanted]:
         urls = source.parts
         _refuse_one_digest_for_many(job, len(urls))
-        at_hub = source.url.origin == self._endpoint.origin
+        at_hub = self._is_at_hub(source)
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
         first = Wanted(
             shown=source.url.shown,

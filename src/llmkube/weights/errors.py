@@ -86,6 +86,15 @@ class BlockedAddressError(SourceError):
         self.rule = rule
 
 
+class FileSetError(WeightsError):
+    """`spec.files` picks something that cannot be picked from this source."""
+
+    reason = "InvalidFileSet"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="spec.files")
+
+
 class NotGGUFError(WeightsError):
     """The file is not a GGUF file that an engine could load."""
 
@@ -93,12 +102,17 @@ class NotGGUFError(WeightsError):
 
 
 class DigestMismatchError(WeightsError):
-    """The bytes are not the ones that `spec.sha256`, or the hub, promises."""
+    """The bytes are not the ones that `spec.sha256`, or the hub, promises.
+
+    Attributes:
+        final: The file was downloaded as often as that is worth trying; only another source or digest can help.
+    """
 
     reason = "DigestMismatch"
 
-    def __init__(self, message: str, *, field: str = "spec.sha256") -> None:
+    def __init__(self, message: str, *, field: str = "spec.sha256", final: bool = False) -> None:
         super().__init__(message, field=field)
+        self.final = final
 
 
 class FetchError(WorldError):

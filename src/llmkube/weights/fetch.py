@@ -11,7 +11,7 @@ import trio
 from llmkube.weights import files
 from llmkube.weights.addresses import Policy
 from llmkube.weights.disk import in_threads
-from llmkube.weights.downloader import Downloader
+from llmkube.weights.downloader import Downloader, GetToken
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
 from llmkube.weights.progress import OnProgress, Progress
 from llmkube.weights.records import keep, piece_at
@@ -32,7 +32,7 @@ async def fetch(
     progress: OnProgress,
     limiter: trio.CapacityLimiter,
     downloader: Downloader | None = None,
-    token: str | None = None,
+    token: GetToken | None = None,
     policy: Policy = _FROM_OBJECT,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
@@ -48,7 +48,7 @@ async def fetch(
         progress: Called as it goes on, in this task.
         limiter: Bounds the worker threads that touch the disk.
         downloader: Fetches remote sources into the same store; without one they are refused.
-        token: For the hub that the downloader knows, and nobody else.
+        token: For the hub that the downloader knows, and nobody else; looked for only when that is asked.
         policy: What a remote source may lead to; by default what an object may: public addresses only.
 
     Raises:

@@ -13,7 +13,7 @@ than a header and rules for all:
 import os
 import stat
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +33,7 @@ from llmkube.weights.gguf_format import (
     UINT32,
     VALUE_NAMES,
 )
-from llmkube.weights.gguf_reader import Header, HeaderReader, Range, Value
+from llmkube.weights.gguf_reader import Header, HeaderReader, Value
 from llmkube.weights.gguf_rules import (
     ARCHITECTURE,
     GENERAL,
@@ -50,13 +50,6 @@ from llmkube.weights.gguf_rules import (
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
-
-REQUEST_BYTES: Final = (1 << 20, 7 << 20, 24 << 20)
-"""How much each Range request for a remote header asks for: small models end within the first, vocabularies of 150,000
-tokens within the second. Together they bound a remote header."""
-
-ReadRange = Callable[[int, int], Awaitable[bytes]]
-"""`await read_range(offset, length)`: that piece of a file; fewer bytes than that mean that the file ends there."""
 
 
 @attrs.frozen
@@ -114,33 +107,6 @@ def read_header(path: Path) -> GGUFFacts:
     return facts_of(reader)
 
 
-async def read_remote_header(name: str, read_range: ReadRange, *, size_bytes: int | None = None) -> GGUFFacts:
-    """Read the facts of a file that is elsewhere, in at most as many requests as `REQUEST_BYTES` has numbers.
-
-    Args:
-        name: What the file is called in an error's sentence, such as its URL.
-        read_range: Fetches one piece; what it raises is passed on.
-        size_bytes: How long the file is, if that is known; otherwise whether it is complete is not judged.
-
-    Raises:
-        NotGGUFError: No engine could load the file, or its header is longer than the requests together.
-    """
-    reader = HeaderReader(name, size_bytes, limit_bytes=sum(REQUEST_BYTES))
-    for length in REQUEST_BYTES:
-        if (wanted := reader.wanted) is None:
-            break
-        piece = _piece(wanted, length, size_bytes)
-        reader.feed(await read_range(piece.offset, piece.length))
-    if reader.wanted is not None:  # cannot be: the last request ends at the limit, or beyond it after a skip
-        raise reader.refuse(f"its header needs more than {len(REQUEST_BYTES)} requests")
-    return facts_of(reader)
-
-
-def _piece(wanted: Range, length: int, size_bytes: int | None) -> Range:
-    length = max(wanted.length, length)
-    return Range(wanted.offset, length if size_bytes is None else min(length, size_bytes - wanted.offset))
-
-
 def facts_of(reader: HeaderReader) -> GGUFFacts:
     """Turn a header that was read to its end into facts.
 
@@ -159,6 +125,8 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
     values.check({f"{architecture}.{name}": kind for name, kind in OF_ARCHITECTURE.items()})
     context_length, embedding_size, layer_count = (values.required(f"{architecture}.{name}") for name in REQUIRED)
+    if not 0 < layer_count <= MAX_LAYERS:
+        raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {MAX_LAYERS}")
     heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in PER_LAYER)
     _check_tokenizer(values)
     if header.tensor_count == 0 and parts == 1:
@@ -228,8 +196,6 @@ class _Values:
         value = self.get(key)
         if value is None:
             return ()
-        if layer_count > MAX_LAYERS:
-            raise self.reader.refuse(f"it claims {layer_count} layers; engines know at most {MAX_LAYERS}")
         if value.count is None:
             self.check({key: UINT32})
             return (self.required(key),)

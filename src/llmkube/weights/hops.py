@@ -6,17 +6,19 @@ Nothing is remembered between questions: no cookies, no netrc, no proxy. Credent
 import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import attrs
-import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube import __version__
+from llmkube.base.http import HttpError
 from llmkube.weights.addresses import Policy
 from llmkube.weights.answers import linked_digest, linked_size
+from llmkube.weights.dial import Transport
 from llmkube.weights.errors import FetchError, RedirectError
+from llmkube.weights.exchange import get
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
 
 MAX_REDIRECTS: Final = 5
@@ -62,7 +64,7 @@ class Answer:
         redirected: Whether it comes from somewhere else than the question's URL.
         linked_sha256: The digest that the hub promised on the way, if it did.
         linked_size: The size that the hub promised on the way, if it did.
-        chunks: The body; httpx.HTTPError when it breaks off.
+        chunks: The body; HttpError when it breaks off.
     """
 
     status: int
@@ -74,7 +76,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def open_answer(transport: httpx.AsyncBaseTransport, question: Question) -> AsyncGenerator[Answer, None]:
+async def open_answer(transport: Transport, question: Question) -> AsyncGenerator[Answer, None]:
     """Ask, and follow redirects; on exit the connection is closed, read or not.
 
     Raises:
@@ -84,17 +86,20 @@ async def open_answer(transport: httpx.AsyncBaseTransport, question: Question) -
     """
     url, sha256, size = question.url, None, None
     for hops in range(MAX_REDIRECTS + 1):
-        with translated(question.url):
-            response = await transport.handle_async_request(_request(url, question))
-        async with _open_chunks(response) as chunks:
+        async with AsyncExitStack() as stack:
+            with translated(question.url):
+                stream = await transport.connect(url)
+                # Nothing is owed to a server that has been read, or given up on.
+                stack.push_async_callback(trio.aclose_forcefully, stream)
+                reply = await get(stream, url.target, _headers(url, question))
             if url.origin == question.url.origin:
                 # Only what the source's own server says: further hops are content networks.
-                sha256 = sha256 or linked_digest(response.headers)
-                size = linked_size(response.headers) if size is None else size
-            if response.status_code not in _REDIRECTS:
-                yield Answer(response.status_code, response.headers, hops > 0, sha256, size, chunks)
+                sha256 = sha256 or linked_digest(reply.headers)
+                size = linked_size(reply.headers) if size is None else size
+            if reply.status not in _REDIRECTS:
+                yield Answer(reply.status, reply.headers, hops > 0, sha256, size, reply.body)
                 return
-            url = _next(question, url, response.headers.get("location", ""))
+        url = _next(question, url, reply.headers.get("location", ""))
     raise RedirectError(
         f"{question.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )
@@ -102,14 +107,14 @@ async def open_answer(transport: httpx.AsyncBaseTransport, question: Question) -
 
 @contextlib.contextmanager
 def translated(url: WebUrl) -> Generator[None, None, None]:
-    """Translate what httpx raises while asking and reading."""
+    """Translate what goes wrong between two HTTP peers while asking and reading."""
     try:
         yield
-    except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as exc:
-        raise FetchError(f"{url.shown}: {str(exc) or type(exc).__name__}") from exc
+    except HttpError as exc:
+        raise FetchError(f"{url.shown}: {exc}") from exc
 
 
-def _request(url: WebUrl, question: Question) -> httpx.Request:
+def _headers(url: WebUrl, question: Question) -> dict[str, str]:
     headers = {
         "Host": url.netloc,
         "User-Agent": f"llmkube/{__version__}",
@@ -119,7 +124,7 @@ def _request(url: WebUrl, question: Question) -> httpx.Request:
     }
     if question.credential is not None and question.credential.origin == url.origin:
         headers["Authorization"] = question.credential.authorization
-    return httpx.Request("GET", str(url), headers=headers)
+    return headers
 
 
 def _next(question: Question, url: WebUrl, location: str) -> WebUrl:
@@ -136,21 +141,3 @@ def _next(question: Question, url: WebUrl, location: str) -> WebUrl:
             "name a source that stays on https"
         )
     return target
-
-
-@asynccontextmanager
-async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
-    """Iterate over a raw body; on exit the generators that httpx nests are unwound from the innermost outwards.
-
-    `aclose()` on the outermost would leave the inner ones to the garbage collector. A read under a cancelled scope ends
-    all of them where they wait.
-    """
-    chunks = response.aiter_raw()
-    async with contextlib.aclosing(response):
-        try:
-            yield chunks
-        finally:
-            with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError, httpx.StreamError):  # noqa: ASYNC100 (reads block)
-                unwinding.cancel()
-                async for _ in chunks:  # noqa: ASYNC102 (the scope is cancelled already: nothing waits here)
-                    pass

@@ -12,7 +12,7 @@ from llmkube.weights.retry import Patience
 from llmkube.weights.urls import WebUrl
 
 _MAGIC: Final = b"GGUF"
-_BATCH_BYTES: Final = 16 << 20  # what piles up while the disk is busy with the batch before
+_BATCH_BYTES: Final = 8 << 20  # what piles up while the disk is busy with the batch before
 
 Failure = NotGGUFError | FetchError
 

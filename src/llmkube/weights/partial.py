@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,32 +82,52 @@ class Partial:
         """Keep what is there, and note what else has become known of it."""
         self.note = note
 
-    def append(self, chunks: Iterable[bytes]) -> None:
-        """Write and hash; on an error, what was written whole stays.
+    def append(self, chunks: Sequence[bytes]) -> None:
+        """Write, hash and count chunks; what came before them stays if that fails.
+
+        Raises:
+            FetchError: As `write`.
+        """
+        self.write(chunks)
+        self.count(chunks, self.hashed(chunks))
+
+    def write(self, chunks: Sequence[bytes]) -> None:
+        """Write chunks behind what is there, without counting them yet; what was written before a failure is cut off.
 
         Raises:
             NoSpaceError: The disk is full.
             FetchError: The disk fails.
         """
-        for chunk in chunks:
-            view = memoryview(chunk)
-            try:
+        try:
+            for chunk in chunks:
+                view = memoryview(chunk)
                 while view:
                     view = view[os.write(self._fd, view) :]
-            except OSError as exc:
-                with contextlib.suppress(OSError):
-                    self._seek_to_end()
-                raise self._cannot_write(exc) from exc
-            self._digest.update(chunk)
-            self.size_bytes += len(chunk)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                self._seek_to_end()
+            raise self._cannot_write(exc) from exc
+
+    def hashed(self, chunks: Sequence[bytes]) -> "hashlib._Hash":
+        """Return the digest of what is there with the chunks behind it, without counting them yet."""
+        digest = self._digest.copy()
+        for chunk in chunks:
+            digest.update(chunk)
+        return digest
+
+    def count(self, chunks: Sequence[bytes], digest: "hashlib._Hash") -> None:
+        """Count chunks that have been written and hashed."""
+        self._digest = digest
+        self.size_bytes += sum(map(len, chunks))
 
     def checkpoint(self) -> None:
-        """Make what is there survive a power cut."""
+        """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""
+        size_bytes = self.size_bytes
         try:
             os.fsync(self._fd)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
-        self._write_note(self.size_bytes)
+        self._write_note(size_bytes)
 
     def commit(self) -> Path:
         """Give the file its name among the blobs: its digest. It must have been through `checkpoint`."""

@@ -38,7 +38,8 @@ class Progress:
     def __str__(self) -> str:
         words: list[str] = [self.stage]
         if self.total_bytes:
-            words.append(f"{100 * self.done_bytes // self.total_bytes} % of {format_bytes(self.total_bytes)}")
+            percent = 100 * self.done_bytes // self.total_bytes
+            words.append(f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)} ({percent} %)")
         elif self.done_bytes:
             words.append(format_bytes(self.done_bytes))
         line = ": ".join(words)

@@ -30,6 +30,7 @@ class Patience:
         longest_wait_seconds: The longest pause that is kept when a server asks for one; for longer ones it gives up.
         digest_tries: Downloads of a file that turns out to have the wrong digest.
         checkpoint_seconds: How much of a download a power cut may cost.
+        checkpoint_bytes: The same in bytes, so that the disk is busy early and little is left to be synced at the end.
         busy_seconds: How often to look whether another process has finished with the same file.
         max_bytes: The largest file that is taken.
         backoff: Pauses between attempts.
@@ -42,6 +43,7 @@ class Patience:
     longest_wait_seconds: float = 3600.0
     digest_tries: int = 3
     checkpoint_seconds: float = 5.0
+    checkpoint_bytes: int = 128 << 20
     busy_seconds: float = 1.0
     max_bytes: int = 4 << 40
     backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=60.0)

@@ -1,8 +1,12 @@
-"""However many services wait for a file, it is downloaded once; whoever stops waiting takes nobody's download away."""
+"""However many services wait for a file, it is downloaded once; whoever stops waiting takes nobody's download away.
 
+Nor does who stops to begin anew: every edit of a service interrupts its planner, which then asks for the same again.
+"""
+
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 import trio
@@ -12,6 +16,9 @@ from llmkube.weights.progress import OnProgress, Progress
 
 T = TypeVar("T")
 Work = Callable[[OnProgress], Awaitable[T]]
+
+LINGER_SECONDS: Final = 2.0
+"""How long work goes on that nobody waits for: a server that cannot resume would have to send everything again."""
 
 
 @attrs.frozen
@@ -45,17 +52,16 @@ class Shared(Generic[T]):
     async def join(self, key: Hashable, work: Work[T], progress: OnProgress) -> T:
         """Return what the work under a key returns, or raise what it raises; it begins if nobody is at it.
 
-        It is cancelled when the last one who waits is. `progress` is called in this task.
+        It is cancelled a moment after the last one who waits is. `progress` is called in this task.
         """
         order = self._running.get(key)
-        new = order is None
-        if order is None:
+        if order is None or order.scope.cancel_called:
             order = self._running[key] = _Order(key, work, trio.CancelScope(), Mailbox(Progress("resolving")))
+            self._orders.send_nowait(order)
         order.waiters += 1
+        order.scope.deadline = math.inf
         version = -1
         try:
-            if new:
-                await self._orders.send(order)
             while True:
                 news = await order.news.wait_newer(version)
                 version = order.news.version
@@ -67,8 +73,7 @@ class Shared(Generic[T]):
         finally:
             order.waiters -= 1
             if order.waiters == 0:
-                order.scope.cancel(reason="nobody waits for it any more")
-                self.forget(order)
+                order.scope.deadline = trio.current_time() + LINGER_SECONDS
 
     def forget(self, order: _Order[T]) -> None:
         """Let the next one who asks for the same begin anew."""
@@ -79,7 +84,9 @@ class Shared(Generic[T]):
 @asynccontextmanager
 async def open_shared(result: type[T]) -> AsyncGenerator[Shared[T], None]:
     """Open a place for shared work with results of one type; leaving it cancels what is still running."""
-    send, receive = trio.open_memory_channel[_Order[T]](16)
+    # Each caller has at most one order in it. A bounded one would let a caller be cancelled between the table of orders
+    # and the channel, and whoever had joined in between would wait for work that never begins.
+    send, receive = trio.open_memory_channel[_Order[T]](math.inf)
     shared = Shared(send)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_serve, shared, receive)
@@ -101,3 +108,4 @@ async def _run(shared: Shared[T], order: _Order[T]) -> None:
             news = error
         shared.forget(order)
         order.news.put_nowait(news)
+    shared.forget(order)

@@ -2,11 +2,12 @@
 
 import re
 import urllib.parse
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-from llmkube.weights.errors import SourceError
+from llmkube.weights.errors import FileSetError, SourceError
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, parse_url
 
 MAX_PARTS: Final = 128
@@ -161,6 +162,36 @@ def parse_source(text: str) -> Source:
             return HubRepository(name, _revision(shown, text))
         raise SourceError(f"{shown} is neither an absolute path nor a URL; use {_FORMS}")
     return _with_scheme(shown, text, scheme, rest)
+
+
+def pick(source: Source, files: Sequence[str]) -> Source:
+    """Return the file that `spec.files` picks from a repository; the source itself if it picks nothing.
+
+    Args:
+        source: What `spec.source` names.
+        files: The first is the one that the engine is given. More of them may only be parts of the same split model:
+            an engine on a host has no use for others.
+
+    Raises:
+        FileSetError: The source is no repository, or has no such files, or they do not belong together.
+    """
+    if not files:
+        return source
+    if not isinstance(source, HubRepository):
+        raise FileSetError(
+            "picks files from a Hugging Face repository, but spec.source does not name one; "
+            "write spec.source as ORG/REPO, or leave spec.files out"
+        )
+    try:
+        chosen = source.file(files[0])
+    except SourceError as exc:
+        raise FileSetError(f"{files[0]!r} names no .gguf file in a repository; patterns do not work") from exc
+    strange = [file for file in files[1:] if file not in chosen.parts]
+    if strange:
+        raise FileSetError(
+            f"a host fetches the parts of one model, and {strange[0]!r} is no part of {files[0]!r}; leave it out"
+        )
+    return chosen
 
 
 def part_names(name: str) -> tuple[str, ...]:

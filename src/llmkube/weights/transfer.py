@@ -1,6 +1,6 @@
 """One file from one URL: taken up where it was left, verified while it streams, and never spliced from two versions."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial as bind
 from typing import Final
 
@@ -24,6 +24,7 @@ from llmkube.weights.partial import Note, Partial
 from llmkube.weights.retry import Means, persist
 from llmkube.weights.urls import WebUrl
 
+_WORTH_TWO_THREADS_BYTES: Final = 1 << 20
 _STEP_BYTES: Final = 1 << 30  # space that is promised at a time while nobody knows how long the file is
 
 
@@ -133,9 +134,11 @@ class Transfer:
         if wanted.promised_by:
             promise, advice = "spec.sha256 asks for", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
+        final = tries == self.means.patience.digest_tries
         return DigestMismatchError(
             f"{wanted.shown} has the digest {found}, {promise} {self._expected} (downloaded {times}); {advice}",
             field=wanted.promised_by,
+            final=final,
         )
 
     def _progressed(self) -> bool:
@@ -265,21 +268,53 @@ class Transfer:
             raise failure
 
     async def _write(self, batches: Batches, failures: list[FetchError], total: int | None) -> None:
-        run_sync, partial = self.means.run_sync, self.partial
-        checkpoint_seconds = self.means.patience.checkpoint_seconds
-        checkpoint_at = trio.current_time() + checkpoint_seconds
-        while batch := await batches.take():
-            before = partial.size_bytes
+        """Take batches until the end; now and then make what is there survive a power cut, beside the next batches."""
+        partial, patience = self.partial, self.means.patience
+        syncing = trio.CapacityLimiter(1)
+        since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+
+        async def attempt(step: Callable[[], Awaitable[None]]) -> None:
             try:
-                await run_sync(bind(partial.append, batch))
-                if trio.current_time() >= checkpoint_at:
-                    await run_sync(partial.checkpoint)
-                    checkpoint_at = trio.current_time() + checkpoint_seconds
-                self.means.space.used(partial, partial.size_bytes - before)
-                if total is None:
-                    self._claim(None)
+                await step()
             except FetchError as error:
                 failures.append(error)
                 batches.give_up()
-                return
-            self.reports.downloading(partial.size_bytes, total)
+
+        async def checkpoint() -> None:
+            async with syncing:
+                await self.means.run_sync(partial.checkpoint)
+
+        async with trio.open_nursery() as nursery:
+            while not failures and (batch := await batches.take()):
+                await attempt(bind(self._append, batch, total))
+                lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
+                due = lately_seconds >= patience.checkpoint_seconds or lately_bytes >= patience.checkpoint_bytes
+                if due and not syncing.borrowed_tokens:
+                    since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+                    nursery.start_soon(attempt, checkpoint)
+
+    async def _append(self, batch: list[bytes], total: int | None) -> None:
+        """Write a batch and hash it: two threads, if it is worth it, each as long at it as the other."""
+        run_sync, partial = self.means.run_sync, self.partial
+        before = partial.size_bytes
+        if sum(map(len, batch)) < _WORTH_TWO_THREADS_BYTES:
+            await run_sync(bind(partial.append, batch))
+        else:
+            failures: list[FetchError] = []
+
+            async def write() -> None:
+                try:
+                    await run_sync(bind(partial.write, batch))
+                except FetchError as error:  # as a value: a nursery would wrap it
+                    failures.append(error)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                digest = await run_sync(bind(partial.hashed, batch))
+            if failures:
+                raise failures[0]
+            partial.count(batch, digest)
+        self.means.space.used(partial, partial.size_bytes - before)
+        if total is None:
+            self._claim(None)
+        self.reports.downloading(partial.size_bytes, total)

@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, ObjectMeta
+from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
 from llmkube.k8s.crd.placement import Hardware, ModelResources
 from llmkube.k8s.fields import REQUIRED, Column, Wire, field, received
 from llmkube.k8s.resource import Key, Resource
@@ -34,6 +34,9 @@ class ModelSpec:
     hardware: Hardware = field("What the model runs on.", Hardware, apply_default=True)
     resources: ModelResources = field("What serving pods request for this model.", ModelResources)
     sha256: str | None = field("Digest that the file must have.", pattern=r"^[a-fA-F0-9]{64}$")
+    source_secret_ref: LocalObjectReference | None = field(
+        "Secret in the Model's namespace with what the source asks for: HF_TOKEN for Hugging Face.", atomic=True
+    )
     files: tuple[str, ...] = field("Files to fetch from a repository; the engine is given the first.", ())
     mmproj: str | None = field("Multimodal projector file, fetched along with files.")
     prefetch: bool | None = field("Fetch the weights before any service asks for them.")

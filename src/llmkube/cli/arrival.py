@@ -1,0 +1,127 @@
+"""Waiting until a service that was deployed is Ready, or until it is known why it will not be."""
+
+import datetime
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.cli.describe import Scene, current, last_error, next_retry, progress, summary, waits_for
+from llmkube.cli.display import Display
+from llmkube.cli.follow import Followed
+from llmkube.cli.progress import STEPS, Stopwatch, detail_of
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+STALE_SECONDS: Final = 5.0
+"""How long a failure that may be about the time before the deployment has to stand before it is believed."""
+
+SETTLE_SECONDS: Final = 1.0
+"""After a change, how long "Ready" has to hold: for a moment it is still the old engine that is ready."""
+
+# What no waiting cures; a first exit is restarted at once, and a crash loop goes on trying but is told.
+_HOPELESS: Final = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadTimedOut", "InternalError"})
+# Reasons of `Fetched=False` that are tried again and often go away.
+_PASSING: Final = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
+
+
+@attrs.frozen
+class Failure:
+    """The service will not be Ready without somebody doing something: what is wrong, as one word and as sentences."""
+
+    reason: str
+    message: str
+
+
+@attrs.frozen
+class Stand:
+    """Where a service stands: how many of `STEPS` are done, a line about the next one, why it fails if it does."""
+
+    done: int
+    detail: str = ""
+    failure: Failure | None = None
+
+
+def stand_of(service: InferenceService, model: Model | None, now: datetime.datetime) -> Stand:
+    """Judge a service by the conditions that are about its newest spec."""
+    if model is None:
+        message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
+        return Stand(0, failure=Failure("ModelNotFound", message))
+    accepted = current(service.status.conditions, "Accepted", service.metadata.generation)
+    if accepted is not None and accepted.status == "False":
+        return Stand(0, failure=Failure(accepted.reason, accepted.message))
+    if service.spec.replicas == 0 or service.spec.suspend:
+        phase = service.status.phase
+        return Stand(len(STEPS) if phase in {"Stopped", "Suspended"} else 0, "stopping")
+    fetched = current(model.status.conditions, "Fetched", model.metadata.generation)
+    if fetched is not None and fetched.status == "False" and fetched.reason not in _PASSING:
+        return Stand(0, failure=Failure(fetched.reason, fetched.message))
+    available = current(service.status.conditions, "Available", service.metadata.generation)
+    if available is not None and available.status == "False" and available.reason == "NoHost":
+        return Stand(0, available.message, Failure("NoHost", available.message))
+    if fetched is None or fetched.status == "False":
+        words = [*progress(model), *last_error(service, model), *next_retry(service, model, now)]
+        return Stand(0, ", ".join(words) or "waiting for an agent")
+    loaded = current(service.status.conditions, "Loaded", 0)
+    if loaded is not None and loaded.status == "True" and accepted is not None:
+        return Stand(3 if service.status.phase == "Ready" else 2, service.status.phase)
+    if loaded is not None and loaded.reason in _HOPELESS:
+        return Stand(1, failure=Failure(loaded.reason, loaded.message))
+    words = waits_for(Scene(service, model)) or [summary(service, model)]
+    return Stand(1, words[0])
+
+
+@attrs.define(eq=False)
+class Arrival:
+    """One wait for one service.
+
+    Attributes:
+        followed: The objects, as the API tells them.
+        key: The service.
+        changed: Whether the deployment changed something that was there before: then "Ready" has to hold for a moment.
+        known: Whether a failure in the objects can only be about this deployment, because all of it is new.
+        display: Where the steps are shown.
+        utcnow: For the time that is left until a retry.
+    """
+
+    followed: Followed
+    key: Key
+    changed: bool
+    known: bool
+    display: Display
+    utcnow: Callable[[], datetime.datetime]
+    last: str = ""
+
+    async def wait(self) -> Failure | None:
+        """Return once the service is Ready, or with what is wrong; `last` has a line about what is being waited for."""
+        watch = Stopwatch(trio.current_time())
+        failing_since = ready_since = None
+        while True:
+            version, now = self.followed.changed.version, trio.current_time()
+            service = self.followed.services.get(self.key)
+            if service is None:
+                return Failure("Deleted", f"InferenceService {self.key} was deleted meanwhile")
+            model = self.followed.model_of(service)
+            stand = stand_of(service, model, self.utcnow())
+            failing_since = (failing_since or now) if stand.failure else None
+            # NoHost is always given time: the agent that makes it untrue may just be starting.
+            patient = not self.known or (stand.failure is not None and stand.failure.reason == "NoHost")
+            if stand.failure and failing_since is not None and (not patient or now - failing_since >= STALE_SECONDS):
+                return stand.failure
+            arrived = stand.done == len(STEPS)
+            ready_since = (ready_since or now) if arrived else None
+            if ready_since is not None and (not self.changed or now - ready_since >= SETTLE_SECONDS):
+                self._tell(watch, len(STEPS), service, model)
+                return None
+            self._tell(watch, min(stand.done, len(STEPS) - 1), service, model)
+            self.last = stand.failure.message if stand.failure else stand.detail
+            if not arrived:
+                self.display.going_on(STEPS[stand.done], self.last.partition("\n")[0])
+            with trio.move_on_after(SETTLE_SECONDS if stand.failure or arrived else STALE_SECONDS):
+                await self.followed.changed.wait_newer(version)
+
+    def _tell(self, watch: Stopwatch, done: int, service: InferenceService, model: Model | None) -> None:
+        for step in watch.see(done, trio.current_time()):
+            self.display.done(step, detail_of(step, service, model), watch.laps[step])

@@ -1,0 +1,89 @@
+"""What a shell offers after Tab: names that exist now, found within a moment, or nothing at all.
+
+Nobody waits for a Tab and nobody wants an error from it: whatever goes wrong on the way ends as an empty answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import click
+import trio
+import yaml
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.cli import cluster as clusters
+from llmkube.cli.cluster import Cluster, Where, kubeconfig_files
+from llmkube.k8s.builtins import Namespace
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+
+DEADLINE_SECONDS: Final = 1.0
+
+_MODEL_WORDS: Final = frozenset({Model.RESOURCE.singular, Model.RESOURCE.plural, *Model.RESOURCE.short_names})
+
+
+def services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices."""
+    return _matching(_names(ctx, InferenceService), incomplete)
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of Models."""
+    return _matching(_names(ctx, Model), incomplete)
+
+
+def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices, or of Models behind `model/`."""
+    word, slash, _ = incomplete.partition("/")
+    if slash:
+        kind = Model if word.lower() in _MODEL_WORDS else InferenceService
+        return _matching([f"{word}/{name}" for name in _names(ctx, kind)], incomplete)
+    return _matching(_names(ctx, InferenceService), incomplete)
+
+
+def namespaces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the cluster's namespaces."""
+    return _matching(_names(ctx, Namespace), incomplete)
+
+
+def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the contexts of the kubeconfig; no network is touched for them."""
+    names: dict[str, None] = {}
+    for path in kubeconfig_files(_where(ctx)):
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        entries = content.get("contexts") if isinstance(content, Mapping) else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, Mapping):
+                names[str(entry.get("name"))] = None
+    return _matching(names, incomplete)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _where(ctx: click.Context) -> Where:
+    """Return the place that the half-typed command line names so far."""
+    given = (ctx.params.get(name) for name in ("kubeconfig", "context", "namespace"))
+    return Where(*given)
+
+
+def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
+    where = _where(ctx)
+
+    async def look_up() -> list[str]:
+        with trio.fail_after(DEADLINE_SECONDS):
+            async with clusters.open_cluster(where.kubeconfig_path, where.context) as cluster:
+                return await _list(cluster)
+
+    async def _list(cluster: Cluster) -> list[str]:
+        within = (where.namespace or cluster.namespace) if kind.RESOURCE.namespaced else None
+        return sorted(each.metadata.name for each in (await cluster.client.list(kind, namespace=within)).items)
+
+    try:
+        return trio.run(look_up)
+    except (LLMKubeError, click.ClickException, OSError, trio.TooSlowError):
+        return []

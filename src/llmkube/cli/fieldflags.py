@@ -1,0 +1,156 @@
+"""Flags that stand for fields of our kinds: type, bounds, choices and help come from the field, so they cannot drift."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+import click
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_quantity
+from llmkube.cli.options import Decorator
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import QUANTITY
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import Slot, slots
+
+
+@attrs.frozen
+class FieldFlag:
+    """One flag, and the field that it sets.
+
+    Attributes:
+        flag: As it is typed: `--context-size`.
+        kind: Model or InferenceService.
+        path: The field's path in JSON: `spec.contextSize`.
+        metavar: What stands for the value in the help, if the type does not say it.
+        help: Replaces the field's own description.
+        wanted: What the field's pattern asks for, in words.
+    """
+
+    flag: str
+    kind: type[Any]
+    path: str
+    metavar: str = ""
+    help: str = ""
+    wanted: str = ""
+
+    @property
+    def parameter(self) -> str:
+        """The name under which click hands the value over."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def slot(self) -> Slot:
+        """What the class says about the field."""
+        owner: Any = self.kind
+        for name in self.path.split("."):
+            found = next(each for each in slots(owner) if each.key == name)
+            owner = found.type
+        return found
+
+
+FLAGS: Final = (
+    FieldFlag("--sha256", Model, "spec.sha256", "DIGEST", wanted="64 hexadecimal digits"),
+    FieldFlag("--secret", Model, "spec.sourceSecretRef.name", "NAME", "Secret that holds HF_TOKEN for Hugging Face."),
+    FieldFlag("--gpu-layers", Model, "spec.hardware.gpu.layers"),
+    FieldFlag("--gpu-count", Model, "spec.hardware.gpu.count"),
+    FieldFlag("--memory-budget", Model, "spec.hardware.memoryBudget", "QUANTITY"),
+    FieldFlag("--memory-fraction", Model, "spec.hardware.memoryFraction"),
+    FieldFlag("--replicas", InferenceService, "spec.replicas"),
+    FieldFlag("--runtime", InferenceService, "spec.runtime"),
+    FieldFlag("--mode", InferenceService, "spec.mode"),
+    FieldFlag("--context-size", InferenceService, "spec.contextSize", "TOKENS"),
+    FieldFlag("--parallel", InferenceService, "spec.parallelSlots"),
+    FieldFlag("--batch-size", InferenceService, "spec.batchSize", "TOKENS"),
+    FieldFlag("--flash-attention", InferenceService, "spec.flashAttention"),
+    FieldFlag("--cache-type-k", InferenceService, "spec.cacheTypeK"),
+    FieldFlag("--cache-type-v", InferenceService, "spec.cacheTypeV"),
+    FieldFlag("--jinja", InferenceService, "spec.jinja"),
+    FieldFlag("--priority", InferenceService, "spec.priority"),
+    FieldFlag("--cpu", InferenceService, "spec.resources.cpu", "QUANTITY"),
+    FieldFlag("--memory", InferenceService, "spec.resources.memory", "QUANTITY"),
+    FieldFlag("--image", InferenceService, "spec.image"),
+    FieldFlag(
+        "--extra-arg",
+        InferenceService,
+        "spec.extraArgs",
+        "ARG",
+        "Argument for the engine: --extra-arg=--mlock. Repeatable.",
+    ),
+)
+"""The flags of `llmkube deploy` that are fields as they are."""
+
+
+def field_options(flags: Iterable[FieldFlag]) -> Decorator:
+    """Add the options; one that was not given arrives as None, a repeatable one as an empty tuple."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(tuple(flags)):
+            command = _option(each)(command)
+        return command
+
+    return decorate
+
+
+def given_fields(flags: Iterable[FieldFlag], values: Mapping[str, Any]) -> dict[FieldFlag, Any]:
+    """Return the fields that the command line sets."""
+    found = {each: values[each.parameter] for each in flags}
+    return {
+        each: list(value) if isinstance(value, tuple) else value
+        for each, value in found.items()
+        if value not in {None, ()}
+    }
+
+
+def put(obj: dict[str, Any], path: str, value: Any) -> None:
+    """Set the field at a path of JSON data, with all the blocks around it."""
+    *blocks, last = path.split(".")
+    for block in blocks:
+        obj = obj.setdefault(block, {})
+    obj[last] = value
+
+
+def _option(each: FieldFlag) -> Decorator:
+    slot = each.slot
+    facts = slot.facts
+    text = each.help or facts.description
+    if slot.type is bool:
+        return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.parameter, default=None, help=text)
+    metavar: str | None = each.metavar or None
+    kind: click.ParamType = click.STRING
+    if facts.enum:
+        kind = click.Choice([str(choice) for choice in facts.enum])
+    elif slot.type is int:
+        kind = click.IntRange(_whole(facts.minimum), _whole(facts.maximum))
+    elif slot.type is float:
+        kind = click.FloatRange(facts.minimum, facts.maximum)
+    elif facts.pattern:
+        kind = _Patterned(facts.pattern, each.wanted)
+    many = slot.type not in {str, int, float}
+    return click.option(each.flag, each.parameter, type=kind, metavar=metavar, multiple=many, default=None, help=text)
+
+
+class _Patterned(click.ParamType):
+    """Text that the field's pattern allows."""
+
+    name = "text"
+
+    def __init__(self, pattern: str, wanted: str) -> None:
+        self._pattern = pattern
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._pattern == QUANTITY:
+            try:
+                parse_quantity(value)
+            except UserError as exc:
+                self.fail(str(exc), param, ctx)
+        if not re.search(self._pattern, value):
+            self.fail(f'"{value}" is not {self._wanted or f"of the form {self._pattern}"}', param, ctx)
+        return value
+
+
+def _whole(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)

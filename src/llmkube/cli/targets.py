@@ -1,0 +1,94 @@
+"""Which object a command line means: `NAME` is an InferenceService, `KIND/NAME` any of our two kinds."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import attrs
+import click
+
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.resource import Key
+
+T = TypeVar("T")
+
+KINDS: dict[str, type[Any]] = {
+    word: kind
+    for kind in (InferenceService, Model)
+    for word in (kind.RESOURCE.singular, kind.RESOURCE.plural, *kind.RESOURCE.short_names)
+} | {"service": InferenceService, "services": InferenceService}
+"""What people call our kinds: as kubectl takes them, and shorter."""
+
+
+@attrs.frozen
+class Target:
+    """Which object a command line means."""
+
+    kind: type[Any]
+    name: str
+
+    @property
+    def title(self) -> str:
+        """`InferenceService demo`."""
+        return f"{self.kind.RESOURCE.kind} {self.name}"
+
+
+def parse_kind(word: str) -> type[Any]:
+    """Read a kind as kubectl takes it, in any case: `models`, `mdl`, `isvc`.
+
+    Raises:
+        click.UsageError: There is no such kind.
+    """
+    kind = KINDS.get(word.lower())
+    if kind is None:
+        raise click.UsageError(f'"{word}" is no kind; kinds are {", ".join(sorted(KINDS))}')
+    return kind
+
+
+def parse_target(text: str) -> Target:
+    """Read `NAME` (an InferenceService) or `KIND/NAME`: `model/demo`, `isvc/demo`.
+
+    Raises:
+        click.UsageError: There is no such kind, or a part is empty.
+    """
+    word, slash, name = text.rpartition("/")
+    kind = KINDS.get(word.lower()) if slash else InferenceService
+    if kind is None or not name:
+        raise click.UsageError(f'"{text}" is neither NAME nor KIND/NAME; kinds are {", ".join(sorted(KINDS))}')
+    return Target(kind, name)
+
+
+async def existing(client: Client, target: Target, key: Key) -> Any:
+    """Return the object.
+
+    Raises:
+        CommandError: There is none; the exit code says so.
+    """
+    return await or_not_found(target, key, lambda: client.get(target.kind, key))
+
+
+async def existing_service(client: Client, key: Key) -> InferenceService:
+    """Return the InferenceService.
+
+    Raises:
+        CommandError: There is none; the exit code says so.
+    """
+    found: InferenceService = await existing(client, Target(InferenceService, key.name), key)
+    return found
+
+
+async def or_not_found(target: Target, key: Key, call: Callable[[], Awaitable[T]]) -> T:
+    """Return what a call about one object returns; NotFoundError becomes a sentence that says where it was looked for.
+
+    Raises:
+        CommandError: There is no such object.
+    """
+    try:
+        return await call()
+    except NotFoundError as exc:
+        raise CommandError(
+            f"there is no {target.title} in namespace {key.namespace}; see `llmkube list -A`", ExitCode.NOT_FOUND
+        ) from exc

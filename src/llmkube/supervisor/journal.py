@@ -1,0 +1,163 @@
+"""What this host was asked to run and which process does, on disk: what a new agent needs to go on where one ended.
+
+One small file per service, `journal/<namespace>/<name>.json`, 0600. It is written before a process is started (the
+intent, with the cookie that the process will carry in its environment) and once more when its pid is known. So there is
+no moment in which an engine runs that no file speaks of. The objects are in it too: an agent that starts while the API
+server is away serves what it was last asked for.
+
+Nothing is flushed to the disk: what a power cut loses here, it has killed as well. A file that cannot be read is as
+good as none, and its engine is then a stray.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.runtimes.plan import LaunchPlan, Slot
+from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.target import Launch
+from llmkube.weights.store import WeightsFile
+
+log = structlog.get_logger(__name__)
+
+FORMAT = 1
+"""Grows when an older agent could misread a file; a file of another format is not used."""
+
+
+class JournalError(WorldError):
+    """The journal cannot be written; without it a process must not be started."""
+
+
+@attrs.frozen
+class EngineRecord:
+    """One engine process, as the next agent has to recognise it.
+
+    Attributes:
+        cookie: What it carries in its environment; no other process does.
+        host: The address that it listens on.
+        port: Its port.
+        log_offset: Where its own output begins in the service's log file, in bytes.
+        pid: Its process id; 0 while only the intent is known.
+        started: What tells it from another process with the same pid (`processes.start_of`).
+    """
+
+    cookie: str
+    host: str
+    port: int
+    log_offset: int = 0
+    pid: int = 0
+    started: str = ""
+
+
+@attrs.frozen
+class Entry:
+    """One service: the wish that is carried out, what runs for it, and the process that does."""
+
+    wish: Desired
+    launch: Launch
+    engine: EngineRecord | None = None
+
+    @property
+    def key(self) -> Key:
+        """The InferenceService's key."""
+        return self.wish.key
+
+
+def dump(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON; argv's slots stay apart from a user's equal words."""
+    plan, weights = entry.launch.plan, entry.launch.weights
+    argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in plan.argv]
+    return {
+        "format": FORMAT,
+        "service": encode(entry.wish.service),
+        "model": encode(entry.wish.model),
+        "plan": attrs.asdict(plan) | {"argv": argv},
+        "weights": attrs.asdict(weights) | {"path": str(weights.path)},
+        "engine": attrs.asdict(entry.engine) if entry.engine else None,
+    }
+
+
+def load(data: Mapping[str, Any]) -> Entry:
+    """Read what `dump` wrote.
+
+    Raises:
+        ValueError: It is of another format, or not whole.
+    """
+    if data.get("format") != FORMAT:
+        raise ValueError(f"format {data.get('format')!r}, not {FORMAT}")
+    try:
+        plan = dict(data["plan"])
+        plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
+        plan["env"] = tuple((name, value) for name, value in plan["env"])
+        plan["not_honoured"] = tuple(plan["not_honoured"])
+        weights = dict(data["weights"])
+        weights["path"] = Path(weights["path"])
+        engine = EngineRecord(**data["engine"]) if data["engine"] else None
+        wish = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]))
+        return Entry(wish, Launch(LaunchPlan(**plan), WeightsFile(**weights)), engine)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"not an entry of this journal: {error!r}") from error
+
+
+@attrs.define(eq=False)
+class FileJournal:
+    """The journal of one state directory."""
+
+    root: Path
+    limiter: trio.CapacityLimiter
+
+    async def write(self, entry: Entry) -> None:
+        """Replace a service's entry, whole or not at all.
+
+        Raises:
+            JournalError: The disk does not take it.
+        """
+        text = json.dumps(dump(entry), separators=(",", ":"))
+        await trio.to_thread.run_sync(self._replace, self._path(entry.key), text, limiter=self.limiter)
+
+    async def remove(self, key: Key) -> None:
+        """Forget a service."""
+        await trio.to_thread.run_sync(self._remove, self._path(key), limiter=self.limiter)
+
+    def read_all(self) -> dict[Key, Entry]:
+        """Return every entry that can be read; blocks."""
+        return dict(self._entries())
+
+    def _entries(self) -> Iterator[tuple[Key, Entry]]:
+        for path in sorted(self.root.glob("*/*.json")):
+            try:
+                entry = load(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, too
+                log.warning("journal entry not used", path=str(path), error=str(error))
+            else:
+                yield entry.key, entry
+
+    def _path(self, key: Key) -> Path:
+        return self.root / key.namespace / f"{key.name}.json"  # both are DNS names: no way out of the folder
+
+    def _replace(self, path: Path, text: str) -> None:
+        fresh = path.with_suffix(".new")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+            fresh.replace(path)
+        except OSError as error:
+            raise JournalError(f"cannot write {path}: {error.strerror}; no engine is started without it") from error
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("journal entry not removed", path=str(path), error=str(error))

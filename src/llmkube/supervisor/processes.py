@@ -1,0 +1,166 @@
+"""What the kernel says of processes: which one is which, whose they are, when one ends that is not our child.
+
+A pid alone names nobody: it is used again. A process is known by its pid and the moment of its start, and it is ours
+if it carries our mark in its environment, which exec puts there and which its children inherit, whatever sessions they
+make. All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import structlog
+import trio
+
+log = structlog.get_logger(__name__)
+
+OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
+"""Set in every engine's environment to its agent's state directory."""
+
+COOKIE_VARIABLE = "LLMKUBE_ENGINE"
+"""Set in every engine's environment to a text that no other engine has."""
+
+
+def start_of(pid: int) -> str:
+    """Return what tells a process from a later one with the same pid; "" when there is none.
+
+    On Linux the clock ticks between boot and start, with the boot's id: unlike a wall-clock time they do not move when
+    somebody sets the clock. On macOS the kernel keeps the time of the start itself.
+    """
+    if sys.platform == "linux":
+        try:
+            # Field 22 of proc_pid_stat(5), counted after the program's name, which may contain anything.
+            ticks = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+            return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}:{ticks}"
+        except (OSError, IndexError):
+            return ""
+    try:
+        return repr(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return ""
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return every process but this one that carries a mark in its environment; other users' cannot be read."""
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _mark(process, variable) == value
+    ]
+
+
+def cookie_of(process: psutil.Process) -> str:
+    """Return the cookie that a process carries, or ""."""
+    return _mark(process, COOKIE_VARIABLE)
+
+
+def leads_session(process: psutil.Process) -> bool:
+    """Whether this is the process that the agent has started, and not one that it has started in turn."""
+    try:
+        return os.getsid(process.pid) == process.pid
+    except OSError:
+        return False
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process, or one below it, accepts connections on a TCP port."""
+    try:
+        leader = psutil.Process(pid)
+        family = [leader, *leader.children(recursive=True)]
+    except psutil.Error:
+        return False
+    return any(_listens(process, port) for process in family)
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Signal exactly this process: psutil compares the start time first, so a recycled pid is left alone."""
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def send_group(pid: int, number: signal.Signals) -> None:
+    """Signal a process group that we made; one that is gone already is what we wanted."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
+        log.debug("process group is gone", pid=pid)
+
+
+def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> None:
+    """End processes in one grace period for all of them: TERM, wait, KILL. Blocks that long at most, twice."""
+    for process in strays:
+        log.warning("ending a process that an earlier agent left behind", pid=process.pid)
+        send(process, signal.SIGTERM)
+        send(process, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+    _, alive = psutil.wait_procs(strays, timeout=grace_seconds)
+    for process in alive:
+        send(process, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=grace_seconds)
+
+
+@asynccontextmanager
+async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Give a function that returns when a process has ended, whoever its parent is; an event, not a poll.
+
+    Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    if sys.platform == "linux":
+        descriptor = os.pidfd_open(pid)
+        try:
+            turn = trio.Lock()  # Trio lets one task wait on a descriptor; a pidfd stays readable for the next one
+
+            async def wait() -> None:
+                async with turn:
+                    await trio.lowlevel.wait_readable(descriptor)
+
+            yield wait
+        finally:
+            os.close(descriptor)
+    else:
+        os.kill(pid, 0)
+        turn = trio.Lock()
+
+        async def wait() -> None:
+            async with turn:
+                await wait_for_event()
+
+        async def wait_for_event() -> None:
+            queue = trio.lowlevel.current_kqueue()
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                with contextlib.suppress(OSError):
+                    queue.control([select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_DELETE)], 0)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            flags = select.KQ_EV_ADD | select.KQ_EV_ONESHOT
+            try:
+                queue.control([select.kevent(pid, select.KQ_FILTER_PROC, flags, select.KQ_NOTE_EXIT)], 0)
+            except ProcessLookupError:  # it has ended before we could ask
+                return
+            await trio.lowlevel.wait_kevent(pid, select.KQ_FILTER_PROC, abort)
+
+        yield wait
+
+
+def _mark(process: psutil.Process, variable: str) -> str:
+    try:
+        mark: str = process.environ().get(variable, "")
+    except (psutil.Error, OSError):  # another user's, or gone since
+        return ""
+    return mark
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        return any(
+            link.status == psutil.CONN_LISTEN and link.laddr.port == port for link in process.net_connections("tcp")
+        )
+    except (psutil.Error, OSError):
+        return False

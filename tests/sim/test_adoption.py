@@ -1,0 +1,210 @@
+"""What a new agent makes of what the last one left: adopt what still fits, replace what does not, end the rest."""
+
+import trio
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from sim.machine import Script
+from sim.world import open_world
+
+
+async def serving(world, *names):
+    for name in names:
+        await world.apply(name)
+    for name in names:
+        await world.until(world.ready_addresses, 1, name)
+
+
+async def watch_endpoint(world, name, seen):
+    while True:
+        seen.append(await world.ready_addresses(name))
+        await trio.sleep(0.05)
+
+
+async def test_a_killed_agent_costs_nothing(autojump_clock):
+    """Through SIGKILL of the agent and the start of the next, the engine is the same and its endpoint never not-ready."""
+    async with open_world() as world, trio.open_nursery() as nursery:
+        await serving(world, "chat", "embed")
+        before, seen = list(world.machine.spawned), []
+        nursery.start_soon(watch_endpoint, world, "chat", seen)
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(60)
+        assert world.machine.spawned == before
+        assert set(seen) == {1}
+        assert (await world.condition())[:2] == ("True", "Loaded")
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
+    """An adopted engine that dies is withdrawn and replaced; one whose service is deleted ends."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed")
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(10)
+        world.machine.kill("chat")
+        await world.until(world.ready_addresses, 0, seconds=1)
+        await world.until(world.ready_addresses, 1, seconds=10)
+        assert len(world.machine.starts("chat")) == 2
+        await world.delete("embed")
+        await world.until(lambda: value(world.machine.live("embed")), [], seconds=5)
+        assert len(world.machine.starts("embed")) == 1
+
+
+async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clock):
+    """An engine of another plan is stopped before its successor starts, and there is exactly one successor."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        await world.kill_agent()
+        await world.apply("chat", contextSize=512)
+        await world.start_agent()
+        await world.until(world.ready_addresses, 1)
+        await trio.sleep(30)
+        (child,) = world.machine.live("chat")
+        assert "512" in child.argv
+        assert len(world.machine.starts("chat")) == 2
+
+
+async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
+    """A service that is gone when the new agent looks is ended with its endpoint, and stays forgotten."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed", "code")
+        await world.kill_agent()
+        await world.delete("chat")
+        await world.start_agent()
+        await world.until(lambda: value(world.machine.live("chat")), [], seconds=10)
+        assert await world.ready_addresses("chat") == 0
+        assert len(world.machine.live()) == 2
+        await world.stop_agent()
+        assert Key("default", "chat") not in world.machine.entries
+        await world.start_agent()
+
+
+async def test_what_died_while_no_agent_ran_is_started_again(autojump_clock):
+    """An engine that ended unseen is not adopted, its endpoint goes at once, and a new engine follows."""
+    async with open_world() as world:
+        world.machine.default = Script(load_seconds=20)
+        await serving(world, "chat")
+        await world.kill_agent()
+        world.machine.kill("chat")
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=0.2, step_seconds=0.02)
+        await world.until(world.ready_addresses, 1, seconds=30)
+        assert len(world.machine.starts("chat")) == 2
+
+
+async def test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready(autojump_clock):
+    """An adopted engine that does not answer yet is not ready until it does, and is not started again."""
+    async with open_world() as world:
+        world.machine.default = Script(load_seconds=120)
+        await world.apply()
+        await world.until(lambda: value(len(world.machine.live())), 1)
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(60)
+        assert await world.ready_addresses() == 0
+        await world.until(world.ready_addresses, 1, seconds=70)
+        assert len(world.machine.spawned) == 1
+
+
+async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_clock):
+    """With `keep`, a stopped agent takes nothing out of service, and the next one adopts."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        world.agent.keep_engines()
+        await world.stop_agent()
+        assert len(world.machine.live()) == 1
+        assert await world.ready_addresses() == 1
+        await trio.sleep(20)
+        await world.start_agent()
+        await trio.sleep(10)
+        assert await world.ready_addresses() == 1
+        assert len(world.machine.spawned) == 1
+
+
+async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojump_clock):
+    """Started while the API server is away, an agent adopts what runs, starts what does not, and re-asserts on return."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed")
+        await world.kill_agent()
+        world.faults.down = True
+        world.machine.kill("embed")
+        await world.start_agent()
+        await trio.sleep(60)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert len(world.machine.starts("chat")) == 1
+        world.machine.kill("chat")
+        await trio.sleep(3600)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert len(world.machine.starts("chat")) == 2
+        world.faults.down = False
+        await world.until(world.ready_addresses, 1, "chat", seconds=60)
+        await world.until(world.ready_addresses, 1, "embed", seconds=60)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+
+
+async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
+    """A server that has lost its data for a moment does not cost the engines that the new agent has adopted."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed")
+        await world.kill_agent()
+        saved = [await world.service(name) for name in ("chat", "embed")]
+        for name in ("chat", "embed"):
+            await world.delete(name)
+        await world.start_agent()
+        await trio.sleep(5)
+        for one in saved:
+            metadata = {"name": one["metadata"]["name"], "namespace": "default"}
+            await world.client.apply(
+                InferenceService, {**one, "metadata": metadata, "status": None}, field_manager="restore"
+            )
+        await trio.sleep(60)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert len(world.machine.spawned) == 2
+
+
+async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_clock):
+    """What was scaled to zero is not started from the journal, even when the API server stays away."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        await world.apply("chat", replicas=0)
+        await world.until(lambda: value(world.machine.live()), [])
+        await world.kill_agent()
+        world.faults.down = True
+        await world.start_agent()
+        await trio.sleep(600)
+        assert not world.machine.live()
+        world.faults.down = False
+
+
+async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
+    """A replaced engine is out of service at once, but gets TERM only when its requests have ended."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        (old,) = world.machine.live()
+        old.in_flight = 2
+        await world.apply("chat", contextSize=512)
+        await world.until(world.ready_addresses, 0, seconds=2)
+        await trio.sleep(10)
+        assert world.machine.live() == [old]
+        old.in_flight = 0
+        await world.until(world.ready_addresses, 1, seconds=10)
+        assert world.machine.live() != [old]
+
+
+async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autojump_clock):
+    """The wait for requests in flight has its budget."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        (old,) = world.machine.live()
+        old.in_flight = 1
+        before = trio.current_time()
+        await world.delete()
+        await world.until(lambda: value(world.machine.live()), [], seconds=60)
+        assert 29 < trio.current_time() - before < 35
+
+
+async def value(one):
+    await trio.lowlevel.checkpoint()
+    return one
