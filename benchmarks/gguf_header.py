@@ -5,11 +5,9 @@ so nothing else takes any, and a busy machine distorts them less.
 """
 
 import datetime
-import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ from harness import Aim, Table, begin, in_child, interleaved, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import gguf_bytes as g
+from gguf_hostile import hostile_files
 from llmkube.base.http import Exchange, Headers, Response, open_listeners, run_server
 from llmkube.weights.addresses import Policy
-from llmkube.weights.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS, MAX_WALKED_STRINGS
 from llmkube.weights.remote_header import REQUEST_BYTES, read_remote_header
 from llmkube.weights.source import WebFile, parse_source
 
@@ -87,52 +85,6 @@ def large_header() -> bytes:
     return padded
 
 
-@contextmanager
-def hostile_files(folder: Path) -> Iterator[dict[str, Path]]:
-    """Make the files that cost a reader most, each at one of its bounds or beyond all reason."""
-    zeros = bytes(8)
-    cases: dict[str, tuple[bytes, int]] = {
-        "array of 2^61 numbers": (g.header(g.ARCHITECTURE, g.array_head("x", g.U32, 2**61)), 0),
-        "array of 2^61 strings": (g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, 2**61)), 1 << 30),
-        "arrays in arrays": (g.header(g.ARCHITECTURE, *[g.array_head("x", g.ARRAY, 1)] * 100_000), 1 << 30),
-        "a string beyond the file": (
-            g.header(g.ARCHITECTURE, g.text("x") + struct.pack("<IQ", g.STRING, 2**62)),
-            1 << 30,
-        ),
-        "2^61 keys": (g.header(key_count=2**61), 1 << 30),
-        f"{MAX_KEYS} keys": (g.header(*(g.key(f"{number:0>64}", g.U8, 0) for number in range(MAX_KEYS))), 0),
-        f"{MAX_WALKED_STRINGS} empty strings": (
-            g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + zeros * MAX_WALKED_STRINGS),
-            0,
-        ),
-        f"{MAX_HEADER_BYTES >> 20} MiB of strings": (
-            g.header(
-                g.ARCHITECTURE,
-                g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + g.text(bytes(120)) * (MAX_HEADER_BYTES // 128),
-            ),
-            1 << 30,
-        ),
-        f"{MAX_TENSORS} tensors": (
-            g.header(
-                g.ARCHITECTURE,
-                tensors=[g.tensor(f"{number:0>63}", [8], offset=32 * number) for number in range(MAX_TENSORS)],
-            ),
-            1 << 30,
-        ),
-        "200 architectures of 65,000 layers": (
-            g.header(*(g.array(f"a{number}.block_count", g.U8, [1] * 65_000) for number in range(200))),
-            0,
-        ),
-    }
-    paths: dict[str, Path] = {}
-    for name, (data, size) in cases.items():
-        path = paths[name] = folder / f"hostile{len(paths)}.gguf"
-        with path.open("wb") as file:
-            file.write(data)
-            file.truncate(max(size, len(data)))
-    yield paths
-
-
 def requests_for(path: Path) -> tuple[int, int]:
     """Return how many Range requests the header takes from a web server on loopback, and how many bytes they bring."""
     made: list[int] = []
@@ -174,9 +126,8 @@ def main() -> None:
             file.truncate(len(header) + TENSORS * 256)
         contenders = {title: reading(path, *how) for title, how in READERS.items()}
         samples = interleaved(contenders, 2 if run.quick else 9, run.rng)
-        with hostile_files(folder) as paths:
-            hostile = {title: reading(bad, *READERS["llmkube"]) for title, bad in paths.items()}
-            worst = interleaved(hostile, 1 if run.quick else 5, run.rng)
+        hostile = {title: reading(bad, *READERS["llmkube"]) for title, bad in hostile_files(folder).items()}
+        worst = interleaved(hostile, 1 if run.quick else 5, run.rng)
         count, fetched = requests_for(path)
     ours = samples["llmkube"]
     seconds = {title: median([each["seconds"] for each in found]) for title, found in samples.items()}

@@ -30,6 +30,7 @@ from llmkube import weights
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http import Exchange, Handler
+from llmkube.cli.running import settle_heap
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice
@@ -340,6 +341,7 @@ async def measure(run: Run, progress: Callable[[str], None]) -> Measured:
         async with open_host(Path(name), run) as host:
             await host.client.create(model("mine", "cpu"))
             await trial(host, 0)  # not counted: the agent asks the engine for its `--help` once
+            settle_heap()  # as the programs do when they have started
             started, samples = time.process_time(), []
             for number in range(1, count + 1):
                 samples.append(await trial(host, number))

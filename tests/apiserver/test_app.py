@@ -11,7 +11,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.check_api_server import CRDS, WIDGETS, widget_crd
+from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.journal import JournalError
 from llmkube.apiserver.mount import open_transport

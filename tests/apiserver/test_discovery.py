@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from contracts.check_api_server import widget_crd
+from contracts.widgets import widget_crd
 from llmkube.apiserver import discovery, openapi, openapi_proto
 from llmkube.apiserver.catalog import Catalog
 

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pytest
 import trio
 
-from contracts.check_api_server import CRDS, WIDGETS, widget, widget_crd
+from contracts.lab import widget
+from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.store import Store
 from llmkube.base.http import Headers, Request

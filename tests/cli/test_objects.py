@@ -5,13 +5,11 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from cli.memory_cluster import open_cluster_client
 from llmkube.cli import cluster as cluster_module
 from llmkube.cli.apply import Applier
-from llmkube.cli.cluster import Cluster
 from llmkube.cli.main import cli
-from llmkube.cli.manifests import Manifest, demo_manifests
-from llmkube.cli.objects import parse_target
+from llmkube.cli.manifests import Manifest
+from llmkube.cli.targets import parse_target
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -20,44 +18,9 @@ SINCE = "2026-01-01T00:00:00Z"
 LOADED = {"type": "Loaded", "status": "False", "reason": "CrashLoopBackOff", "lastTransitionTime": SINCE}
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Run a command against a fresh cluster that holds the demo's objects; `prepare` may change it before."""
-
-    def run(*args, prepare=None):
-        @asynccontextmanager
-        async def open_cluster(kubeconfig, context):
-            async with open_cluster_client() as client:
-                await Applier(client).apply_all(demo_manifests(), lambda _: None)
-                if prepare is not None:
-                    await prepare(client)
-                yield Cluster(client, "default")
-
-        monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
-        return CliRunner().invoke(cli, args)
-
-    return run
-
-
 async def write_status(client, kind=InferenceService, **status):
     manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": status}
     await client.apply(kind, manifest, field_manager="test", subresource="status")
-
-
-def test_both_kinds_are_listed(run):
-    """`list` shows the Models and the InferenceServices of the context's namespace."""
-    ready = partial(write_status, phase="Ready", readyReplicas=1, desiredReplicas=1, endpoint="http://x")
-    done = run("list", prepare=ready)
-    assert done.exit_code == 0, done.output
-    models, services = done.output.split("\n\n")
-    assert models.splitlines()[0].split() == ["NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE"]
-    assert services.splitlines()[1].split()[:6] == ["demo", "demo", "Ready", "1/1", "<none>", "http://x"]
-
-
-def test_namespaces_are_respected(run):
-    """-n looks into one namespace, -A into all and says which."""
-    assert run("list", "-n", "other").output == "No Models and no InferenceServices in other.\n"
-    assert run("list", "-A").output.splitlines()[1].startswith("default    demo")
 
 
 def test_status_explains(run):
@@ -67,11 +30,11 @@ def test_status_explains(run):
     assert done.exit_code == 0, done.output
     for words in (
         "InferenceService default/demo",
-        "phase     Failed",
+        "phase        Failed, 0 of 1 ready\n",
+        "last error   CrashLoopBackOff: 2 failures in a row\n",
         "The engine's last lines:\n  error: out of memory\n  bye�[2J\n",
         "Loaded     False   CrashLoopBackOff  2 failures in a row\n",
-        "Model default/demo",
-        "source       builtin://demo",
+        "model        demo\n",
     ):
         assert words in done.output
 
@@ -93,7 +56,9 @@ def test_status_without_its_model(run):
         body |= {"metadata": {"name": "lone"}, "spec": {"modelRef": "nowhere"}}
         await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
 
-    assert run("status", "lone", prepare=orphan).output.endswith("Model nowhere: not there\n")
+    shown = run("status", "lone", prepare=orphan).output
+    assert "waits for    a Model called nowhere\n" in shown
+    assert "CONDITION" not in shown
 
 
 @pytest.mark.parametrize("args", [["status", "chat"], ["delete", "chat"], ["delete", "model/chat", "--wait"]])
@@ -118,6 +83,99 @@ def test_delete_tells_what_it_did(run, args, line):
     assert (done.exit_code, done.output) == (0, f"{line}\n")
 
 
+def test_several_names_are_deleted_at_once(run):
+    """One wrong name does not save the others, and still decides the exit code."""
+    left = []
+
+    async def look(client):
+        left.extend(each.key.name for each in (await client.list(InferenceService)).items)
+
+    done = run("delete", "nope", "demo", "demo", after=look)
+    assert done.exit_code == 3
+    assert done.output.startswith("InferenceService demo deleted\nError: there is no InferenceService nope ")
+    assert left == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_with_model_spares_a_shared_model(run, shared):
+    """--with-model deletes the Model, unless another service refers to it."""
+    left = []
+
+    async def share(client):
+        if shared:
+            body = {"apiVersion": InferenceService.RESOURCE.api_version, "kind": "InferenceService"}
+            body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "demo"}}
+            await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
+
+    async def look(client):
+        left.extend(each.key.name for each in (await client.list(Model)).items)
+
+    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=look)
+    assert done.exit_code == 0, done.output
+    if shared:
+        assert left == ["demo"]
+        assert done.output == "Model demo stays: other refers to it\nInferenceService demo is gone\n"
+    else:
+        assert left == []
+        assert done.output == "InferenceService demo is gone\nModel demo is gone\n"
+
+
+def test_scale_writes_replicas_and_nothing_else(run):
+    """`scale` sets spec.replicas and says from where to where."""
+    seen = []
+
+    async def look(client):
+        seen.append((await client.get(InferenceService, Key("default", "demo"))).spec)
+
+    done = run("scale", "demo", "0", after=look)
+    assert (done.exit_code, done.output) == (0, "InferenceService demo scaled from 1 to 0\n")
+    assert (seen[0].replicas, seen[0].context_size) == (0, 512)
+    assert run("scale", "demo", "1").output == "InferenceService demo has 1 replica already\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["scale", "nope", "1"], 3, "there is no InferenceService nope in namespace default"),
+        (["scale", "demo", "11"], 2, "11 is not in the range 0<=x<=10"),
+        (["scale", "model/demo", "1"], 2, "only an InferenceService can be scaled, not a Model"),
+        (["delete"], 2, "Missing argument 'NAME...'"),
+    ],
+)
+def test_mistakes_have_their_exit_codes(run, args, code, words):
+    """A wrong name and a wrong number are told apart by the exit code and named in the sentence."""
+    done = run(*args)
+    assert (done.exit_code, words in done.output) == (code, True), done.output
+
+
+def test_status_can_be_data(run):
+    """`-o json|yaml|name` prints the object as kubectl would, without managedFields."""
+    import json
+
+    import yaml
+
+    as_json = json.loads(run("status", "demo", "-o", "json").output)
+    assert (as_json["kind"], as_json["spec"]["contextSize"]) == ("InferenceService", 512)
+    assert "managedFields" not in as_json["metadata"]
+    assert yaml.safe_load(run("status", "model/demo", "-o", "yaml").output)["spec"]["source"] == "builtin://demo"
+    assert run("status", "demo", "-o", "name").output == "inferenceservice.inference.llmkube.dev/demo\n"
+
+
+def test_wide_status_shows_the_model_too(run):
+    """`status -o wide` adds the Model's own lines."""
+    assert "\n\nModel default/demo\n" in run("status", "demo", "-o", "wide").output
+
+
+def test_status_says_which_host_reports(run):
+    """Without any slice, the host is the one whose agent writes the status."""
+
+    async def report(client):
+        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"schedulingStatus": "Loading"}}
+        await client.apply(InferenceService, manifest, field_manager="llmkube-agent-mac-1", subresource="status")
+
+    assert "  host         mac-1 (has not been heard of lately)\n" in run("status", "demo", prepare=report).output
+
+
 def test_a_finalizer_can_outlast_the_wait(run):
     """When somebody holds the object, `delete --wait` gives up after --timeout with 4."""
 
@@ -126,7 +184,7 @@ def test_a_finalizer_can_outlast_the_wait(run):
 
     done = run("delete", "model/demo", "--wait", "--timeout", "0.5", prepare=hold)
     assert done.exit_code == 4
-    assert "not done after 0.5 s" in done.output
+    assert "is not done after 0.5 s" in done.output
 
 
 def test_a_silent_server_times_out(monkeypatch):
@@ -138,7 +196,7 @@ def test_a_silent_server_times_out(monkeypatch):
         yield
 
     monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
-    monkeypatch.setattr("llmkube.cli.objects.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("llmkube.cli.listing.ANSWER_SECONDS", 0.05)
     assert CliRunner().invoke(cli, ["list"]).exit_code == 4
 
 

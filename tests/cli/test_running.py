@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 
@@ -5,7 +6,14 @@ import pytest
 import trio
 
 from llmkube.base.http import PortTakenError
-from llmkube.cli.running import Stop, open_optional_port, open_port, open_service_nursery, run_until_signal
+from llmkube.cli.running import (
+    Stop,
+    open_optional_port,
+    open_port,
+    open_service_nursery,
+    run_until_signal,
+    settle_heap,
+)
 from waiting import until
 
 
@@ -105,3 +113,13 @@ async def test_port_0_may_mean_none():
     """Where 0 turns a server off, nothing is opened."""
     async with open_optional_port(0, "--port") as port:
         assert port is None
+
+
+def test_what_is_loaded_is_not_looked_through_again():
+    """What is there when a program has started is out of the garbage collector's sight."""
+    before = gc.get_freeze_count()
+    try:
+        settle_heap()
+        assert gc.get_freeze_count() > before + 10_000
+    finally:
+        gc.unfreeze()

@@ -5,9 +5,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from contracts import script_apply, script_ends, script_network, script_objects, script_reads, script_writes
-from contracts.check_api_server import widget_crd
 from contracts.gadgets import gadget_crd
 from contracts.nouns import Chapter
+from contracts.widgets import widget_crd
 
 _ROOMS: Final[Sequence[ModuleType]] = (
     script_objects,

@@ -135,6 +135,7 @@ OTHER_WORDS: Final = (
     (re.compile(r" in scheme \S+"), ""),
     (re.compile(r'patch: Invalid value: ".*?[}\]]": ', re.DOTALL), "patch: Invalid value: an object: "),
     (re.compile(r"the provided object is unrecognized"), ""),
+    (re.compile(r"(Object 'Kind' is missing in) '\{\".*", re.DOTALL), r"\1 an object"),
 )
 """Where both servers refuse alike and say it in words of their own: Go's names for types, its readers' sentences."""
 

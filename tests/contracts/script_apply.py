@@ -1,5 +1,6 @@
 """Server-side apply: who owns what, who may take it, and what is refused."""
 
+import json
 from typing import Any
 
 from contracts.nouns import MAPS, NOWHERE, SERVICES, WIDGETS, config_map, service, widget
@@ -29,6 +30,19 @@ async def chapter_apply(s: Session) -> None:
     await apply("two", {"bogus": 1}, fieldValidation="Ignore")
     await apply("two", {"bogus": 1}, fieldValidation="Strict")
     await apply("two", {"size": "3"})
+    await apply("two", {"size": True})
+    await apply("two", {"size": [3]})
+    await apply("two", {"size": {"a": 1}})
+    await apply("two", {"colour": 3})
+    await apply("two", {"colour": 3.5})
+    await apply("two", {"colour": False})
+    await apply("two", {"colour": [1, "a", None]})
+    await apply("two", {"colour": {"a": {"b": 'x"y'}}})
+    await apply("two", {"parts": {"b": 1, "a": ["x", None]}})
+    await apply("two", {"parts": 3.5})
+    await apply("two", {"parts": [3]})
+    await apply("two", [1])
+    await s.apply(path, {**widget("a"), "metadata": {"name": "a", "labels": "x"}}, "two")
     await apply("two", {"parts": [{"weight": 1}]})
     await apply("two", {"parts": [{"name": "a"}, {"name": "a"}]})
     await apply("two", {"parts": [{"name": "a", "bogus": 1}]})
@@ -89,3 +103,37 @@ async def chapter_apply(s: Session) -> None:
     await s.apply(path, config_map("m", {"b": "3"}), "two")
     await s.apply(path, config_map("m", {}), "one")
     await s.apply(path, config_map("m", {"a": 1}), "one")
+
+
+async def chapter_kubectl_apply(s: Session) -> None:
+    """What kubectl has applied on its own side is no obstacle to `kubectl apply --server-side`."""
+    path = f"{MAPS}/m"
+
+    def last(data: Any, **more: Any) -> dict[str, str]:
+        manifest = {**config_map("m", data), **more}
+        return {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(manifest), "note": "kept"}
+
+    csa = "kubectl-client-side-apply"
+    await s.post(MAPS, config_map("m", {"a": "1", "b": "1"}, annotations=last({"a": "1", "b": "1"})), fieldManager=csa)
+    await s.apply(path, config_map("m", {"a": "2"}), "other")
+    await s.apply(path, config_map("m", {"a": "2", "b": "<&>"}), "kubectl", dryRun="All")
+    await s.patch(path, {"data": {"b": "edited"}}, fieldManager="hand")
+    await s.apply(path, config_map("m", {"a": "2", "b": "2"}), "kubectl")
+    await s.apply(path, config_map("m", {"a": "2"}), "kubectl")
+    await s.apply(path, config_map("m", {"a": "2"}), "kubectl")
+    await s.apply(path, config_map("m", {"a": "2"}, annotations={"note": "mine"}), "kubectl", force="true")
+    await s.patch(path, {"metadata": {"annotations": last({"a": "3"}, apiVersion="v2")}}, fieldManager="hand")
+    await s.patch(path, {"data": {"a": "3"}}, fieldManager="hand")
+    await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
+    for said in ("{", "", "[]", "{}"):
+        annotation = {"kubectl.kubernetes.io/last-applied-configuration": said}
+        await s.patch(path, {"metadata": {"annotations": annotation}}, fieldManager="hand")
+        await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
+    await s.apply(path, config_map("m", {"a": "x" * 262_144}), "kubectl", force="true")
+    path = f"{WIDGETS}/a"
+    parts = {"size": 3, "parts": [{"name": "a", "weight": 1}, {"name": "b"}]}
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(widget("a", parts))}
+    await s.post(WIDGETS, widget("a", parts, annotations=annotations), fieldManager=csa)
+    await s.apply(path, widget("a", {"size": 4, "parts": [{"name": "a", "weight": 2}]}), "kubectl")
+    await s.apply(path, widget("a", {"size": 4, "colour": "blue"}), "kubectl")
+    await s.get(path)

@@ -113,5 +113,6 @@ async def chapter_namespaces(s: Session) -> None:
     await s.patch(f"{home}/configmaps/held", {"metadata": {"finalizers": None}})
     await s.wait_gone(home)
     await s.delete("/api/v1/namespaces/no-such-home")
+    await s.delete("/api/v1/namespaces")
     await s.delete("/api/v1/namespaces/default", dryRun="All")
     await s.post("/api/v1/namespaces/no-such-home/configmaps", config_map("m"))

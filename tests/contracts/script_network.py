@@ -33,6 +33,9 @@ async def chapter_endpoints(s: Session) -> None:
             ("IPv4",),
             ("IPv6", "::ffff:127.0.0.1"),
             ("IPv4", 5),
+            ("IPv6", "127.0.0.1", "010.1.1.1", "0.0.0.0", "192.0.2.1"),
+            ("IPv4", "::1", "FE80::1", "::ffff:1.2.3.4", "x"),
+            ("IPv6", "FE80::1", "0::1", "::"),
         )
     ):
         await s.post(SLICES, slice_of(f"s{index}", *made))
@@ -78,6 +81,8 @@ async def chapter_endpoints(s: Session) -> None:
     await s.patch(f"{SLICES}/s4", {"addressType": "IPv6"})
     await s.patch(f"{SLICES}/s4", {"addressType": "IPv6", "endpoints": [{"addresses": ["2001:db8::5"]}]})
     await s.patch(f"{SLICES}/s4", {"endpoints": [{"addresses": ["192.0.2.6"]}]})
+    await s.patch(f"{SLICES}/s4", {"metadata": {"labels": {"a": "b"}}})
+    await s.patch(f"{SLICES}/s4", {"metadata": {"annotations": {"a": "b"}}})
     await s.patch(f"{SLICES}/s4", {"endpoints": []})
     await s.apply(f"{SLICES}/s4", slice_of("s4", "IPv4", "192.0.2.7", ports=[{"port": 80, "name": "a"}]), "agent")
     await s.apply(f"{SLICES}/s4", slice_of("s4", "IPv4", "192.0.2.7", ports=[]), "agent")
@@ -136,6 +141,30 @@ async def chapter_services(s: Session) -> None:
             {"ports": web, "publishNotReadyAddresses": True},
             {"ports": web, "internalTrafficPolicy": "X"},
             {"ports": web, "bogus": 1},
+            {"ports": [{}, {}]},
+            {"ports": web, "externalIPs": ["198.51.100.1"]},
+            {"ports": web, "externalIPs": ["198.51.100.1"], "externalTrafficPolicy": "Local"},
+            {"ports": web, "externalIPs": ["198.51.100.1"], "externalTrafficPolicy": "X"},
+            {"ports": web, "externalIPs": ["2001:DB8::1"]},
+            {"ports": web, "externalIPs": ["010.1.1.1", "::ffff:1.2.3.4", "x"]},
+            {"ports": web, "externalIPs": ["198.51.100.1"], "clusterIP": "None"},
+            {"ports": web, "externalIPs": ["198.51.100.1"], "type": "ExternalName", "externalName": "example.org"},
+            {"ports": web, "externalTrafficPolicy": "Cluster"},
+            {"ports": web, "loadBalancerIP": "192.0.2.1", "sessionAffinity": "ClientIP", "clusterIP": "None"},
+            {"ports": web, "trafficDistribution": "PreferClose"},
+            {"ports": web, "ipFamilies": ["IPv6"]},
+            {"ports": web, "ipFamilies": ["IPv4", "IPv6"]},
+            {"ports": web, "ipFamilies": ["IPv4", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
+            {"ports": web, "ipFamilies": ["IPv5"]},
+            {"ports": web, "ipFamilyPolicy": "X"},
+            {"ports": web, "ipFamilyPolicy": "PreferDualStack"},
+            {"ports": web, "ipFamilyPolicy": "RequireDualStack"},
+            {"ports": web, "clusterIP": "2001:db8::1"},
+            {"ports": web, "clusterIP": "None", "selector": {"a": "b"}},
+            {"ports": web, "clusterIP": "None", "selector": {"a": "b"}, "ipFamilyPolicy": "RequireDualStack"},
+            {"ports": web, "clusterIP": "None", "ipFamilies": ["IPv6"]},
+            {"ports": web, "clusterIP": "None", "ipFamilyPolicy": "PreferDualStack"},
+            {"ports": web, "clusterIP": "None", "ipFamilyPolicy": "SingleStack"},
         )
     ):
         await s.post(SERVICES, service(f"s{index}", **spec))
@@ -145,3 +174,29 @@ async def chapter_services(s: Session) -> None:
     await s.patch(f"{SERVICES}/s0", {"spec": {"ports": None}})
     await s.patch(f"{SERVICES}/s0/status", {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}})
     await s.delete(f"{SERVICES}/s0")
+    path = f"{SERVICES}/out"
+    await s.post(SERVICES, service("out", ports=web, externalIPs=["198.51.100.1"]))
+    await s.post(SERVICES, service("out", ports=web, externalIPs=["198.51.100.1"]))
+    await s.patch(path, {"metadata": {"labels": {"a": "b"}}})
+    await s.patch(path, {"metadata": {"labels": {"a": "b"}}})
+    await s.patch(f"{path}/status", {"metadata": {"labels": {"a": "c"}}})
+    await s.patch(path, {"spec": {"externalIPs": None, "externalTrafficPolicy": "Local"}})
+    await s.patch(path, {"spec": {"type": "ExternalName", "externalName": "example.org"}}, dryRun="All")
+    await s.patch(path, {"spec": {"externalIPs": None}})
+    path = f"{SERVICES}/bare"
+    await s.post(SERVICES, service("bare", ports=web, clusterIP="None"))
+    await s.patch(path, {"spec": {"selector": {"a": "b"}}})
+    for more in (
+        {"clusterIP": "None"},
+        {"clusterIP": "None", "selector": {"a": "b"}},
+        {"selector": {"a": "b"}},
+        {"clusterIP": "None", "selector": {"a": "b"}, "ipFamilies": ["IPv4"]},
+        {"clusterIP": "None", "selector": {"a": "b"}, "ipFamilyPolicy": "PreferDualStack"},
+        {"clusterIP": "None", "selector": {"a": "b"}, "ipFamilyPolicy": "SingleStack"},
+        {"clusterIP": "None", "ipFamilyPolicy": "SingleStack"},
+        {"clusterIP": "None", "ipFamilyPolicy": "PreferDualStack"},
+    ):
+        await s.put(path, service("bare", ports=web, **more), dryRun="All")
+    await s.patch(path, {"spec": {"selector": {"a": "b"}, "ipFamilyPolicy": "SingleStack"}})
+    await s.patch(path, {"spec": {"selector": None}})
+    await s.put(path, service("bare", ports=web, clusterIP="None", selector={"a": "c"}))

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from contracts.check_api_server import widget_crd
 from contracts.nouns import (
     CRDS,
     EVENTS,
@@ -20,6 +19,7 @@ from contracts.nouns import (
     widget,
 )
 from contracts.session import ABSENT_UID, GROUP, JSON, TABLE, Operation, Session
+from contracts.widgets import widget_crd
 
 
 async def chapter_create(s: Session) -> None:

@@ -156,7 +156,11 @@ async def chapter_tables(s: Session) -> None:
     await s.post(ENDPOINTS, {"metadata": {"name": "e", "labels": {"mine": "yes"}}, "subsets": [subset]})
     await s.post(ENDPOINTS, {"metadata": {"name": "none", "labels": {"mine": "yes"}}})
     await s.post(LEASES, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "me"}})
+    await s.post(WIDGETS, widget("w", {"size": 3, "replicas": 2}))
+    await s.post(WIDGETS, widget("v", {"size": 3}))
     for path in (
+        f"{WIDGETS}/w/scale",
+        f"{WIDGETS}/v/scale",
         SERVICES,
         f"{MAPS}/m",
         f"{SECRETS}/t",

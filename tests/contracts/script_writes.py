@@ -122,10 +122,48 @@ async def chapter_patches(s: Session) -> None:
         [{"op": "replace", "path": "/apiVersion", "value": "v1"}],
         [{"op": "replace", "path": "/metadata/name", "value": "b"}],
         [{"op": "add", "path": "/status", "value": {"phase": "x"}}],
+        [{"op": "replace", "path": "", "value": []}],
+        [{"op": "replace", "path": "", "value": 3}],
+        [{"op": "add", "path": "", "value": {}}],
+        [{"op": "test", "path": "", "value": {}}],
+        [{"op": "test", "path": "/spec/nope", "value": None}],
+        [{"op": "test", "path": "/spec/size"}],
+        [{"op": "test", "path": "/spec/parts/9", "value": None}],
+        [{"op": "add", "path": "/spec/parts", "value": [{"name": "a"}, {"name": "b"}]}],
+        [{"op": "remove", "path": "/spec/parts/-1"}],
+        [{"op": "add", "path": "/spec/parts/-1", "value": {"name": "last"}}],
+        [{"op": "add", "path": "/spec/parts/01", "value": {"name": "second"}}],
+        [{"op": "remove", "path": "/spec/parts/-9"}],
+        [{"op": "remove", "path": "/spec/parts/x"}],
+        [{"op": "replace", "path": "/spec/parts/0"}],
+        [{"op": "add", "path": "/spec/size/x", "value": 1}],
+        [{"op": "copy", "from": "/spec/nope", "path": "/spec/replicas"}],
+        [{"op": "copy", "path": "/spec/replicas"}],
+        [{"op": "add", "path": "x/nope", "value": 1}],
+        [{"op": "remove", "path": "/metadata"}],
+        [{"op": "remove", "path": "/metadata/name"}],
+        [{"op": "remove", "path": "/kind"}],
+        [{"op": "remove", "path": "/apiVersion"}],
+        [{"op": 3, "path": "/spec"}],
+        [{"op": "add", "path": 3}],
+        [{"op": "test", "path": "/a"}] * 10_001,
         {"op": "add"},
         ["x"],
     ):
         await s.patch(path, operations, JSON_PATCH)
+    await s.patch(path, {"kind": None})
+    await s.patch(path, {"kind": 3})
+    await s.patch(path, {"kind": "Gadget"})
+    await s.patch(path, {"apiVersion": "v1", "spec": {"size": "x"}})
+    await s.patch(path, {"apiVersion": "x.dev/v1", "kind": "Foo"})
+    await s.patch(path, {"apiVersion": "x.dev/v1", "metadata": {"name": "other"}})
+    await s.post(MAPS, config_map("m", {"a": "b"}))
+    for media in (MERGE, STRATEGIC):
+        await s.patch(f"{MAPS}/m", {"kind": None}, media)
+        await s.patch(f"{MAPS}/m", {"apiVersion": "v2"}, media)
+        await s.patch(f"{MAPS}/m", {"apiVersion": "discovery.k8s.io/v1"}, media)
+    await s.patch(f"{MAPS}/m", [{"op": "replace", "path": "", "value": {}}], JSON_PATCH)
+    await s.patch(f"{MAPS}/m", [{"op": "add", "path": "/data/z"}], JSON_PATCH)
     await s.patch(path, {}, STRATEGIC)
     await s.patch(f"{WIDGETS}/absent", {"spec": {"size": 1}})
     await s.patch(WIDGETS, {"spec": {"size": 1}})
@@ -164,6 +202,13 @@ async def chapter_strategic(s: Session) -> None:
     ):
         await s.patch(path, patch, STRATEGIC)
     await s.get(path)
+    await s.post(SERVICES, service("portless", clusterIP="None"))
+    for patch in (
+        {"spec": {"ports": [{"port": 81}, {"name": "p", "port": 81}]}},
+        {"spec": {"ports": [{"name": "no port"}]}},
+        {"spec": {"ports": [{"port": 81, "$patch": "delete"}, {"port": 82, "name": None, "targetPort": 83}]}},
+    ):
+        await s.patch(f"{SERVICES}/portless", patch, STRATEGIC)
     await s.post(ENDPOINTS, {"metadata": {"name": "e"}, "subsets": [{"addresses": [{"ip": "192.0.2.1"}]}]})
     await s.patch(f"{ENDPOINTS}/e", {"subsets": [{"addresses": [{"ip": "192.0.2.2"}]}]}, STRATEGIC)
     await s.patch(f"{ENDPOINTS}/e", {"subsets": []}, STRATEGIC)

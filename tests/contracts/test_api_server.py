@@ -14,7 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from contracts.check_api_server import CHECKS, check_api_server, install, open_lab
+from contracts.check_api_server import CHECKS, check_api_server
+from contracts.lab import install, open_lab
 from llmkube.apiserver.server import open_api_server, open_memory_api_server
 
 # httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector

@@ -11,10 +11,9 @@ from typing import Any
 import attrs
 import pytest
 
-from contracts import check_api_server as contract
-from contracts import script_objects, script_writes
-from contracts.check_api_server import Lab, open_lab
+from contracts import check_reads, check_writes, script_objects, script_writes
 from contracts.compare import differences
+from contracts.lab import Lab, open_lab
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
@@ -73,7 +72,7 @@ MUTANTS = [
         writing,
         "check_version",
         _accept_stale,
-        checks=(contract.check_updates_need_the_current_version,),
+        checks=(check_writes.check_updates_need_the_current_version,),
         chapter=script_writes.chapter_updates,
     ),
     Mutant(
@@ -81,7 +80,7 @@ MUTANTS = [
         strategy,
         "_status_only",
         _whole_object,
-        checks=(contract.check_status_is_a_subresource,),
+        checks=(check_writes.check_status_is_a_subresource,),
         chapter=script_writes.chapter_status,
     ),
     Mutant(
@@ -89,14 +88,14 @@ MUTANTS = [
         answers.EventLines,
         "bookmark",
         _backwards,
-        checks=(contract.check_bookmarks_do_not_go_backwards,),
+        checks=(check_reads.check_bookmarks_do_not_go_backwards,),
     ),
     Mutant(
         "unknown fields are kept",
         defaults,
         "_drop_unknown",
         _keep_unknown,
-        checks=(contract.check_a_created_object_gets_its_identity,),
+        checks=(check_writes.check_a_created_object_gets_its_identity,),
         chapter=script_objects.chapter_create,
     ),
     Mutant(
@@ -104,7 +103,7 @@ MUTANTS = [
         Store,
         "apply",
         _lose_every_third,
-        checks=(contract.check_every_acknowledged_write_is_read_again,),
+        checks=(check_reads.check_every_acknowledged_write_is_read_again,),
         chapter=script_writes.chapter_updates,
     ),
     Mutant(
@@ -112,7 +111,7 @@ MUTANTS = [
         strategy.validate,
         "with_rules",
         lambda errors, *_: errors,
-        checks=(contract.check_cel_rules_see_the_old_object,),
+        checks=(check_writes.check_cel_rules_see_the_old_object,),
         chapter=script_objects.chapter_gadgets,
     ),
     Mutant(
@@ -120,7 +119,7 @@ MUTANTS = [
         admission,
         "same_but_for_times",
         lambda *_: False,
-        checks=(contract.check_a_write_that_changes_nothing_is_none,),
+        checks=(check_writes.check_a_write_that_changes_nothing_is_none,),
     ),
 ]
 

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.controller.hosts import Hosts
+from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService

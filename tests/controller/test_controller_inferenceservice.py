@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.objects import NOBODY, NOW, STUDIO, condition, fetched_model, model, service, slice_of
-from llmkube.controller.hosts import Hosts
+from llmkube.k8s.hosts import Hosts
 from llmkube.controller.inferenceservice import (
     PRIORITY_WEIGHTS,
     Replicas,

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import trio
 
-from contracts.check_api_server import widget_crd
+from contracts.widgets import widget_crd
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from llmkube.apiserver.server import open_api_server
 

@@ -32,6 +32,7 @@ class Up:
     client: Client
     gateway: str
     state: Path
+    probes: str
 
     async def wait_condition(self, kind, name, condition, accept):
         """Return a condition of an object once it is as wanted."""
@@ -57,10 +58,10 @@ async def open_up_with(tmp_path, *args, documents=()):
     state, file = tmp_path / "state", tmp_path / "all.yaml"
     file.write_text("\n---\n".join([DEMO.read_text(), *documents]))
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(file), *args) as up:
-        _, gateway, _ = await up.urls()
+        _, gateway, probes = await up.urls()
         await up.wait_for("out", "export KUBECONFIG")
         async with open_client(load_config(state / "kubeconfig", None)) as client:
-            yield Up(client, gateway, state)
+            yield Up(client, gateway, state, probes)
 
 
 def served(name, source=None):

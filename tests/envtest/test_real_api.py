@@ -11,7 +11,8 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
 
-from contracts.check_api_server import CHECKS, Lab, install, open_lab
+from contracts.check_api_server import CHECKS
+from contracts.lab import Lab, install, open_lab
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode

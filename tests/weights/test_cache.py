@@ -24,7 +24,7 @@ def put(store, identity, *datas):
     for data in datas:
         partial = open_partial(store, hashlib.sha256(data).hexdigest())
         partial.begin(Note())
-        partial.append([data])
+        partial.append(data)
         partial.checkpoint()
         parts.append(partial)
     kept = keep(store, identity, f"shown {identity}", parts, "2026-01-01T00:00:00+00:00")
@@ -128,7 +128,7 @@ def test_what_nothing_needs_is_removed(store):
     (store.blobs / ("0" * 64)).write_bytes(b"nobody's")
     left = open_partial(store, "ab" * 32)
     left.begin(Note())
-    left.append([b"half"])
+    left.append(b"half")
     left.close()
     assert incomplete_bytes(store) > 0
     trial = prune(store, ["a"], dry_run=True)
@@ -158,7 +158,7 @@ def test_a_running_download_is_not_pruned(store):
     """A partial file that somebody writes stays."""
     partial = open_partial(store, "ab" * 32)
     partial.begin(Note())
-    partial.append([b"half"])
+    partial.append(b"half")
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
     other.start()

@@ -1,4 +1,6 @@
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -25,6 +27,7 @@ from gguf_bytes import (
     tensor,
     text,
 )
+from gguf_hostile import hostile_files
 from llmkube.weights import gguf as module
 from llmkube.weights import gguf_reader
 from llmkube.weights.errors import FetchError, NotGGUFError
@@ -395,3 +398,29 @@ def test_a_hostile_file_is_read_or_refused(tmp_path_factory, *, keys, tensors, k
     """However a file is made up, reading it gives facts or NotGGUFError, and ends."""
     made = header(*keys, tensors=tensors, key_count=key_count, tensor_count=tensor_count)
     check(tmp_path_factory, made + tail)
+
+
+READ_ALL = """
+import resource, sys
+from pathlib import Path
+from llmkube.weights.errors import NotGGUFError
+from llmkube.weights.gguf import read_header
+for path in sys.argv[1:]:
+    try:
+        read_header(Path(path))
+    except NotGGUFError:
+        print("refused")
+said = Path("/proc/self/status")  # and not ru_maxrss, which a child inherits there from whoever forked it
+lines = said.read_text().splitlines() if said.exists() else []
+kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+print(kib[0] * 1024 if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_no_file_takes_much_memory(tmp_path):
+    """A process that reads the worst file at each of the reader's bounds refuses all, and stays below 64 MiB."""
+    paths = hostile_files(tmp_path, large=False)
+    done = subprocess.run([sys.executable, "-c", READ_ALL, *paths.values()], check=True, capture_output=True)
+    *verdicts, peak_bytes = done.stdout.split()
+    assert verdicts == [b"refused"] * len(paths)
+    assert int(peak_bytes) < 64 << 20

@@ -170,7 +170,7 @@ async def test_bytes_that_an_earlier_life_completed_are_verified_all_the_same(tm
         for data in (damaged, DATA):
             left = open_partial(bench.store, key_of("hf://o/r/m.gguf@main"))
             left.begin(Note(Validator('"v1"'), len(DATA)))
-            left.append([data])
+            left.append(data)
             left.close()
             assert (await bench.get("hf://o/r/m.gguf")).path.read_bytes() == DATA
             for path in [*bench.store.index.iterdir(), *bench.store.blobs.iterdir()]:

@@ -198,12 +198,12 @@ async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump
     async with open_bench(tmp_path, serve()) as bench:
         other = open_partial(bench.store, key_of(HTTP))
         other.begin(Note(total_bytes=len(DATA)))
-        other.append([DATA[:1000]])
+        other.append(DATA[:1000])
         with trio.move_on_after(30):
             await bench.get(HTTP)
         assert bench.seen[-1].note == "another download of the same file is under way"
         assert bench.network.requests == []
-        other.append([DATA[1000:]])
+        other.append(DATA[1000:])
         other.close()
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
         assert bench.network.requests == []  # it was complete
@@ -275,7 +275,7 @@ async def test_stale_bytes_are_removed(tmp_path, autojump_clock):
     for key, age in (("ab" * 32, STALE_SECONDS + 60), ("cd" * 32, STALE_SECONDS - 60)):
         partial = open_partial(store, key)
         partial.begin(Note())
-        partial.append([b"half"])
+        partial.append(b"half")
         partial.close()
         os.utime(partial.path, (NOW.timestamp() - age,) * 2)
     async with open_bench(tmp_path, offline) as bench:

@@ -23,7 +23,8 @@ def store(tmp_path):
 def begun(store, *chunks, note=NOTE):
     partial = open_partial(store, KEY)
     partial.begin(note)
-    partial.append(chunks)
+    for chunk in chunks:
+        partial.append(chunk)
     return partial
 
 
@@ -39,7 +40,7 @@ def test_what_was_put_down_is_taken_up_again(store):
     begun(store, b"one ", b"two ").close()
     partial = taken_up(store)
     assert (partial.note, partial.size_bytes) == (NOTE, 8)
-    partial.append([b"three"])
+    partial.append(b"three")
     assert partial.sha256 == hashlib.sha256(b"one two three").hexdigest()
     partial.checkpoint()
     blob = partial.commit()
@@ -52,11 +53,11 @@ def test_only_what_was_synced_is_believed(store):
     """After a power cut, bytes beyond the last checkpoint are dropped, whatever the file's length says."""
     partial = begun(store, b"one ")
     partial.checkpoint()
-    partial.append([b"two "])
+    partial.append(b"two ")
     os.close(partial._fd)  # no close(): as if the power had failed
     partial = taken_up(store)
     assert partial.size_bytes == 4
-    partial.append([b"2"])
+    partial.append(b"2")
     assert partial.path.read_bytes() == b"one 2"
     partial.close()
 
@@ -102,7 +103,7 @@ def test_a_committed_file_cannot_be_written_by_a_late_opener(store):
     partial.checkpoint()
     blob = partial.commit()
     other = open_partial(store, KEY)
-    other.append([b"other"])
+    other.append(b"other")
     other.close()
     partial.close()
     assert blob.read_bytes() == b"one"
@@ -145,11 +146,11 @@ def test_a_full_disk_keeps_what_was_written_whole(store, monkeypatch):
 
     monkeypatch.setattr(module.os, "write", fill_up)
     with pytest.raises(NoSpaceError, match=r"no space in the model store.*llmkube cache prune") as caught:
-        partial.append([b"two "])
+        partial.append(b"two ")
     assert caught.value.needed_bytes is None
     monkeypatch.undo()
     assert partial.path.read_bytes() == b"one "
-    partial.append([b"2"])
+    partial.append(b"2")
     assert partial.sha256 == hashlib.sha256(b"one 2").hexdigest()
     partial.close()
 

@@ -7,32 +7,33 @@ request ── routes ── catalog ─┬─ documents     what the server say
                               └─ the rest      rest decides ─ journal makes it durable ─ store shows it ─ watchers wake
 ```
 
-Every write goes through one lock: decide on the current state, commit, show. A cancelled request cannot stop in
-between: the commit is waited for, and after it there is no checkpoint before the write is shown.
+Every write is decided on the state that all writes before it have left, made durable, then shown (`committing`).
 """
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import trio
 
 from llmkube.apiserver import discovery, documents
 from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
+from llmkube.apiserver.committing import Committer
+from llmkube.apiserver.expiry import EVENTS, expire
 from llmkube.apiserver.failures import (
     RequestRefusedError,
     bad_request,
-    internal,
     no_such_path,
     no_such_resource,
     not_found,
     warning,
 )
 from llmkube.apiserver.gc import Collector
-from llmkube.apiserver.journal import Durable, JournalError
+from llmkube.apiserver.journal import Durable
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.negotiate import negotiate
 from llmkube.apiserver.options import WriteOptions
@@ -40,13 +41,11 @@ from llmkube.apiserver.reading import ListQuery, check_reached, read_page
 from llmkube.apiserver.rest import Rest
 from llmkube.apiserver.routes import Route, parse_path
 from llmkube.apiserver.selectors import Predicate, field_selector, label_selector, not_known
-from llmkube.apiserver.store import Object, Ref, Store, Transaction
+from llmkube.apiserver.store import Change, Object, Ref, Store
 from llmkube.apiserver.target import Answered, Target
 from llmkube.apiserver.watching import Signal, Watch
 from llmkube.base.http import Exchange, Headers, Request, Response
 from llmkube.k8s.resource import Key
-
-T = TypeVar("T")
 
 SYSTEM_NAMESPACES: Final = ("default", "kube-system", "llmkube-system")
 """Namespaces that are there from the start."""
@@ -56,6 +55,7 @@ MANAGER: Final = "llmkube-apiserver"
 
 _OWN: Final = WriteOptions(manager=MANAGER, force=True)
 _RETRY_SECONDS: Final = 1.0
+_EXPIRY_SECONDS: Final = 60.0  # how late an Event may go
 _WATCH_SECONDS: Final = 1800.0  # a watch without timeoutSeconds ends after one to two times this, as in kube-apiserver
 
 
@@ -78,7 +78,6 @@ class ApiServer:
         rng: random.Random,
     ) -> None:
         self._store = store
-        self._durable = durable
         self._utcnow = utcnow
         self._rng = rng
         self._catalog = Catalog()
@@ -89,7 +88,7 @@ class ApiServer:
         self._collector.look_at_everything(store)
         self._littered = trio.Event()
         self._signal = Signal()
-        self._writing = trio.Lock()
+        self._committer = Committer(store, durable, self._show)
         self._open = True
 
     @property
@@ -104,18 +103,37 @@ class ApiServer:
         except RequestRefusedError as exc:
             await exchange.respond(refusal(exc))
 
-    async def run_housekeeping(self) -> NoReturn:
-        """Finish deletions as they come up: dependents, contents of namespaces, instances of CRDs."""
+    async def run_housekeeping(self) -> None:
+        """Finish deletions as they come up (dependents, contents of namespaces, instances of CRDs); let Events expire.
+
+        Never returns unless cancelled.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_collection)
+            nursery.start_soon(self._run_expiry)
+
+    async def _run_collection(self) -> NoReturn:
         while True:
             if self._collector.idle:
                 await self._littered.wait()
                 self._littered = trio.Event()
                 continue
             try:
-                await self._write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
+                await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
             except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
                 self._collector.look_at_everything(self._store)
                 await trio.sleep(_RETRY_SECONDS)
+
+    async def _run_expiry(self) -> NoReturn:
+        while True:
+            more = False
+            if self._store.list(EVENTS):
+                with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due next time
+                    more = await self._committer.write(lambda tx: expire(tx, self._utcnow()))
+            else:
+                await self._signal.wait(EVENTS)
+            if not more:
+                await trio.sleep(_EXPIRY_SECONDS)
 
     async def ensure(self, manifests: Iterable[Mapping[str, Any]]) -> None:
         """Create or update objects by server-side apply, in order, as the server's own.
@@ -130,7 +148,7 @@ class ApiServer:
             metadata = manifest["metadata"]
             ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
             apply = partial(self._rest.applying.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
-            await self._write(apply)
+            await self._committer.write(apply)
 
     async def ensure_namespaces(self) -> None:
         """Create the namespaces that every cluster has."""
@@ -204,26 +222,12 @@ class ApiServer:
             planned = self._rest.plan(
                 request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
             )
-            done = await self._write(planned.decide, dry_run=planned.dry_run)
+            done = await self._committer.write(planned.decide, dry_run=planned.dry_run)
         return answer(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
 
-    async def _write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
-        """Decide on the state as it is, make the decision durable, show it."""
-        async with self._writing:
-            tx = Transaction(self._store, dry_run=dry_run)
-            decision = decide(tx)
-            if tx.changes and not dry_run:
-                if self._durable is not None:
-                    try:
-                        await self._durable.commit(tx.changes)
-                    except JournalError as exc:
-                        raise internal(str(exc)) from exc
-                self._show(tx)
-            return decision
-
-    def _show(self, tx: Transaction) -> None:
-        self._store.apply(tx.changes)
-        for change in tx.changes:
+    def _show(self, changes: Sequence[Change]) -> None:
+        """Let everybody know of changes that are in the store now."""
+        for change in changes:
             if change.ref.kind != CRDS:
                 continue
             if change.removed:
@@ -231,10 +235,10 @@ class ApiServer:
             else:
                 self._catalog.learn(change.after)
             self._signal.fire(change.ref.key.name)  # those who watch its instances see whether it is still served
-        self._collector.observe(tx.changes, self._store)
+        self._collector.observe(changes, self._store)
         if not self._collector.idle:
             self._littered.set()
-        for kind in {change.ref.kind for change in tx.changes}:
+        for kind in {change.ref.kind for change in changes}:
             self._signal.fire(kind)
 
     def _view(self, request: Request, kind: KindInfo) -> View:

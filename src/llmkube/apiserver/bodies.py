@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from llmkube.apiserver import protobuf, schemas
+from llmkube.apiserver import protobuf, schemaparts
 from llmkube.apiserver.failures import bad_request, too_large
 from llmkube.apiserver.fielderrors import at, at_index
 from llmkube.apiserver.formats import FORMATS
@@ -28,7 +28,7 @@ def check_size(body: bytes) -> None:
         RequestRefusedError: 413.
     """
     if len(body) > MAX_BODY_BYTES:
-        raise too_large(MAX_BODY_BYTES)
+        raise too_large(f"limit is {MAX_BODY_BYTES}")
 
 
 def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
@@ -139,7 +139,7 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "integer": is_integer,
     "number": is_number,
 }
-OBJECT_META: Final = Schema.parse(schemas.OBJECT_META)
+OBJECT_META: Final = Schema.parse(schemaparts.OBJECT_META)
 
 
 class _Pairs(dict[str, Any]):

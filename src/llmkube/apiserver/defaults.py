@@ -34,6 +34,20 @@ def drop_nulls(value: Any, schema: Schema) -> None:
             drop_nulls(item, schema.items)
 
 
+def empty_nulls(value: Any, schema: Schema) -> None:
+    """Write a null in a built-in kind's map of texts as the empty text, in place, as its Go structure does."""
+    if not isinstance(value, dict):
+        return
+    for name, item in value.items():
+        inner = schema.child(name)
+        if inner is None:
+            continue
+        if item is None and schema.additional is not None and inner.type == "string":
+            value[name] = ""
+        else:
+            empty_nulls(item, inner)
+
+
 def drop_empty(value: Any, schema: Schema) -> None:
     """Take empty lists and maps out of a built-in kind's object, in place, as its Go structure does on the way to disk.
 

@@ -45,8 +45,8 @@ def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) ->
     aggregation = discovery.wanted_aggregation(accept) if aggregates else ""
     if aggregation:
         media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
-        content = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
-        return _document(encode(content) + b"\n", media)
+        everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
+        return _document(encode(everything) + b"\n", media)
     content: Any = None
     match path.strip("/").split("/"):
         case ["api"]:

@@ -204,9 +204,9 @@ def unsupported_media_type(accepted: Sequence[str]) -> RequestRefusedError:
     return RequestRefusedError(415, "UnsupportedMediaType", message)
 
 
-def too_large(limit_bytes: int) -> RequestRefusedError:
-    """Refuse a body over the limit."""
-    return RequestRefusedError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit_bytes}")
+def too_large(why: str) -> RequestRefusedError:
+    """Refuse a body over a limit."""
+    return RequestRefusedError(413, "RequestEntityTooLarge", f"Request entity too large: {why}")
 
 
 def expired(message: str) -> RequestRefusedError:

@@ -6,7 +6,9 @@ from typing import Any, Final
 import attrs
 
 from llmkube.apiserver import names, schemas
+from llmkube.apiserver.crdschema import CUSTOM_RESOURCE_DEFINITION
 from llmkube.apiserver.schema import JsonObject, Schema
+from llmkube.apiserver.schemaparts import OBJECT_META
 from llmkube.k8s.resource import Resource
 
 
@@ -158,7 +160,7 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
     ),
     _builtin(schemas.LEASE, "Lease", "leases", "coordination.k8s.io", package="io.k8s.api.coordination.v1"),
     _builtin(
-        schemas.CUSTOM_RESOURCE_DEFINITION,
+        CUSTOM_RESOURCE_DEFINITION,
         "CustomResourceDefinition",
         "customresourcedefinitions",
         "apiextensions.k8s.io",
@@ -241,9 +243,9 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
     """Complete a CRD's schema with what every object has; a CRD may restrict metadata.name only."""
     properties = dict(raw.get("properties") or {})
     restricted = (properties.get("metadata") or {}).get("properties") or {}
-    meta = dict(schemas.OBJECT_META)
+    meta = dict(OBJECT_META)
     meta["properties"] = {
-        name: {**schema, **restricted.get(name, {})} for name, schema in schemas.OBJECT_META["properties"].items()
+        name: {**schema, **restricted.get(name, {})} for name, schema in OBJECT_META["properties"].items()
     }
     rules = (properties.get("metadata") or {}).get("x-kubernetes-validations")
     if rules:

@@ -6,7 +6,7 @@ Facts: definition names of the OpenAPI documents of kube-apiserver 1.36.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.apiserver import schemas
+from llmkube.apiserver import schemaparts
 
 JsonObject = dict[str, Any]
 
@@ -125,7 +125,7 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
             return walk(schema, path)
         if name not in found:
             # a CRD may restrict metadata.name; the shared definition is everybody's
-            shared = schemas.OBJECT_META if path == "metadata" else schema
+            shared = schemaparts.OBJECT_META if path == "metadata" else schema
             found[name] = _with_required(walk(shared, path), name)
         reference = {"$ref": f"{prefix}{name}"}
         described = {"description": schema["description"]} if schema.get("description") else {}

@@ -93,32 +93,37 @@ def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
     name, path, value = operation.get("op"), operation.get("path"), copy(operation.get("value"))
     if path is None:
         raise PatchFailedError("operation missing path field: missing value")
-    if name == "replace" and not path:
-        if not is_object(value) and not is_list(value):
-            raise PatchFailedError("replace operation value must be object or array")
-        return value
-    if name == "test":
-        found = _get(document, path, "test") if path else document
-        if not same(found, value):
-            raise PatchFailedError(f"testing value {path} failed: test failed")
-    elif name == "add":
-        _put(document, path, value, "add")
-    elif name == "remove":
-        _remove(document, path, "remove")
-    elif name == "replace":
-        _get(document, path, "replace")
-        _put(document, path, value, "replace")
-    elif name in {"move", "copy"}:
-        source = operation.get("from")
-        if source is None:
-            raise PatchFailedError("operation, missing from field: missing value")
-        moved = copy(_get(document, source, name))
-        if name == "move":
-            _remove(document, source, name)
-        _put(document, path, moved, name)
-    else:
-        raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
+    match name:
+        case "replace" if not path:
+            if not is_object(value) and not is_list(value):
+                raise PatchFailedError("replace operation value must be object or array")
+            return value
+        case "test":
+            _test(document, path, value)
+        case "add" | "replace":
+            _put(document, path, value, name)
+        case "remove":
+            _remove(document, path, name)
+        case "move" | "copy":
+            _transfer(document, operation.get("from"), path, name)
+        case _:
+            raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
     return document
+
+
+def _test(document: Any, path: str, value: Any) -> None:
+    found = _get(document, path, "test") if path else document
+    if not same(found, value):
+        raise PatchFailedError(f"testing value {path} failed: test failed")
+
+
+def _transfer(document: Any, source: str | None, path: str, operation: str) -> None:
+    if source is None:
+        raise PatchFailedError("operation, missing from field: missing value")
+    value = copy(_get(document, source, operation))
+    if operation == "move":
+        _remove(document, source, operation)
+    _put(document, path, value, operation)
 
 
 def _find(document: Any, path: str, operation: str) -> tuple[Any, str]:

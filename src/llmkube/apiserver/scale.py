@@ -8,7 +8,7 @@ from llmkube.apiserver.fielderrors import FieldError, invalid
 from llmkube.apiserver.jsonvalues import copy, is_integer
 from llmkube.apiserver.kinds import ScaleInfo
 from llmkube.apiserver.schema import Schema
-from llmkube.apiserver.schemas import OBJECT_META
+from llmkube.apiserver.schemaparts import OBJECT_META
 from llmkube.apiserver.store import Object
 
 JsonObject = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 import attrs
 
 from llmkube.apiserver.jsonvalues import is_list, is_object, same
-from llmkube.apiserver.schemas import OBJECT_META
+from llmkube.apiserver.schemaparts import OBJECT_META
 from llmkube.base.errors import UserError
 
 JsonObject = dict[str, Any]

@@ -25,35 +25,33 @@ def settle_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[
     """
     if spec.get("type") == "ExternalName":
         return []
-    if before is not None and before.get("ipFamilyPolicy") in _DUAL and spec.get("ipFamilyPolicy") == "SingleStack":
-        for name in ("clusterIPs", "ipFamilies"):  # who asks for less gets less
-            if len(spec.get(name) or ()) > 1:
-                spec[name] = spec[name][:1]
+    before = before or {}
+    _trim(spec, before)
     families, policy = list(spec.get("ipFamilies") or ()), spec.get("ipFamilyPolicy")
-    errors = list(_check(families, policy))
+    released = len(before.get("ipFamilies") or ()) > 1 and len(families) == 1
+    errors = list(_check(families, policy, released=released)) or list(_infer(spec, families))
     if errors:
         return errors
-    _infer(spec, families, errors)
-    if errors:
-        return errors
-    if spec.get("clusterIP") == "None" and not spec.get("selector"):
-        families = families or [_CLUSTER]
-        if len(families) == 1 and policy != "SingleStack":
-            families.append(_OTHER[families[0]])
-        spec["ipFamilies"] = families
-        spec["ipFamilyPolicy"] = policy or "RequireDualStack"
-        return []
-    if policy == "RequireDualStack":
-        errors.append(invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services"))
-    for index, family in enumerate(families):
-        if family != _CLUSTER:
-            errors.append(invalid(at_index("spec.ipFamilies", index), family, "not configured on this cluster"))
-    spec["ipFamilies"] = families or [_CLUSTER]
-    spec["ipFamilyPolicy"] = policy or "SingleStack"
+    selectorless = spec.get("clusterIP") == "None" and not spec.get("selector")
+    if not selectorless:
+        errors = list(_not_configured(families, policy))
+    families = families or [_CLUSTER]
+    if selectorless and len(families) == 1 and policy != "SingleStack":
+        families.append(_OTHER[families[0]])
+    spec["ipFamilies"] = families
+    spec["ipFamilyPolicy"] = policy or ("RequireDualStack" if selectorless else "SingleStack")
     return errors
 
 
-def _check(families: list[str], policy: str | None) -> Iterator[FieldError]:
+def _trim(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    """Give less to who asks for less than there was."""
+    if before.get("ipFamilyPolicy") in _DUAL and spec.get("ipFamilyPolicy") == "SingleStack":
+        for name in ("clusterIPs", "ipFamilies"):
+            if len(spec.get(name) or ()) > 1:
+                spec[name] = spec[name][:1]
+
+
+def _check(families: list[str], policy: str | None, *, released: bool) -> Iterator[FieldError]:
     if policy is not None and policy not in _POLICIES:
         yield not_supported("spec.ipFamilyPolicy", policy, _POLICIES)
     for index, family in enumerate(families):
@@ -61,13 +59,15 @@ def _check(families: list[str], policy: str | None) -> Iterator[FieldError]:
             yield not_supported(at_index("spec.ipFamilies", index), family, tuple(_OTHER))
         elif family in families[:index]:
             yield duplicate(at_index("spec.ipFamilies", index), family)
+    if released and policy in _DUAL:
+        yield invalid("spec.ipFamilyPolicy", policy, "must be 'SingleStack' to release the secondary IP family")
     if len(families) > 1 and policy not in _DUAL:
         why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
-        yield invalid("spec.ipFamilyPolicy", policy, why)
+        yield invalid("spec.ipFamilyPolicy", policy or "SingleStack", why)
 
 
-def _infer(spec: Mapping[str, Any], families: list[str], errors: list[FieldError]) -> None:
-    """Take the families that are not named from the addresses that are."""
+def _infer(spec: Mapping[str, Any], families: list[str]) -> Iterator[FieldError]:
+    """Add the families that are not named from the addresses that are."""
     listed = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
     for index, address in enumerate(listed):
         if index < len(families) or address == "None":
@@ -76,5 +76,12 @@ def _infer(spec: Mapping[str, Any], families: list[str], errors: list[FieldError
         if family == _CLUSTER:
             families.append(family)
         else:
-            why = f"{family} is not configured on this cluster"
-            errors.append(invalid(at_index("spec.clusterIPs", index), listed, why))
+            yield invalid(at_index("spec.clusterIPs", index), listed, f"{family} is not configured on this cluster")
+
+
+def _not_configured(families: list[str], policy: str | None) -> Iterator[FieldError]:
+    if policy == "RequireDualStack":
+        yield invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
+    for index, family in enumerate(families):
+        if family != _CLUSTER:
+            yield invalid(at_index("spec.ipFamilies", index), family, "not configured on this cluster")

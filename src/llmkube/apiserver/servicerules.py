@@ -74,7 +74,7 @@ def prepare(obj: JsonObject, old: Old) -> None:
         return
     if spec.get("clusterIP") != before.get("clusterIP") and spec.get("clusterIPs") == before.get("clusterIPs"):
         spec["clusterIPs"] = [spec["clusterIP"]] if spec.get("clusterIP") else []
-    for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+    for name in ("clusterIP", "clusterIPs", "ipFamilyPolicy"):
         if not spec.get(name) and before.get(name):
             spec[name] = copy(before[name])
     if spec.get("type") in _NODE_PORT_TYPES and before.get("type") in _NODE_PORT_TYPES:

@@ -162,6 +162,12 @@ class Store:
             shelf.floor = self._revision
         self._start = self._revision
 
+    def twin(self) -> "Store":
+        """Return another store with the same objects and revision, and without a past."""
+        shelves = self._shelves.items()
+        objects = ((Ref(kind, key), stored) for kind, shelf in shelves for key, stored in shelf.objects.items())
+        return Store(self._revision, objects, window=0)
+
     def by_uid(self, uid: str) -> Ref | None:
         """Return where the live object with that uid is, or None."""
         return self._by_uid.get(uid)

@@ -67,9 +67,20 @@ def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> No
     elif is_object(value):
         _patch_map(target, name, value, inner)
     elif is_list(value) and "merge" in inner.patch_strategies:
-        target[name] = _merge_lists(target.get(name) or [], value, inner)
+        # where there is no list yet nothing is merged, not even two items of one key
+        target[name] = _merge_lists(target[name], value, inner) if target.get(name) else _without_directives(value)
     else:
         target[name] = copy(value)
+
+
+def _without_directives(value: Any) -> Any:
+    """Return a part of a patch as it is taken over whole: without directives and nulls."""
+    if is_object(value):
+        kept = {name: item for name, item in value.items() if name[:1] != "$" and item is not None}
+        return {name: _without_directives(item) for name, item in kept.items()}
+    if is_list(value):
+        return [_without_directives(item) for item in value if not is_object(item) or _PATCH not in item]
+    return value
 
 
 def _patch_map(target: JsonObject, name: str, value: Mapping[str, Any], inner: Schema) -> None:

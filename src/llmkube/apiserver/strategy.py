@@ -20,6 +20,7 @@ from typing import Any, Final, TypedDict
 import attrs
 
 from llmkube.apiserver import builtins, defaults, fieldset, metadata, validate
+from llmkube.apiserver.catalog import CRDS
 from llmkube.apiserver.fielderrors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.fieldset import FieldSet
 from llmkube.apiserver.jsonvalues import copy, is_integer, is_object, json_type, same
@@ -30,6 +31,7 @@ _SERVER_KEPT: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds",
 _STATUS: Final = FieldSet(frozenset({"f:status"}))
 _SPEC: Final = FieldSet(frozenset({"f:spec"}))
 _SPEC_AND_METADATA: Final = FieldSet(frozenset({"f:spec", "f:metadata"}))
+_SLICES: Final = "endpointslices.discovery.k8s.io"
 _MAX_REPLICAS: Final = 2**31 - 1
 
 
@@ -70,6 +72,8 @@ def complete(
     completed, unknown = defaults.prune(obj, kind.schema)
     if isinstance(completed.get("metadata"), Mapping):
         completed["metadata"] = metadata.stored_form(completed["metadata"])
+    if kind.builtin:
+        defaults.empty_nulls(completed, kind.schema)
     if kind.builtin or not applied:
         defaults.drop_nulls(completed, kind.schema)
     if kind.builtin:
@@ -91,7 +95,7 @@ def prepare(
 
     On an update, server-kept metadata that the client left out comes from the stored object; what it changed stays, for
     `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
-    everything else alone but `managedFields`.
+    everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
     """
     prepared: JsonObject = copy(obj)
     if kind.builtin:
@@ -100,13 +104,22 @@ def prepare(
         _reset_status(kind, prepared)
         _behaviour(kind, prepared).prepare(prepared, None)
         return prepared
-    if subresource == "status":
+    through_status = subresource == "status"
+    if through_status and not _status_writes_metadata(kind):
         return _status_only(prepared, old)
-    if kind.status_subresource:
-        prepared.pop("status", None)
-        if "status" in old:
-            prepared["status"] = copy(old["status"])
-    tag, before = prepared.setdefault("metadata", {}), old.get("metadata") or {}
+    if kind.status_subresource or through_status:
+        kept = "spec" if through_status else "status"
+        prepared.pop(kept, None)
+        if kept in old:
+            prepared[kept] = copy(old[kept])
+    _keep_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
+    if not through_status:
+        _behaviour(kind, prepared).prepare(prepared, old)
+    return prepared
+
+
+def _keep_metadata(kind: KindInfo, tag: JsonObject, before: Mapping[str, Any]) -> None:
+    """Put back, in place, what the server keeps and the client left out."""
     for name in _SERVER_KEPT:
         if not tag.get(name) and name in before:
             tag[name] = before[name]
@@ -114,8 +127,11 @@ def prepare(
         tag["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
     if not tag.get("resourceVersion") and kind.unconditional_update:
         tag["resourceVersion"] = before.get("resourceVersion", "")
-    _behaviour(kind, prepared).prepare(prepared, old)
-    return prepared
+
+
+def _status_writes_metadata(kind: KindInfo) -> bool:
+    """Whether a write to `status` changes labels and the like too: it does for the kinds that are older than CRDs."""
+    return kind.builtin and kind.resource.full_name != CRDS
 
 
 def _reset_status(kind: KindInfo, obj: JsonObject) -> None:
@@ -190,7 +206,7 @@ def _as_go(value: Any) -> str:
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:
-    """Return the object's generation after the write: it counts changes of the desired state only.
+    """Return the object's generation after the write: it counts changes of the desired state, and a slice's labels.
 
     None means that the kind has none, as the built-in kinds without a controller of their own do not.
     """
@@ -198,7 +214,10 @@ def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, An
         return None
     if old is None:
         return 1
-    before = int((old.get("metadata") or {}).get("generation") or 0)
+    tag, tag_before = obj.get("metadata") or {}, old.get("metadata") or {}
+    before = int(tag_before.get("generation") or 0)
+    if kind.resource.full_name == _SLICES and not same(tag.get("labels") or {}, tag_before.get("labels") or {}):
+        return before + 1
     ignored = {"metadata", "status"} if kind.status_subresource else {"metadata"}
     desired, stored = ({name: value for name, value in side.items() if name not in ignored} for side in (obj, old))
     return before if same(desired, stored) else before + 1

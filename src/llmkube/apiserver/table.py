@@ -222,7 +222,7 @@ _SCALE: Final = (
     _NAME,
     Column("Desired", lambda item, _now: (item.get("spec") or {}).get("replicas", 0), "integer"),
     Column("Available", lambda item, _now: (item.get("status") or {}).get("replicas", 0), "integer"),
-    _AGE,
+    attrs.evolve(_AGE, type="date"),
 )
 """Of the subresource `scale`, whatever kind it is of."""
 _FIRST_SEEN: Final = _age_of(".firstTimestamp", ".eventTime", ".metadata.creationTimestamp")

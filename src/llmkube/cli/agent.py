@@ -1,5 +1,7 @@
 """`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,13 +16,21 @@ from llmkube.base.http import run_server
 from llmkube.base.logs import configure_logging
 from llmkube.base.probes import probes_handler
 from llmkube.cli.cluster import find_config
-from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.config import AgentConfig, load, local_state_dir
 from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
+from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.host import address_towards, check_own_address, default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.running import LOOPBACK, Stop, open_optional_port, open_service_nursery, run_until_signal
-from llmkube.cli.state import held_state_dir
+from llmkube.cli.running import (
+    LOOPBACK,
+    Stop,
+    open_optional_port,
+    open_service_nursery,
+    run_until_signal,
+    settle_heap,
+)
+from llmkube.cli.state import held_state_dir, holder_of
 from llmkube.k8s.auth import ClusterConfig
 from llmkube.k8s.client import open_client
 from llmkube.supervisor.agent import run_agent
@@ -30,13 +40,18 @@ from llmkube.supervisor.settings import AgentSettings
 
 log = structlog.get_logger()
 
+POLL_SECONDS = 0.1
 
-@click.command("agent", context_settings=HELP)
+
+@click.group("agent", context_settings=HELP, invoke_without_command=True)
 @click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
 @settings_options(AgentConfig)
+@click.pass_context
 @guarded
-def agent(**flags: Any) -> None:
+def agent(context: click.Context, /, **flags: Any) -> None:
     """Serve a cluster's models on this host."""
+    if context.invoked_subcommand is not None:
+        return
     config = load("agent", AgentConfig, flags)
     assert config.state_dir is not None, "load() decides it"
     configure_logging(config.log_level)
@@ -44,6 +59,31 @@ def agent(**flags: Any) -> None:
     settings = agent_settings(config, cluster.server, find_llama_server(config.llama_server))
     with held_state_dir(config.state_dir):
         trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
+
+
+@agent.command("stop", context_settings=HELP)
+@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120."
+)
+@guarded
+def stop_agent(state_dir: Path | None, timeout: float) -> None:
+    """Stop the agent on this host and every engine of it, and wait until they have ended."""
+    folder = state_dir.absolute() if state_dir else local_state_dir()
+    pid = holder_of(folder)
+    if pid is None:
+        raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
+    os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
+    trio.run(_wait_gone, folder, pid, timeout)
+    click.echo(f"agent with pid {pid} has stopped")
+
+
+async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
+    with trio.move_on_after(timeout_seconds):
+        while holder_of(folder) == pid:  # noqa: ASYNC110 - a lock falls without an event
+            await trio.sleep(POLL_SECONDS)
+        return
+    raise CommandError(f"the agent with pid {pid} still runs after {timeout_seconds:g} s", ExitCode.TIMED_OUT)
 
 
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
@@ -69,6 +109,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         accelerators=frozenset(config.accelerator),
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
+        drain_seconds=config.drain_seconds,
         **download_settings(config),
     )
 
@@ -88,6 +129,7 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                 await support.start(
                     run_server, probes_handler(view.ready, agent_registry(view, ports.downloads)), probes.listeners
                 )
+            settle_heap()
             log.info(
                 "agent started",
                 host=settings.host_name,
@@ -97,3 +139,6 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                 llamaServer=settings.llama_server,
             )
             await trio.sleep_forever()
+        if stop.why == "SIGTERM" and config.on_exit == "keep":
+            log.info("the engines stay for the next agent", services=len(view.services()))
+            view.keep_engines()

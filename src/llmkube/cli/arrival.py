@@ -7,11 +7,12 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.cli.describe import Scene, current, last_error, next_retry, progress, summary, waits_for
+from llmkube.cli.describe import Scene, current, last_error, next_retry, progress, waits_for
 from llmkube.cli.display import Display
 from llmkube.cli.follow import Followed
 from llmkube.cli.progress import STEPS, Stopwatch, detail_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
@@ -53,24 +54,37 @@ def stand_of(service: InferenceService, model: Model | None, now: datetime.datet
     if accepted is not None and accepted.status == "False":
         return Stand(0, failure=Failure(accepted.reason, accepted.message))
     if service.spec.replicas == 0 or service.spec.suspend:
-        phase = service.status.phase
-        return Stand(len(STEPS) if phase in {"Stopped", "Suspended"} else 0, "stopping")
+        return Stand(len(STEPS) if service.status.phase in {"Stopped", "Suspended"} else 0, "stopping")
     fetched = current(model.status.conditions, "Fetched", model.metadata.generation)
-    if fetched is not None and fetched.status == "False" and fetched.reason not in _PASSING:
+    if fetched is None or fetched.status != "True":
+        return _stand_without_file(service, model, fetched, now)
+    return _stand_with_file(service, model, looked_at=accepted is not None)
+
+
+def _stand_without_file(
+    service: InferenceService, model: Model, fetched: Condition | None, now: datetime.datetime
+) -> Stand:
+    if fetched is not None and fetched.reason not in _PASSING:
         return Stand(0, failure=Failure(fetched.reason, fetched.message))
     available = current(service.status.conditions, "Available", service.metadata.generation)
-    if available is not None and available.status == "False" and available.reason == "NoHost":
+    if available is not None and available.reason == "NoHost":
         return Stand(0, available.message, Failure("NoHost", available.message))
-    if fetched is None or fetched.status == "False":
-        words = [*progress(model), *last_error(service, model), *next_retry(service, model, now)]
-        return Stand(0, ", ".join(words) or "waiting for an agent")
+    words = [*progress(model), *last_error(service, model), *next_retry(service, model, now)]
+    return Stand(0, ", ".join(words) or "waiting for an agent")
+
+
+def _stand_with_file(service: InferenceService, model: Model, *, looked_at: bool) -> Stand:
     loaded = current(service.status.conditions, "Loaded", 0)
-    if loaded is not None and loaded.status == "True" and accepted is not None:
-        return Stand(3 if service.status.phase == "Ready" else 2, service.status.phase)
-    if loaded is not None and loaded.reason in _HOPELESS:
+    if loaded is None or not looked_at:
+        return Stand(1, "waiting for the agent to look at it")
+    if loaded.status == "True":
+        return Stand(3 if service.status.phase == "Ready" else 2)
+    if loaded.reason in _HOPELESS:
         return Stand(1, failure=Failure(loaded.reason, loaded.message))
-    words = waits_for(Scene(service, model)) or [summary(service, model)]
-    return Stand(1, words[0])
+    if loaded.reason == "Fetching":  # the Model was written first; its service is a step behind
+        return Stand(1)
+    words = waits_for(Scene(service, model)) or last_error(service, model)
+    return Stand(1, words[0] if words else loaded.message.partition("\n")[0])
 
 
 @attrs.define(eq=False)
@@ -113,11 +127,13 @@ class Arrival:
             arrived = stand.done == len(STEPS)
             ready_since = (ready_since or now) if arrived else None
             if ready_since is not None and (not self.changed or now - ready_since >= SETTLE_SECONDS):
-                self._tell(watch, len(STEPS), service, model)
+                if watch.laps or self.changed or self.known:  # what was Ready all along took no steps
+                    self._tell(watch, len(STEPS), service, model)
                 return None
-            self._tell(watch, min(stand.done, len(STEPS) - 1), service, model)
+            # After a change only the file's step is sure: for a moment it is still the old engine that is loaded.
+            self._tell(watch, min(stand.done, 1 if self.changed else len(STEPS) - 1), service, model)
             self.last = stand.failure.message if stand.failure else stand.detail
-            if not arrived:
+            if not arrived and (not stand.failure or stand.detail):  # a failure is told at the end, if it stays
                 self.display.going_on(STEPS[stand.done], self.last.partition("\n")[0])
             with trio.move_on_after(SETTLE_SECONDS if stand.failure or arrived else STALE_SECONDS):
                 await self.followed.changed.wait_newer(version)

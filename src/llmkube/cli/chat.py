@@ -1,7 +1,7 @@
 """`llmkube chat`: one question or a whole conversation; the words come as the engine makes them.
 
-The terminal is read between answers, outside of Trio, where line editing and Ctrl-C work as in any shell. Each answer is
-a run of its own: Ctrl-C stops it, which closes the connection, which stops the engine's work.
+The terminal is read between answers, outside of Trio, where line editing and Ctrl-C work as in any shell. Each answer
+is a run of its own: Ctrl-C stops it, which closes the connection, which stops the engine's work.
 """
 
 import contextlib

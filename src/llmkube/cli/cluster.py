@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,6 +128,8 @@ def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seco
         raise CommandError(f"no answer within {waited:g} s; is the API server there?", ExitCode.TIMED_OUT) from exc
 
 
-def answering() -> contextlib.AbstractContextManager[trio.CancelScope]:
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
     """Give the API server `ANSWER_SECONDS` for what the block asks it."""
-    return trio.fail_after(ANSWER_SECONDS)
+    with trio.fail_after(ANSWER_SECONDS):
+        yield

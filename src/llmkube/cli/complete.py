@@ -67,8 +67,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 def _where(ctx: click.Context) -> Where:
     """Return the place that the half-typed command line names so far."""
-    given = (ctx.params.get(name) for name in ("kubeconfig", "context", "namespace"))
-    return Where(*given)
+    return Where(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
 
 
 def _names(ctx: click.Context, kind: type[Any]) -> list[str]:

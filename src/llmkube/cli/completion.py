@@ -20,7 +20,7 @@ def completion(shell: str) -> None:
       bash   source <(llmkube completion bash)                   in ~/.bashrc; bash 4.4 or later
       zsh    source <(llmkube completion zsh)                    in ~/.zshrc, after compinit
       fish   llmkube completion fish > ~/.config/fish/completions/llmkube.fish
-    """
+    """  # noqa: D301 - click reads the character, and leaves the lines after it alone
     found = get_completion_class(shell)
     assert found is not None, "click knows all three"
     click.echo(found(cli, {}, _PROGRAM, _VARIABLE).source())

@@ -33,10 +33,12 @@ _HOST_NAME = setting(None, help="Name of this host; without it, the short host n
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Which kubeconfig to use.")
+_MODEL_STORE = setting(None, help="Folder for model files; without it, `store` in the state directory.")
 _HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
 )
 _HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
+_DRAIN_SECONDS = setting(30.0, help="How long requests in flight may take before an engine is stopped.", minimum=0)
 _LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
@@ -69,6 +71,7 @@ class UpConfig:
     )
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
+    drain_seconds: float = _DRAIN_SECONDS
     log_level: str = _log_level("warning")
 
 
@@ -78,7 +81,7 @@ class AgentConfig:
 
     host_ip: str | None = _HOST_IP
     namespace: str | None = _NAMESPACE
-    model_store: Path | None = setting(None, help="Folder for model files; without it, `store` in the state directory.")
+    model_store: Path | None = _MODEL_STORE
     llama_server: Path | None = _LLAMA_SERVER
     port: int = setting(
         9090, help="Port of /healthz, /readyz and /metrics on 127.0.0.1; 0 for none.", minimum=0, maximum=65535
@@ -99,6 +102,30 @@ class AgentConfig:
         help="Network (CIDR) that Models may be downloaded from although it is not public, such as that of a web "
         "server beside this host; repeatable. Whoever may write Models can make this host ask any address in it.",
     )
+    hf_token_file: Path | None = _HF_TOKEN_FILE
+    hub_endpoint: str = _HUB_ENDPOINT
+    on_exit: str = setting(
+        "stop",
+        help="What SIGTERM does to the engines: stop them, or keep them for the next agent on this host.",
+        choices=("stop", "keep"),
+    )
+    drain_seconds: float = _DRAIN_SECONDS
+    state_dir: Path | None = _STATE_DIR
+
+
+@attrs.frozen
+class CacheConfig:
+    """What `llmkube cache` can be told; it reads the agent's table, for it is the agent's store that it looks at."""
+
+    model_store: Path | None = _MODEL_STORE
+    state_dir: Path | None = _STATE_DIR
+
+
+@attrs.frozen
+class PreloadConfig:
+    """What `llmkube cache preload` can be told besides."""
+
+    model_store: Path | None = _MODEL_STORE
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
     state_dir: Path | None = _STATE_DIR

@@ -18,7 +18,6 @@ import trio
 from rich.console import Console
 
 from llmkube.base.errors import UserError
-from llmkube.base.logs import configure_logging
 from llmkube.cli import formats
 from llmkube.cli.arrival import Arrival, Failure
 from llmkube.cli.cluster import Cluster, Where, answering, run_against
@@ -30,6 +29,7 @@ from llmkube.cli.follow import open_follow
 from llmkube.cli.options import HELP, cluster_options, guarded
 from llmkube.cli.output import printable
 from llmkube.cli.running import open_service_nursery
+from llmkube.cli.watching import watch_quietly
 from llmkube.cli.whereabouts import find_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -47,6 +47,7 @@ _LOCAL: Final = ("./", "../", "~")
 
 # What to do about a failure, by its reason; {name} is the service's.
 _WAYS_OUT: Final[Mapping[str, str]] = {
+    "ModelNotFound": "give the --source of its weights, or the name of another Model with --model",
     "NoHost": "start an agent on a host that serves it, or deploy again with another --accelerator",
     "FileNotFound": "put the file there on the host that serves it, or deploy again with another --source",
     "NotGGUF": "deploy again with the --source of a .gguf file; `llmkube inspect` shows whether one is sound",
@@ -113,12 +114,12 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
             for kind, each in zip(order.kinds, manifests, strict=True):
                 await _rehearse(cluster, kind, each)  # a refused service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(order.kinds, manifests, strict=True)]
-        for each in applied:
-            click.echo(f"{each.title} {each.change}", err=wait)
+        for done in applied:
+            click.echo(f"{done.title} {done.change}", err=wait)
         if wait:
             await _wait(cluster, Key(cluster.namespace, name), applied, console, timeout)
 
-    configure_logging("warning", style="console")
+    watch_quietly()
     run_against(where, action)
 
 
@@ -178,7 +179,7 @@ def choose_accelerator(served: Collection[str], *, gpu: bool, platform: str = sy
 
 
 def absolute_source(text: str, folder: Path) -> str:
-    """Return a source as objects hold it: what looks like a path on this machine, or is a file here, becomes absolute."""
+    """Return a source as objects hold it: what looks like a path, or is a file on this machine, becomes absolute."""
     if text.startswith(_LOCAL) or (not text.startswith("/") and "://" not in text and (folder / text).is_file()):
         return os.path.normpath(folder / Path(text).expanduser())
     return text

@@ -44,7 +44,7 @@ class Scene:
     hosts: Sequence[Host] | None = None
 
 
-def describe_service(scene: Scene, now: datetime.datetime, *, wide: bool = False) -> str:
+def describe_service(scene: Scene, now: datetime.datetime) -> str:
     """Return a service's state as labelled lines and a table of its conditions, with the engine's words if any."""
     service, status = scene.service, scene.service.status
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
@@ -63,8 +63,7 @@ def describe_service(scene: Scene, now: datetime.datetime, *, wide: bool = False
     words = engine_words(service)
     if words:
         lines += ["", "The engine's last lines:", *(f"  {line}" for line in words)]
-    lines += ["", output.table(output.CONDITION_COLUMNS, output.condition_rows(status.conditions))]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_conditions(status.conditions)])
 
 
 def describe_model(model: Model, now: datetime.datetime) -> str:
@@ -86,8 +85,7 @@ def describe_model(model: Model, now: datetime.datetime) -> str:
         context = f"{facts.context_length} tokens" if facts.context_length else ""
         known = (facts.architecture, facts.quantization, context, facts.license)
         rows.append(("gguf", ", ".join(each for each in known if each)))
-    conditions = output.table(output.CONDITION_COLUMNS, output.condition_rows(model.status.conditions))
-    return "\n".join([f"Model {model.key}", *_labelled(rows), "", conditions])
+    return "\n".join([f"Model {model.key}", *_labelled(rows), *_conditions(model.status.conditions)])
 
 
 def summary(service: InferenceService, model: Model | None) -> str:
@@ -217,6 +215,10 @@ def _runtime_line(service: InferenceService) -> str:
     context = f", {spec.context_size} tokens of context" if spec.context_size else ""
     slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
     return f"{spec.runtime}{context}{slots}"
+
+
+def _conditions(conditions: Sequence[Condition]) -> list[str]:
+    return ["", output.table(output.CONDITION_COLUMNS, output.condition_rows(conditions))] if conditions else []
 
 
 def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:

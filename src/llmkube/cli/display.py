@@ -70,7 +70,7 @@ class LiveDisplay:
     def going_on(self, step: str, detail: str) -> None:
         """Put the step beside the spinner."""
         # One line whatever the terminal's width: a moving line that wraps leaves its tail behind.
-        text = Text(f"{step:<{_NAME_WIDTH}}", style="bold", no_wrap=True, overflow="ellipsis")
+        text = Text(no_wrap=True, overflow="ellipsis").append(f"{step:<{_NAME_WIDTH}}", style="bold")
         self._spinner.update(text=text.append(printable(detail), style="dim"))
         self.live.update(self._spinner)
 

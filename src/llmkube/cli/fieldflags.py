@@ -1,4 +1,4 @@
-"""Flags that stand for fields of our kinds: type, bounds, choices and help come from the field, so they cannot drift."""
+"""Flags that stand for fields of our kinds: type, bounds, choices and help come from the field; they cannot drift."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -119,7 +119,7 @@ def _option(each: FieldFlag) -> Decorator:
     if slot.type is bool:
         return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.parameter, default=None, help=text)
     metavar: str | None = each.metavar or None
-    kind: click.ParamType = click.STRING
+    kind: click.ParamType[Any] = click.STRING
     if facts.enum:
         kind = click.Choice([str(choice) for choice in facts.enum])
     elif slot.type is int:
@@ -132,7 +132,7 @@ def _option(each: FieldFlag) -> Decorator:
     return click.option(each.flag, each.parameter, type=kind, metavar=metavar, multiple=many, default=None, help=text)
 
 
-class _Patterned(click.ParamType):
+class _Patterned(click.ParamType[str]):
     """Text that the field's pattern allows."""
 
     name = "text"

@@ -50,7 +50,8 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
 
 def as_data(facts: GGUFFacts) -> dict[str, Any]:
     """Return the facts that the header gives, under the names that `status.gguf` uses."""
-    data = {camel(name): value for name, value in attrs.asdict(facts).items() if value not in {None, ()}}
+    named = attrs.asdict(facts) | {"model_name": facts.name, "name": None}
+    data = {camel(name): value for name, value in named.items() if value not in {None, ()}}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
@@ -89,8 +90,8 @@ def _facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
     if isinstance(parsed, LocalFile):
         return _local(Path(parsed.path))
     if isinstance(parsed, Builtin):
-        path = importlib.resources.files("llmkube.weights") / "builtin" / f"{parsed.name}.gguf"
-        with importlib.resources.as_file(path) as file:
+        packaged = importlib.resources.files("llmkube.weights") / "builtin" / f"{parsed.name}.gguf"
+        with importlib.resources.as_file(packaged) as file:
             return _local(file)
     if isinstance(parsed, Elsewhere):
         raise CommandError(f"{parsed.redacted} cannot be inspected from here: name a file, an https:// or an hf:// URL")

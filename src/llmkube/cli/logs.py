@@ -92,11 +92,11 @@ def file_of(folders: Sequence[Path], key: Key) -> Path | None:
 
 def own_names(state_dir: Path) -> frozenset[str]:
     """Return the names under which an agent on this machine may report."""
-    names = {default_host_name()}
-    for table, kind in (("agent", AgentConfig), ("up", UpConfig)):
-        chosen = load(table, kind, {"state_dir": state_dir}).host_name
-        names |= {chosen} if chosen else set()
-    return frozenset(map(host_id, names))
+    chosen = (
+        load("agent", AgentConfig, {"state_dir": state_dir}).host_name,
+        load("up", UpConfig, {"state_dir": state_dir}).host_name,
+    )
+    return frozenset(host_id(name) for name in (default_host_name(), *chosen) if name)
 
 
 async def _look(cluster: Cluster, key: Key, path: Path | None, folders: Sequence[Path]) -> Found:
@@ -165,14 +165,14 @@ def _writer() -> Callable[[bytes], None]:
     if not sys.stdout.isatty():
 
         def write_bytes(piece: bytes) -> None:
-            out = click.get_binary_stream("stdout")
+            out = sys.stdout.buffer
             out.write(piece)
             out.flush()
 
         return write_bytes
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut in two
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a character may be cut in two
 
     def write_text(piece: bytes) -> None:
-        click.echo(printable(decoder.decode(piece)), nl=False)
+        click.echo(printable(decode(piece)), nl=False)
 
     return write_text

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Entry] = {
     "scale": Entry("llmkube.cli.objects:scale", "Set how many processes serve; 0 stops."),
     "delete": Entry("llmkube.cli.objects:delete", "Delete InferenceServices (or Models)."),
     "inspect": Entry("llmkube.cli.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."),
+    "cache": Entry("llmkube.cli.cache:cache", "List, inspect, prune and preload model files on this machine."),
     "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),
     "rbac": Entry("llmkube.cli.rbac:rbac", "Print the roles that a program needs in a cluster."),
     "completion": Entry("llmkube.cli.completion:completion", "Print the script that completes commands in a shell."),

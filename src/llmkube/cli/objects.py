@@ -10,7 +10,6 @@ import click
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.base.logs import configure_logging
 from llmkube.cli import formats
 from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
 from llmkube.cli.complete import services, targets
@@ -19,7 +18,7 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
 from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
 from llmkube.cli.targets import Target, existing, or_not_found, parse_target
-from llmkube.cli.watching import append_lines, is_terminal, show_in_place
+from llmkube.cli.watching import append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.cli.whereabouts import find_engines, find_hosts, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -67,7 +66,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
             await append_lines(followed.changed, watcher.news)
 
     if watch:
-        configure_logging("warning", style="console")
+        watch_quietly()
         run_against(where, stay)
     else:
         click.echo(run_against(where, once, seconds=ANSWER_SECONDS))
@@ -102,7 +101,7 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
 
         before = await or_not_found(target, key, patch)
         if before == replicas:
-            return f"{target.title} has {replicas} replicas already"
+            return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
         return f"{target.title} scaled from {before} to {replicas}"
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
@@ -181,7 +180,7 @@ async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]],
                 await followed.changed.wait_newer(version)
     names = ", ".join(target.title for target, _, _ in left)
     raise CommandError(
-        f"{names}: deletion was accepted, but not done after {seconds:g} s; see `llmkube status`, or wait with --timeout",
+        f"{names}: deletion was accepted, but is not done after {seconds:g} s; wait longer with --timeout",
         ExitCode.TIMED_OUT,
     )
 

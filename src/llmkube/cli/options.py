@@ -78,8 +78,12 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
 
 def output_option(*formats: str) -> Decorator:
     """Add `-o`, with the formats that the command knows; it arrives as `form`, and is empty for people's tables."""
+
+    def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+        return value or ""
+
     return click.option(
-        "-o", "--output", "form", type=click.Choice(formats), default="", show_default=False, help="How to print it."
+        "-o", "--output", "form", type=click.Choice(formats), callback=chosen, help="How to print it; else for people."
     )
 
 

@@ -101,7 +101,8 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
 def service_wide_cells(service: InferenceService) -> tuple[str, ...]:
     """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
     available = condition(service.status.conditions, "Available")
-    message = service.status.scheduling_message or (available.message if available else "")
+    reason = available.message if available is not None and available.status != "True" else ""
+    message = service.status.scheduling_message or reason
     return (
         service.spec.runtime,
         str(service.spec.context_size or ""),

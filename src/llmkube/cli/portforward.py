@@ -3,8 +3,8 @@
 kubectl's own command looks for Pods behind a Service, and a Mac's engine has none.
 """
 
+import contextlib
 import random
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,24 +14,27 @@ import attrs
 import click
 import trio
 
+from llmkube.base.errors import LLMKubeError
 from llmkube.base.http import open_listeners
-from llmkube.base.logs import configure_logging
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.cluster import Cluster, Where, answering, run_against
 from llmkube.cli.complete import services
 from llmkube.cli.failures import CommandError
 from llmkube.cli.options import HELP, cluster_options, guarded
-from llmkube.cli.reach import gateway_way, not_ready
+from llmkube.cli.reach import Way, gateway_way, not_ready
 from llmkube.cli.running import LOOPBACK
 from llmkube.cli.targets import existing_service
 from llmkube.cli.tunnel import Destination, run_tunnel
+from llmkube.cli.watching import watch_quietly
 from llmkube.cli.whereabouts import Engine, engines_in, find_engines, slice_selector
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.names import SERVICE_PORT
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 
+_ASK_SECONDS: Final = 2.0
 _PORTS: Final = "[LOCAL][:REMOTE]"
 
 
@@ -43,7 +46,7 @@ class Ports:
     remote: int = SERVICE_PORT
 
 
-class PortsType(click.ParamType):
+class PortsType(click.ParamType[Ports]):
     """`8080`, `8080:8080`, `:8080`, or nothing."""
 
     name = "ports"
@@ -73,7 +76,7 @@ def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or the engine's own. When the engine is
     started again elsewhere, new connections go there.
     """
-    configure_logging("warning", style="console")
+    watch_quietly()
     run_against(where, partial(_forward, name, ports))
 
 
@@ -94,13 +97,7 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     taken = listeners[0].socket.getsockname()[1]
     if gateway is not None:
         click.echo(f'Forwarding {LOOPBACK}:{taken} -> {gateway.name}; requests name the model: "{gateway.model_id}"')
-        destination = Destination(gateway.host, gateway.port)
-
-        async def find() -> Destination:
-            await trio.lowlevel.checkpoint()
-            return destination
-
-        await run_tunnel(listeners, find, _tell)
+        await run_tunnel(listeners, CurrentGateway(cluster.client, key, gateway).find, _tell)
     async with open_engines(cluster.client, key) as current:
         click.echo(f"Forwarding {LOOPBACK}:{taken} -> {ready[0].netloc} ({key} on {ready[0].host or 'a node'})")
         await run_tunnel(listeners, current.find, _tell)
@@ -125,6 +122,21 @@ class CurrentEngine:
                 self._last = ready[0]
                 return Destination(ready[0].address, ready[0].port)
             await self.changed.wait_newer(version)
+
+
+@attrs.define(eq=False)
+class CurrentGateway:
+    """Where the gateway of `llmkube up` is now; one that was started again may have another port."""
+
+    client: Client
+    key: Key
+    way: Way
+
+    async def find(self) -> Destination:
+        """Return where it is; while the API server does not say, where it was."""
+        with contextlib.suppress(LLMKubeError), trio.move_on_after(_ASK_SECONDS):
+            self.way = gateway_way(await self.client.get(InferenceService, self.key)) or self.way
+        return Destination(self.way.host, self.way.port)
 
 
 @asynccontextmanager

@@ -63,6 +63,9 @@ async def find_way(cluster: Cluster, service: InferenceService) -> Way:
     Raises:
         CommandError: There is no way now; the sentence says why and what to do.
     """
+    if service.spec.suspend or service.spec.replicas == 0:
+        way_out = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
+        raise CommandError(f"InferenceService {service.key} is stopped; {way_out} starts it")
     through_gateway = gateway_way(service)
     if through_gateway is not None:
         return through_gateway

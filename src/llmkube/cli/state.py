@@ -33,6 +33,20 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
         yield path
 
 
+def holder_of(path: Path, lock: str = "lock") -> int | None:
+    """Return the pid of the program that holds a state directory, or None when nobody does."""
+    try:
+        with (path / lock).open(encoding="ascii", errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = file.read(32).strip()
+                return int(pid) if pid.isdecimal() else None
+    except OSError:
+        return None
+    return None
+
+
 @contextlib.contextmanager
 def temporary_state_dir() -> Iterator[Path]:
     """Give a fresh folder that is removed, with everything in it, at the end."""

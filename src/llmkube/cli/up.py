@@ -37,7 +37,7 @@ from llmkube.cli.follow import Followed, open_follow
 from llmkube.cli.host import check_own_address, default_host_name
 from llmkube.cli.manifests import Manifest, demo_manifests, load_manifests
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.running import LOOPBACK, Stop, open_port, open_service_nursery, run_until_signal
+from llmkube.cli.running import LOOPBACK, Stop, open_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.state import held_state_dir, temporary_state_dir
 from llmkube.cli.visit import Outcome, Place, Visit
 from llmkube.controller.operator import run_controller
@@ -74,6 +74,7 @@ class UpPlan:
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
             accelerators=frozenset(self.config.accelerator),
+            drain_seconds=self.config.drain_seconds,
             **download_settings(self.config),
         )
 
@@ -168,6 +169,7 @@ class _Up:
                     await support.start(control)
                     await support.start(run_server, gateway_handler(directory, http, ports.utcnow), gateway.listeners)
                     await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
+                    settle_heap()
                     outcome = await self._visit(visit, target, old_failure)
         return outcome
 

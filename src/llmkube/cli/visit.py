@@ -168,9 +168,9 @@ def usage(place: Place, model_id: str | None) -> str:
     body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
     return "\n".join(
         (
-            "" if model_id else "\nNothing is served yet. Apply a Model and an InferenceService, such as the demo's:\n",
+            "" if model_id else "\nNothing is served yet. Deploy a model, here or with kubectl:\n",
             f"  export KUBECONFIG={shlex.quote(place.kubeconfig)}",
-            *(() if model_id else ("  kubectl apply -f examples/demo.yaml",)),
+            *(() if model_id else ("  llmkube deploy demo --source builtin://demo",)),
             "  kubectl get isvc -A",
             f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
             "",

@@ -5,24 +5,36 @@ Both are fed by watches that survive a restart of the API server: meanwhile the 
 
 import shutil
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Never
+from typing import Any, Final, Never
 
 import attrs
 import click
+import structlog
 import trio
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from llmkube.base.logs import configure_logging
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli import output
 
 TICK_SECONDS: Final = 1.0
 """How often what stands on a terminal is drawn again, because ages grow."""
 
+OUTAGE_SECONDS: Final = 15.0
+"""Two watches notice one outage; what the second says within this time is no news."""
+
 SETTLE_SECONDS: Final = 0.05
 """Two watches tell of one moment one after the other; a line for the half of it would be wrong."""
+
+
+def watch_quietly() -> None:
+    """Let the watches of this process say one plain sentence per outage, instead of a log line per attempt."""
+    configure_logging("warning", style="console")
+    structlog.configure(processors=[_OutageNote()])
 
 
 def is_terminal() -> bool:
@@ -50,6 +62,20 @@ async def append_lines(changed: Mailbox[None], news: Callable[[], Awaitable[Sequ
             click.echo(line)
         await changed.wait_newer(version)
         await trio.sleep(SETTLE_SECONDS)
+
+
+@attrs.define(eq=False)
+class _OutageNote:
+    """A structlog processor: the second failure in a row is an outage, the first one is a server that ends a watch."""
+
+    _last: float = float("-inf")
+
+    def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> str:
+        now = time.monotonic()  # logging knows nothing of Trio's clock
+        if event.get("event") != "watch interrupted" or event.get("failures") != 2 or now - self._last < OUTAGE_SECONDS:
+            raise structlog.DropEvent
+        self._last = now
+        return "The API server does not answer; what you see is the last that it said. Trying again until it does."
 
 
 @attrs.define(eq=False)

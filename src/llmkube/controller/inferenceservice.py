@@ -12,10 +12,12 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | 0 < ready < desired, with too few hosts | Progressing | NoHost |
 | 0 < ready < desired | Progressing | Creating |
 | nobody alive serves the accelerator | Pending | NoHost |
+| every host that claims it is gone | Pending | NotClaimed |
 | `Accepted` does not hold | Failed | its reason, `Invalid` |
 | the Model's file will not come without an edit | Failed | the reason of the Model's `Fetched` |
 | the Model's file is on its way | Pending | Fetching |
 | `Loaded` does not hold, because the engine fails | Failed | its reason |
+| no host has claimed it, and none says anything of it | Pending | NotClaimed |
 | the Model's file is not there yet | Pending | FetchFailed, or Pending |
 | else | Creating | Creating |
 
@@ -38,7 +40,7 @@ from llmkube.controller.conditions import (
     current,
     settle,
 )
-from llmkube.controller.hosts import Hosts
+from llmkube.k8s.hosts import Hosts
 from llmkube.controller.model import (
     NO_HOST,
     TRANSIENT_REASONS,
@@ -55,6 +57,7 @@ from llmkube.k8s.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_na
 
 ACCEPTED: Final = "Accepted"
 LOADED: Final = "Loaded"
+NOT_CLAIMED: Final = "NotClaimed"
 
 FAILING_REASONS: Final = frozenset(
     {"CrashLoopBackOff", "EngineExited", "EngineNotFound", "LoadTimedOut", "Invalid", "InternalError"}
@@ -120,7 +123,9 @@ def count_replicas(
     return Replicas(desired, running=ready or int(loaded.reason in _OCCUPYING_REASONS), ready=ready)
 
 
-def judge_service(service: InferenceService, model: Model | None, replicas: Replicas, hosts: Hosts) -> Verdict:
+def judge_service(
+    service: InferenceService, model: Model | None, replicas: Replicas, hosts: Hosts, holders: Sequence[str] = ()
+) -> Verdict:
     """Decide a service's phase; the table above, from top to bottom."""
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
@@ -141,7 +146,7 @@ def judge_service(service: InferenceService, model: Model | None, replicas: Repl
         return Verdict("Progressing", "Creating", f"{ready} of {desired} replicas ready")
     if not serving:
         return Verdict("Pending", NO_HOST, no_host_message(accelerator_of(model)))
-    return _judge_start(service, model, hosts)
+    return _judge_start(service, model, hosts, holders)
 
 
 def derive_service_status(
@@ -151,6 +156,7 @@ def derive_service_status(
     hosts: Hosts,
     settings: ControllerSettings,
     *,
+    holders: Sequence[str] = (),
     now: datetime.datetime,
 ) -> dict[str, Any]:
     """Return the part of an InferenceService's status that the controller owns, except `lastUpdated`.
@@ -161,10 +167,11 @@ def derive_service_status(
         slices: All slices of this service, of hosts alive or dead.
         hosts: The hosts that are alive.
         settings: For the endpoint's address.
+        holders: The hosts that claim one of its replicas, alive or dead.
         now: The time of a condition that flips here.
     """
     replicas = count_replicas(service, model, slices, hosts)
-    verdict = judge_service(service, model, replicas, hosts)
+    verdict = judge_service(service, model, replicas, hosts, holders)
     statements = _statements(service, verdict, replicas)
     generation = service.metadata.generation
     return {
@@ -191,9 +198,13 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
     return next((mode for mode in ("embedding", "rerank") if mode in spec.endpoint.path), "chat")
 
 
-def _judge_start(service: InferenceService, model: Model, hosts: Hosts) -> Verdict:
+def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders: Sequence[str]) -> Verdict:
     """Say why nothing is ready although somebody could serve it."""
     generation = service.metadata.generation
+    claimed = [host for host in holders if hosts.alive(host)]
+    if holders and not claimed:  # whatever its last host has said of it is not true any more
+        gone = f"host {', '.join(holders)} is gone, and no other one has claimed this service yet"
+        return Verdict("Pending", NOT_CLAIMED, gone)
     accepted = current(service.status.conditions, ACCEPTED, generation)
     if accepted is not None and accepted.status == "False":
         return Verdict("Failed", accepted.reason, accepted.message)
@@ -205,6 +216,9 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts) -> Verdi
     loaded = current(service.status.conditions, LOADED, generation)
     if loaded is not None and loaded.status == "False" and loaded.reason in FAILING_REASONS:
         return Verdict("Failed", loaded.reason, loaded.message)
+    if loaded is None and not claimed:
+        able = ", ".join(sorted(hosts.serving(accelerator_of(model))))
+        return Verdict("Pending", NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}")
     if file.phase != "Ready":
         return Verdict("Pending", file.reason, file.message)
     message = loaded.message if loaded else ""

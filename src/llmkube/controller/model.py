@@ -15,7 +15,7 @@ import datetime
 from typing import Any, Final
 
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
-from llmkube.controller.hosts import Hosts
+from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.crd.model import Model
 
 FETCHED: Final = "Fetched"

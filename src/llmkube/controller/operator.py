@@ -1,15 +1,20 @@
-"""The controller of what hosts serve: four reflectors wake two reconcilers, and a timer notices hosts that fell silent.
+"""The controller of what hosts serve: reflectors wake three reconcilers, and a timer notices hosts that fell silent.
 
 ```
  Model ─────────────┐                       ┌─▶ models queue ───▶ derive_model_status ───┐
- InferenceService ──┤ reflectors ─ keys ─▶ ─┤                                            ├─▶ status apply
- EndpointSlice ─────┤           (indexes)   └─▶ services queue ─▶ derive_service_status ─┘
- Lease ─────────────┘─▶ lease book ◀── timer: a silent Lease is read once more before its host counts as gone
+ InferenceService ──┤ reflectors ─ keys ─▶ ─┼─▶ services queue ─▶ derive_service_status ─┴─▶ status apply
+ EndpointSlice ─────┤           (indexes)   └─▶ slices queue ───▶ out of service, if its host is gone
+ Claim (a Lease) ───┤
+ Lease of a host ───┘─▶ host watch ◀── timer: a silent Lease is read once more before its host counts as gone
 ```
 
 Where several controllers may run, all of this happens only while the Lease `llmkube-controller` is held.
 
-What wakes a service: itself, the Model it refers to, a slice that names it, and any change of the set of live hosts.
+What wakes a service: itself, the Model it refers to, a slice or a claim that names it, and any change of the set of
+live hosts.
+
+The slices are the agents'. The one thing that is edited there is the endpoint of a host that is gone: nobody else is
+left to say that it does not answer, and a cluster would go on sending requests into the void.
 """
 
 import datetime
@@ -23,10 +28,7 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.errors import LLMKubeError
-from llmkube.base.mailbox import Mailbox
 from llmkube.controller.conditions import PROGRESSING, timestamp
-from llmkube.controller.hosts import LeaseBook
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
@@ -34,6 +36,7 @@ from llmkube.controller.metrics import ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
 from llmkube.controller.namespace import run_namespace_keeper
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.slices import is_in_service, out_of_service
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.client import Client
@@ -41,9 +44,12 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError, root_words
 from llmkube.k8s.events import EventRecorder, EventType
+from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.lease import LeaseLostError, held
 from llmkube.k8s.names import (
     AGENT_MANAGER,
+    CLAIM_LABEL,
+    CLAIMED_ANNOTATION,
     CONTROLLER_FIELD_MANAGER,
     HOST_LABEL,
     MANAGED_BY_LABEL,
@@ -59,9 +65,6 @@ log = structlog.get_logger()
 _EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
 """The phases whose coming is an Event."""
 
-LEASE_READ_SECONDS: Final = 5.0
-"""How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
-
 _Label = tuple[str, str]  # namespace and value of SERVICE_LABEL
 
 
@@ -76,17 +79,21 @@ class _Controller:
     service_writer: StatusWriter[InferenceService]
     model_queue: WorkQueue[Key]
     service_queue: WorkQueue[Key]
+    slice_queue: WorkQueue[Key]
     recorder: EventRecorder
 
     models: Cache[Model] = attrs.field(factory=Cache)
     services: Cache[InferenceService] = attrs.field(factory=Cache)
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
-    leases: Cache[Lease] = attrs.field(factory=Cache)
-    book: LeaseBook = attrs.field(factory=LeaseBook)
-    lease_changes: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    claims: Cache[Lease] = attrs.field(factory=Cache)
+    hosts: HostWatch = attrs.field(init=False)
     services_by_model: Index[Key, Key] = attrs.field(factory=Index)
     services_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
+    claims_by_service: Index[Key, Key] = attrs.field(factory=Index)
+
+    def __attrs_post_init__(self) -> None:
+        self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.wake_all)
 
     # -- What a change wakes: called by reflectors, so short and without waiting -------------------------------------
 
@@ -102,22 +109,18 @@ class _Controller:
         self.service_queue.add_nowait(key)
 
     def on_slice(self, key: Key) -> None:
+        self.slice_queue.add_nowait(key)
         piece = self.slices.get(key)
         label = piece.metadata.labels.get(SERVICE_LABEL) if piece else None
         for concerned in self.slices_by_label.put(key, [(key.namespace, label)] if label else []):
             for service in self.services_by_label.holders(concerned):
                 self.service_queue.add_nowait(service)
 
-    def on_lease(self, key: Key) -> None:
-        before = self.book.hosts
-        lease = self.leases.get(key)
-        if lease is None:
-            self.book.forget(key)
-        else:
-            self.book.see(lease, trio.current_time())
-        self.lease_changes.put_nowait(None)
-        if self.book.hosts != before:
-            self.wake_all()
+    def on_claim(self, key: Key) -> None:
+        claim = self.claims.get(key)
+        named = claim.metadata.annotations.get(CLAIMED_ANNOTATION, "") if claim else ""
+        for service in self.claims_by_service.put(key, [Key.parse(named)] if named else []):
+            self.service_queue.add_nowait(service)
 
     def wake_all(self) -> None:
         """Look at every object again: hosts come and go rarely, and any of them may be concerned."""
@@ -125,9 +128,11 @@ class _Controller:
             self.model_queue.add_nowait(model.key)
         for service in self.services.values():
             self.service_queue.add_nowait(service.key)
+        for piece in self.slices.values():
+            self.slice_queue.add_nowait(piece.key)
 
     def reflectors(self, rng: random.Random) -> tuple[Callable[[], Awaitable[Never]], ...]:
-        """The four tasks that keep the caches true."""
+        """The tasks that keep the caches true."""
         reflect = functools.partial(run_reflector, self.client, rng=rng)
         here = functools.partial(reflect, namespace=self.settings.namespace)
         ours = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
@@ -137,8 +142,9 @@ class _Controller:
             functools.partial(here, InferenceService, self.services, self.on_service),
             functools.partial(here, EndpointSlice, self.slices, self.on_slice, label_selector=ours),
             functools.partial(
-                reflect, Lease, self.leases, self.on_lease, namespace=lease_namespace, label_selector=HOST_LABEL
+                reflect, Lease, self.claims, self.on_claim, namespace=lease_namespace, label_selector=CLAIM_LABEL
             ),
+            functools.partial(self.hosts.run_reflector, rng),
         )
 
     # -- What is done about it ---------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ class _Controller:
         if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
         newest = self.model_writer.newest(cached)
-        status = derive_model_status(newest, self.book.hosts, now=self.utcnow())
+        status = derive_model_status(newest, self.hosts.book.hosts, now=self.utcnow())
         try:
             written = await self.model_writer.write(cached, status)
         except NotFoundError:  # deleted in the meantime; its reflector will say so
@@ -177,8 +183,11 @@ class _Controller:
             return
         label = (key.namespace, label_value(key.name))
         slices = [piece for one in sorted(self.slices_by_label.holders(label)) if (piece := self.slices.get(one))]
+        holders = self._holders(key)
         now, newest = self.utcnow(), self.service_writer.newest(cached)
-        status = derive_service_status(newest, model, slices, self.book.hosts, self.settings, now=now)
+        status = derive_service_status(
+            newest, model, slices, self.hosts.book.hosts, self.settings, holders=holders, now=now
+        )
         try:
             written = await self.service_writer.write(cached, status, along={"lastUpdated": timestamp(now)})
         except NotFoundError:
@@ -197,46 +206,30 @@ class _Controller:
     def _ours(self, model: Model) -> bool:
         return accelerator_of(model) in self.settings.host_accelerators
 
-    # -- Hosts that fall silent --------------------------------------------------------------------------------------
+    def _holders(self, key: Key) -> tuple[str, ...]:
+        """The hosts that claim a replica of a service, alive or not."""
+        held = [claim for one in self.claims_by_service.holders(key) if (claim := self.claims.get(one))]
+        return tuple(sorted({claim.spec.holder_identity for claim in held if claim.spec.holder_identity}))
 
-    async def watch_leases(self) -> NoReturn:
-        """Declare a host gone when its Lease has not changed for its duration, and a fresh read confirms it.
+    # -- Hosts that are gone -----------------------------------------------------------------------------------------
 
-        The read matters: while the API server is away nobody can renew anything, and our watch may be the one thing
-        that is broken. As long as it cannot be read no host is declared gone, and after that each one gets a whole
-        Lease's time to renew.
-        """
-        unread: set[Key] = set()
-        while True:
-            version = self.lease_changes.version
-            overdue = self.book.overdue(trio.current_time())
-            for key in overdue:
-                await self._look_again(key, unread)
-            if not overdue:
-                with trio.move_on_at(self.book.next_deadline):
-                    await self.lease_changes.wait_newer(version)
-
-    async def _look_again(self, key: Key, unread: set[Key]) -> None:
-        before = self.book.hosts
-        try:
-            with trio.fail_after(LEASE_READ_SECONDS):
-                lease = await self.client.get(Lease, key)
-        except NotFoundError:
-            self.book.forget(key)
-        except (LLMKubeError, trio.TooSlowError) as error:
-            log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
-            unread.add(key)
-            self.book.postpone(key, trio.current_time() + LEASE_READ_SECONDS)
+    async def reconcile_slice(self, key: Key) -> None:
+        """Take a slice's endpoints out of service if its host is gone, and nobody has written to the slice since."""
+        await trio.lowlevel.checkpoint()
+        piece = self.slices.get(key)
+        host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
+        if piece is None or not is_in_service(piece) or self.hosts.book.hosts.alive(host):
             return
-        else:
-            now = trio.current_time()
-            self.book.see(lease, now, renewed=key in unread)
-            if key in self.book.overdue(now):
-                self.book.bury(key)
-                log.warning("host is gone: its lease was not renewed", lease=str(key))
-        unread.discard(key)
-        if self.book.hosts != before:
-            self.wake_all()
+        # A host that comes back renews its Lease before it says again where its engines are, but we may hear of that
+        # the other way round.
+        if host and not await self.hosts.wait_gone(host):
+            return
+        patch = out_of_service(piece)
+        try:
+            await self.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        except NotFoundError:
+            return
+        log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)
 
 
 async def run_controller(
@@ -250,7 +243,7 @@ async def run_controller(
 ) -> NoReturn:
     """Keep phase, conditions, replicas and endpoint of everything that hosts serve true, forever.
 
-    Started once all four collections are known and, with an identity, this controller is the one that acts. Until then
+    Started once all collections are known and, with an identity, this controller is the one that acts. Until then
     nothing is written: a service whose Model has not arrived yet is not a service without a Model.
 
     Args:
@@ -274,6 +267,7 @@ async def run_controller(
             service_writer=StatusWriter(client, InferenceService),
             model_queue=new_queue(rng),
             service_queue=new_queue(rng),
+            slice_queue=new_queue(rng),
             recorder=recorder,
         )
         await _run_reconcilers(controller, rng, metrics, acting)
@@ -312,12 +306,19 @@ async def _run_reconcilers(
     async with trio.open_nursery() as nursery:
         for reflector in controller.reflectors(rng):
             nursery.start_soon(reflector)
-        for cache in (controller.models, controller.services, controller.slices, controller.leases):
-            await cache.synced.wait()
-        nursery.start_soon(controller.watch_leases)
+        for synced in (
+            controller.models.synced,
+            controller.services.synced,
+            controller.slices.synced,
+            controller.claims.synced,
+            controller.hosts.leases.synced,
+        ):
+            await synced.wait()
+        nursery.start_soon(controller.hosts.run_expiry)
         for reconciler in (
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),
             Reconciler("inferenceservice", controller.reconcile_service, metrics, controller.service_queue),
+            Reconciler("endpointslice", controller.reconcile_slice, metrics, controller.slice_queue),
         ):
             nursery.start_soon(reconciler.run, controller.settings.workers)
         acting.set()

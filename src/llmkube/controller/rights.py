@@ -3,8 +3,8 @@
 from typing import Final
 
 from llmkube.controller import namespace, writer
-from llmkube.k8s import events, lease
-from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s import events, hostwatch, lease
+from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.rbac import FOLLOW, Need, Program
@@ -13,7 +13,9 @@ PROGRAM: Final = Program(
     "llmkube-controller",
     (
         *(Need(kind, FOLLOW) for kind in (Model, InferenceService, EndpointSlice)),
-        Need(Lease, FOLLOW | {"get"}, place="system"),
+        # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
+        Need(EndpointSlice, frozenset({"patch"})),
+        *hostwatch.NEEDS,
         *writer.NEEDS,
         *events.NEEDS,
         *lease.NEEDS,

@@ -27,6 +27,36 @@ HOST_LABEL: Final = "inference.llmkube.dev/host"
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 
+AGENT_VERSION_ANNOTATION: Final = "inference.llmkube.dev/agent-version"
+"""Annotation on a host's Lease: the version of its agent."""
+
+ENGINE_ANNOTATION: Final = "inference.llmkube.dev/engine"
+"""Annotation on a host's Lease: its engine and that engine's build."""
+
+MEMORY_TOTAL_ANNOTATION: Final = "inference.llmkube.dev/memory-total-bytes"
+"""Annotation on a host's Lease: how much memory it has."""
+
+MEMORY_FREE_ANNOTATION: Final = "inference.llmkube.dev/memory-free-bytes"
+"""Annotation on a host's Lease: how much memory programs could still get, when it was renewed."""
+
+SERVICES_ANNOTATION: Final = "inference.llmkube.dev/services"
+"""Annotation on a host's Lease: how many services it looks after."""
+
+ADDRESS_ANNOTATION: Final = "inference.llmkube.dev/address"
+"""Annotation on a host's Lease: the address that it advertises; empty when it publishes none."""
+
+ADDRESS_REASON_ANNOTATION: Final = "inference.llmkube.dev/address-reason"
+"""Annotation on a host's Lease: why it advertises that address, or why none."""
+
+CLAIM_LABEL: Final = "inference.llmkube.dev/claim"
+"""Label on a claim, the Lease by which a host runs one replica; its value is `label_value(name)` of the service."""
+
+CLAIMED_ANNOTATION: Final = "inference.llmkube.dev/inferenceservice"
+"""Annotation on a claim: `namespace/name` of the service."""
+
+SLOT_ANNOTATION: Final = "inference.llmkube.dev/slot"
+"""Annotation on a claim: which replica it is about, from 0."""
+
 MANAGED_BY_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 """The well-known label that keeps other controllers away from a slice."""
 
@@ -43,6 +73,8 @@ CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
 """Field manager of everything that the controller applies."""
 
 _DIGEST_CHARS: Final = 6
+_MAX_SUBDOMAIN: Final = 253
+_OTHERS_LEASES: Final = ("claim.", CONTROLLER_FIELD_MANAGER)
 _DNS_1035_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 
@@ -65,10 +97,13 @@ def host_id(host_name: str) -> str:
     """Return the name by which a host is known: the name of its Lease, a part of its slices' names and a label's value.
 
     A name that is a DNS-1123 subdomain of at most 63 characters is itself; any other one (`Ann's Mac`, `mac_mini`) is
-    respelled and gets 6 hex digits of its SHA-256.
+    respelled and gets 6 hex digits of its SHA-256; so does one that would be the name of another kind of Lease of ours.
     """
-    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name):
+    taken = host_name.startswith(_OTHERS_LEASES)
+    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name) and not taken:
         return host_name
+    if taken:
+        return _with_digest(f"host-{re.sub(r'[^a-z0-9]+', '-', host_name.lower())}", host_name)
     spelled = re.sub(r"[^a-z0-9]+", "-", host_name.lower()).strip("-")
     return _with_digest(spelled or "host", host_name)
 
@@ -94,6 +129,20 @@ def slice_name(service: str, host: str, family: Literal["IPv4", "IPv6"] = "IPv4"
         family: Of the address in the slice.
     """
     return f"{service}.{host_id(host)}" + (".ipv6" if family == "IPv6" else "")
+
+
+def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
+    """Return the name of the Lease by which a host claims one replica of an InferenceService.
+
+    A namespace has no dots and neither has a slot's number, so the name of the service is all that lies between them,
+    whatever dots it has. A name that would be too long for a Lease gets a digest instead of its end.
+    """
+    name = f"claim.{namespace}.{isvc_name}.{slot}"
+    if len(name) <= _MAX_SUBDOMAIN:
+        return name
+    digest = hashlib.sha256(isvc_name.encode()).hexdigest()
+    kept = isvc_name[: _MAX_SUBDOMAIN - len(f"claim.{namespace}.-{digest}.{slot}")].rstrip("-.")
+    return f"claim.{namespace}.{kept}-{digest}.{slot}"
 
 
 def endpoint_url(service: str, namespace: str, port: int, path: str, cluster_domain: str = "cluster.local") -> str:

@@ -29,6 +29,11 @@ class Desired:
         return other is not None and _wish(self) == _wish(other)
 
 
+def slots(desired: Desired) -> int:
+    """How many hosts may claim a service: one per replica, and one to keep its name when there are none."""
+    return max(1, desired.service.spec.replicas)
+
+
 def _wish(desired: Desired) -> tuple[object, ...]:
     service, model = desired.service, desired.model
     return (service.metadata.uid, service.spec, model.key, model.metadata.uid, model.spec)

@@ -31,6 +31,12 @@ class EngineNotFoundError(WorldError):
     reason = "EngineNotFound"
 
 
+class AddressMissingError(WorldError):
+    """This host does not have the address that engines should listen on, at least not now."""
+
+    reason = "AddressMissing"
+
+
 @attrs.define(eq=False)
 class LocalEngines:
     """Start llama-server on this machine."""
@@ -73,13 +79,15 @@ class LocalEngines:
             raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
         return text
 
-    def free_port(self) -> int:
+    def free_port(self, host: str) -> int:
         """Ask the kernel; somebody may take it before the engine does, and then the attempt fails and is repeated."""
-        family = socket.AF_INET6 if ":" in self.settings.bind_address else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.bind((self.settings.bind_address, 0))
-            port: int = probe.getsockname()[1]
-            return port
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+                port: int = probe.getsockname()[1]
+                return port
+        except OSError as error:
+            raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 
     def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Run a process with the small environment that engines get."""

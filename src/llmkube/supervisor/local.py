@@ -22,6 +22,7 @@ from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.tokens import HubTokens
 from llmkube.weights.addresses import Policy
+from llmkube.weights.disk import RunSync, in_threads
 from llmkube.weights.downloader import Downloader, open_downloader
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
@@ -42,6 +43,7 @@ class LocalWeights:
     downloader: Downloader
     policy: Policy
     tokens: HubTokens
+    run_sync: RunSync
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
 
@@ -63,7 +65,7 @@ class LocalWeights:
             weights = await self._verified_in_place(bound, sha256)
         else:
             weights = await bound(sha256=sha256)
-        return weights, await trio.to_thread.run_sync(read_header, weights.path, limiter=self.limiter)
+        return weights, await self.run_sync(partial(read_header, weights.path))
 
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
@@ -103,7 +105,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     ):
         yield Ports(
             engines=LocalEngines(settings),
-            weights=LocalWeights(store, limiter, downloader, policy, tokens),
+            weights=LocalWeights(store, limiter, downloader, policy, tokens, in_threads(limiter)),
             journal=journal,
             http=http,
             utcnow=_utcnow,

@@ -20,11 +20,11 @@ from llmkube.supervisor.settings import AgentSettings
 
 
 def belongs(entry: Entry, settings: AgentSettings) -> bool:
-    """Whether an agent with these settings would serve this: an engine on another address is of no use to it."""
+    """Whether an agent with these settings would serve this."""
     return (
         settings.namespace in (None, entry.key.namespace)
         and accelerator(entry.wish.model) in settings.accelerators
-        and (entry.engine is None or entry.engine.host == settings.bind_address)
+        and settings.selector.matches(entry.wish.service.metadata.labels)
     )
 
 

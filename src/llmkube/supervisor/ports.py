@@ -2,7 +2,7 @@
 
 import datetime
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from llmkube.base.http import HttpClient
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.weights.fetch import Progress, WeightsFile
@@ -82,8 +83,12 @@ class Engines(Protocol):
         """
         ...
 
-    def free_port(self) -> int:
-        """A TCP port on the bind address that nobody listens on at this moment."""
+    def free_port(self, host: str) -> int:
+        """A TCP port on one of this host's addresses that nobody listens on at this moment.
+
+        Raises:
+            WorldError: This host does not have the address.
+        """
         ...
 
     def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
@@ -116,6 +121,18 @@ class Weights(Protocol):
             WorldError: It did not work this time.
         """
         ...
+
+    async def has(self, model: Model) -> bool:
+        """Whether a Model's file is here, as far as a quick look can tell; never an error."""
+        ...
+
+
+@attrs.frozen
+class HostFacts:
+    """How much memory a host has, and how much programs could still get, in bytes; 0 when nobody knows."""
+
+    total_bytes: int = 0
+    free_bytes: int = 0
 
 
 class Journal(Protocol):
@@ -150,3 +167,5 @@ class Ports:
     rng: random.Random
     left: Mapping[Key, Entry] = attrs.field(factory=dict)
     downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
+    facts: Callable[[], HostFacts] = HostFacts
+    look: Callable[[], Awaitable[Reach]] | None = None  # how this host is reached now; without it, the settings say so

@@ -1,27 +1,80 @@
-"""This host's Lease: as long as it is renewed, the controller believes what the host says."""
+"""This host's Lease: as long as it is renewed, others believe what the host says, and leave it what it has claimed.
+
+One task looks around once per renewal, in this order: has the machine slept? at which address is it reached? Then the
+Lease is renewed, and when that works again after it did not, whoever needs it is told: what this host has said before
+may have been overruled meanwhile.
+"""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import LLMKubeError
+from llmkube import __version__
+from llmkube.base.errors import LLMKubeError, WorldError
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.tick import wait_tick
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL, host_id
+from llmkube.k8s.names import (
+    ACCELERATORS_ANNOTATION,
+    ADDRESS_ANNOTATION,
+    ADDRESS_REASON_ANNOTATION,
+    AGENT_VERSION_ANNOTATION,
+    ENGINE_ANNOTATION,
+    HOST_LABEL,
+    MEMORY_FREE_ANNOTATION,
+    MEMORY_TOTAL_ANNOTATION,
+    SERVICES_ANNOTATION,
+    host_id,
+)
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.addresses import Reach, settle
+from llmkube.supervisor.ports import HostFacts, Ports
+from llmkube.supervisor.power import Reading, slept_seconds
 from llmkube.supervisor.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
-EXPIRES_AFTER_RENEWALS = 4
-"""A Lease outlives this many missed renewals: one lost packet is not a dead Mac."""
+EXPIRES_AFTER_RENEWALS = 6
+"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
+
+ENGINE_LOOK_SECONDS = 60.0
+"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
-def lease_manifest(settings: AgentSettings, now: datetime.datetime) -> dict[str, Any]:
-    """Return the Lease that says that this host is alive and which accelerators it serves."""
+@attrs.frozen
+class HostReport:
+    """What a host says of itself beside that it lives. Its memory budget will stand here once it has one."""
+
+    facts: HostFacts = HostFacts()
+    engine: str = ""
+    services: int = 0
+    reach: Reach = Reach(None)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """As they stand on the Lease; what is not known is left out."""
+        said = {
+            AGENT_VERSION_ANNOTATION: __version__,
+            ENGINE_ANNOTATION: self.engine,
+            MEMORY_TOTAL_ANNOTATION: str(self.facts.total_bytes or ""),
+            MEMORY_FREE_ANNOTATION: str(self.facts.free_bytes or ""),
+            SERVICES_ANNOTATION: str(self.services),
+            ADDRESS_ANNOTATION: self.reach.address or "",
+            ADDRESS_REASON_ANNOTATION: self.reach.problem or self.reach.why,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+def lease_manifest(
+    settings: AgentSettings, now: datetime.datetime, annotations: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Return the Lease that says that this host is alive, and what it is and can hold."""
     host = host_id(settings.host_name)
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -30,7 +83,7 @@ def lease_manifest(settings: AgentSettings, now: datetime.datetime) -> dict[str,
             "name": host,
             "namespace": settings.lease_namespace,
             "labels": {HOST_LABEL: host},
-            "annotations": {ACCELERATORS_ANNOTATION: ",".join(sorted(settings.accelerators))},
+            "annotations": {ACCELERATORS_ANNOTATION: ",".join(sorted(settings.accelerators)), **annotations},
         },
         "spec": {
             "holderIdentity": settings.host_name,
@@ -48,12 +101,82 @@ async def withdraw_presence(client: Client, settings: AgentSettings) -> None:
         log.info("lease not deleted; it will expire", host=settings.host_name, error=str(error))
 
 
-async def run_presence(client: Client, settings: AgentSettings, utcnow: Callable[[], datetime.datetime]) -> None:
-    """Never return: renew the Lease; a failed renewal is only missed, since the next one is never far."""
-    while True:
+@attrs.define(eq=False)
+class Presence:
+    """One host's sign of life.
+
+    Attributes:
+        reach: How this host is reached; replaced when that changes.
+        services: Counts the services that it looks after.
+        woke: Told after a sleep how long it was, in seconds.
+        returned: Told when the Lease is renewed after a renewal that was missed.
+        present: Set once the Lease is there.
+    """
+
+    client: Client
+    settings: AgentSettings
+    ports: Ports
+    reach: Mailbox[Reach]
+    services: Callable[[], int]
+    woke: Callable[[float], None]
+    returned: Callable[[], None]
+    present: trio.Event
+    _engine: str = ""
+    _missed: bool = False
+
+    async def run(self) -> None:
+        """Never return: look around and renew; a failed renewal is only missed, since the next one is never far."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_engine_look)
+            while True:
+                await self._renew()
+                before = self._reading()
+                await wait_tick(self.settings.lease_renew_seconds)
+                slept = slept_seconds(before, self._reading(), self.settings.lease_renew_seconds)
+                if slept:
+                    log.info("the host has slept", seconds=round(slept))
+                    self._missed = True
+                    self.woke(slept)
+                await self.look_around()
+
+    async def look_around(self) -> None:
+        """Find out how this host is reached now, and tell if that has changed."""
+        if self.ports.look is None:
+            return
+        before = self.reach.value
+        now = settle(before if before.why else None, await self.ports.look())
+        if now == before:
+            return
+        if now.problem and now.problem != before.problem:
+            log.warning("this host's address is in doubt", problem=now.problem, hostIP=now.address or "")
+        elif (now.address, now.why) != (before.address, before.why):
+            log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
+        self.reach.put_nowait(now)
+
+    async def _renew(self) -> None:
+        report = HostReport(self.ports.facts(), self._engine, self.services(), self.reach.value)
+        manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
         try:
-            with trio.fail_after(settings.lease_renew_seconds):
-                await client.apply(Lease, lease_manifest(settings, utcnow()), field_manager=settings.field_manager)
+            with trio.fail_after(self.settings.lease_renew_seconds):
+                await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
         except (LLMKubeError, trio.TooSlowError) as error:
-            log.warning("lease not renewed", host=settings.host_name, error=str(error) or "no answer")
-        await trio.sleep(settings.lease_renew_seconds)
+            log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
+            self._missed = True
+            return
+        self.present.set()
+        if self._missed:
+            self._missed = False
+            self.returned()
+
+    async def _run_engine_look(self) -> None:
+        while True:
+            try:
+                engine = await self.ports.engines.info()
+            except WorldError:
+                self._engine = ""  # whoever wants to start one is told why
+            else:
+                self._engine = f"{Path(engine.program).name} {engine.version}".strip()
+            await wait_tick(ENGINE_LOOK_SECONDS)
+
+    def _reading(self) -> Reading:
+        return Reading(self.ports.utcnow(), trio.current_time())

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,9 +48,8 @@ def start_of(pid: int) -> str:
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
     """Return every process but this one that carries a mark in its environment; other users' cannot be read."""
-    return [
-        process for process in psutil.process_iter() if process.pid != os.getpid() and _mark(process, variable) == value
-    ]
+    candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else psutil.process_iter()
+    return [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
 
 
 def cookie_of(process: psutil.Process) -> str:
@@ -147,6 +146,18 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
             await trio.lowlevel.wait_kevent(pid, select.KQ_FILTER_PROC, abort)
 
         yield wait
+
+
+def _hinted(entry: str) -> Iterator[psutil.Process]:
+    """Yield the processes whose environment may hold an entry, with a fraction of the system calls that psutil makes.
+
+    Each of them may cost a worker thread its turn while the event loop is busy.
+    """
+    wanted = os.fsencode(entry)
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, psutil.Error):  # another user's, or gone since
+            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes():
+                yield psutil.Process(int(folder.name))
 
 
 def _mark(process: psutil.Process, variable: str) -> str:

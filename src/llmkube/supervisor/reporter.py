@@ -224,7 +224,7 @@ class Reporter:
     def _publish_endpoint(self) -> None:
         address, service = self.settings.advertise_address, self.wish.service
         port, ready = self._endpoint_port, self.view.ready
-        if address is None:
+        if address is None or not self.view.reason:  # while an engine is adopted, what its last agent said stands
             return
         self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))
         for slot in self._endpoint_slots():

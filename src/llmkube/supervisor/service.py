@@ -101,9 +101,8 @@ class Runner:
         while True:
             version, goal = target.version, target.value
             if isinstance(goal, Idle):
+                await self._forget_if_unwanted(goal)
                 self.reporter.say(ServiceView(goal.reason, goal.message))
-                if goal.reason == Reason.SCALED_TO_ZERO:
-                    await self.ports.journal.remove(key)
                 await target.wait_newer(version)
                 state = RestartState()
                 continue
@@ -133,7 +132,7 @@ class Runner:
         with trio.CancelScope() as attempt:
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_end_when_superseded, launch, target, attempt, self.reporter)
+                    nursery.start_soon(self._end_when_superseded, launch, target, attempt)
                     failure = await self._incarnation(launch)
                     nursery.cancel_scope.cancel(reason="the engine ended")
             except* WorldError as group:
@@ -142,6 +141,27 @@ class Runner:
                 log.exception("attempt failed", name=self.reporter.key.name, namespace=self.reporter.key.namespace)
                 failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {_innermost(bug)!r}")
         return None if attempt.cancelled_caught else failure
+
+    async def _end_when_superseded(self, launch: Launch, target: Mailbox[Target], attempt: trio.CancelScope) -> None:
+        """Cancel the attempt when another plan, or none, should run; the same plan again changes nothing."""
+        key = self.reporter.key
+        while True:
+            version, goal = target.version, target.value
+            if isinstance(goal, Idle):
+                zero = goal.reason == Reason.SCALED_TO_ZERO
+                message = "replicas=0; stopping process" if zero else "stopping process"
+                log.info(message, name=key.name, namespace=key.namespace, reason=goal.message)
+                await self._forget_if_unwanted(goal)
+                attempt.cancel(reason=goal.message)
+            elif goal.plan.digest != launch.plan.digest:
+                log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
+                attempt.cancel(reason="the plan changed")
+            await target.wait_newer(version)
+
+    async def _forget_if_unwanted(self, goal: Idle) -> None:
+        """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
+        if goal.reason == Reason.SCALED_TO_ZERO:
+            await self.ports.journal.remove(self.reporter.key)
 
     async def _incarnation(self, launch: Launch) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
@@ -223,6 +243,13 @@ class Runner:
                 message = f"loaded in {ready_at - started_at:.1f} s"
                 loaded = attrs.evolve(view, reason=Reason.LOADED, message=message)
                 async with self._drained(url), self.reporter.serving(loaded, self.parting, lambda: ended):
+                    log.info(
+                        "started inference service",
+                        name=self.reporter.key.name,
+                        namespace=self.reporter.key.namespace,
+                        pid=child.pid,
+                        port=view.port,
+                    )
                     await health.watch(self.ports.http, ready_url, self.reporter.answering)
             nursery.cancel_scope.cancel(reason="not ready in time, or not what was asked for")
         words = await _last_words(child)
@@ -258,26 +285,6 @@ class Runner:
                 if bound.cancelled_caught:
                     key = self.reporter.key
                     log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
-
-
-async def _end_when_superseded(
-    launch: Launch, target: Mailbox[Target], attempt: trio.CancelScope, reporter: Reporter
-) -> None:
-    """Cancel the attempt when another plan, or none, should run; the same plan again changes nothing."""
-    while True:
-        version, goal = target.version, target.value
-        if isinstance(goal, Idle):
-            log.info(
-                "replicas=0; stopping process" if goal.reason == Reason.SCALED_TO_ZERO else "stopping process",
-                name=reporter.key.name,
-                namespace=reporter.key.namespace,
-                reason=goal.message,
-            )
-            attempt.cancel(reason=goal.message)
-        elif goal.plan.digest != launch.plan.digest:
-            log.info("plan changed; restarting", name=reporter.key.name, namespace=reporter.key.namespace)
-            attempt.cancel(reason="the plan changed")
-        await target.wait_newer(version)
 
 
 async def _last_words(child: Child) -> str:

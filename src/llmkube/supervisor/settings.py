@@ -5,6 +5,7 @@ from typing import Literal
 
 import attrs
 
+from llmkube.k8s.selectors import Selector
 from llmkube.weights.addresses import Network
 from llmkube.weights.hub import ENDPOINT
 
@@ -24,7 +25,11 @@ class AgentSettings:
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
             (one machine, reached through the local gateway).
         bind_address: The address that engines listen on; never a wildcard.
+        api_server: The API server's URL, when the advertised address is to follow the route to it and the networks that
+            this host comes to; empty when `advertise_address` stands as given.
+        host_ip: The operator's own choice of the advertised address, which is then only watched.
         namespace: The namespace to serve, or None for all.
+        selector: Which services to serve, by their labels; an empty one selects all.
         accelerators: The `spec.hardware.accelerator` values that this host serves.
         endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
         lease_namespace: Where the host's Lease lives.
@@ -35,7 +40,7 @@ class AgentSettings:
         load_timeout_seconds: How long an engine may load before the attempt counts as failed.
         retry_cap_seconds: The longest pause before a failed fetch is tried again.
         reassert_seconds: How often what was published is published again, in case somebody removed it.
-        lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
+        lease_renew_seconds: How often the host's Lease is renewed; it expires after six times that.
         log_cap_bytes: An engine's log file is rotated when it grows beyond this.
     """
 
@@ -45,7 +50,10 @@ class AgentSettings:
     llama_server: str
     advertise_address: str | None = None
     bind_address: str = "127.0.0.1"
+    api_server: str = ""
+    host_ip: str | None = None
     namespace: str | None = None
+    selector: Selector = Selector()
     accelerators: frozenset[str] = frozenset({"metal"})
     endpoints_api: Literal["endpointslices", "endpoints"] = "endpointslices"
     lease_namespace: str = "llmkube-system"
@@ -56,7 +64,7 @@ class AgentSettings:
     load_timeout_seconds: float = 1800.0
     retry_cap_seconds: float = 60.0
     reassert_seconds: float = 600.0
-    lease_renew_seconds: float = 10.0
+    lease_renew_seconds: float = 5.0
     log_cap_bytes: int = 16 * 1024 * 1024
     private_sources: tuple[Network, ...] = ()
     hub_token_file: Path | None = None

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from llmkube.weights.errors import FetchError
+from llmkube.weights.errors import FetchError, SourceError
 from llmkube.weights.partial import cannot_write, remove_partial
 from llmkube.weights.records import Doubt, Record, key_of, recall_key, records, set_name
+from llmkube.weights.source import parse_source
 from llmkube.weights.store import Store, sync_folder
 
 
@@ -53,10 +54,16 @@ def list_cached(store: Store) -> list[Cached]:
 
 def find_cached(store: Store, text: str) -> list[Cached]:
     """Return the models that a source (any form of `spec.source`), or the beginning of a key, names."""
+    try:
+        identity = getattr(parse_source(text), "identity", "")
+    except SourceError:
+        identity = ""
     return [
         cached
         for cached in list_cached(store)
-        if text in (cached.source, cached.key) or (len(text) >= 4 and cached.key.startswith(text))
+        if text in (cached.source, cached.key)
+        or cached.key == key_of(identity)
+        or (len(text) >= 4 and cached.key.startswith(text))
     ]
 
 

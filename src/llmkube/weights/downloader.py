@@ -237,7 +237,7 @@ class Downloader:
                 self._refuse(shown, question, answer, at_hub=True)
             body = bytearray()
             with translated(question.url):
-                async for chunk in answer.chunks:
+                async for chunk in answer.body:
                     body += chunk
                     if len(body) > _LISTING_BYTES:
                         raise FetchError(f"{shown}: the hub's list of files is too long")

@@ -1,7 +1,7 @@
-"""One GET on one connection: the head is judged byte by byte, and the body passes through untouched, in large pieces.
+"""One GET on one connection: the head is judged byte by byte, a body of known length goes straight into a buffer.
 
-A download is all body. An HTTP library that parses, copies and checks each piece of it costs more processor time than
-receiving it does; here a piece of a body of known length is what the socket gave.
+A download is all body. An HTTP library that parses and copies each piece of it, into memory that was never touched
+before, costs more processor time than receiving and hashing do.
 """
 
 from collections.abc import Mapping
@@ -13,45 +13,64 @@ import trio
 
 from llmkube.base.http import BrokenOffError, Headers, Limits, ProtocolError
 from llmkube.base.http.message import encode_request_head
-from llmkube.base.http.parser import BodyDecoder, HeadReader, MalformedError, ResponseHead, response_body
+from llmkube.base.http.parser import BodyDecoder, HeadReader, LengthBody, MalformedError, ResponseHead, response_body
 
 _LIMITS: Final = Limits(max_headers=256)
-_RECEIVE_BYTES: Final = 512 * 1024  # fewer, larger pieces cost less; beyond this they no longer fit into the cache
+_PIECE_BYTES: Final = 64 * 1024
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @attrs.define(eq=False)
 class Body:
-    """The body of an answer as it comes; iterate once.
+    """The body of an answer as it comes: into buffers, or as pieces when iterated over.
 
-    Iterating raises `BrokenOffError` when it ends early, and `ProtocolError` when its framing is wrong.
+    Both raise `BrokenOffError` when it ends early, and `ProtocolError` when its framing is wrong.
     """
 
-    stream: trio.abc.Stream
+    _stream: trio.abc.Stream
     _decoder: BodyDecoder
-    _early: bytes  # what came along with the head
+    _left_bytes: int | None  # until the end, if the length is known: then there is nothing to decode
+    _held: memoryview  # what has come and was not asked for yet
+
+    async def receive_into(self, room: memoryview) -> int:
+        """Fill the beginning of a buffer, and return how far; 0 at the clean end of the body."""
+        if self._held or self._left_bytes is None:
+            await self._decode()
+            count = min(len(room), len(self._held))
+            room[:count], self._held = self._held[:count], self._held[count:]
+        elif self._left_bytes:
+            count = await _receive_into(self._stream, room[: self._left_bytes])
+            if not count:
+                raise BrokenOffError(f"the connection ended {self._left_bytes} bytes early")
+        else:
+            count = 0
+        if self._left_bytes is not None:
+            self._left_bytes -= count
+        return count
 
     def __aiter__(self) -> "Body":
         return self
 
     async def __anext__(self) -> bytes:
-        while self._decoder.rest is None:
-            data, self._early = self._early, b""
+        piece = bytearray(_PIECE_BYTES)
+        count = await self.receive_into(memoryview(piece))
+        if not count:
+            raise StopAsyncIteration
+        return bytes(piece[:count])
+
+    async def _decode(self) -> None:
+        """Wait until something is held, or the body has ended."""
+        await trio.lowlevel.checkpoint()
+        while not self._held and self._decoder.rest is None:
+            data = await _receive(self._stream)
             try:
                 if data:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    data = await _receive(self.stream)
-                if data:
-                    payload = self._decoder.feed(data)
-                    if payload:
-                        return payload
+                    self._held = memoryview(self._decoder.feed(data))
                 else:
                     self._decoder.feed_eof()
             except MalformedError as exc:
                 kind = ProtocolError if data else BrokenOffError
                 raise kind(str(exc)) from exc
-        raise StopAsyncIteration
 
 
 @attrs.frozen
@@ -84,11 +103,13 @@ async def get(stream: trio.abc.Stream, target: str, headers: Mapping[str, str]) 
             raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
         head, early = await _receive_head(stream)
         decoder = response_body("GET", head)
+        held = memoryview(decoder.feed(early))
     except MalformedError as exc:
         raise ProtocolError(str(exc)) from exc
     names = dict.fromkeys(name.lower() for name, _ in head.headers)
     joined = {name: ", ".join(head.headers.get_all(name)) for name in names}
-    return Reply(head.status, joined, Body(stream, decoder, early))
+    length = joined.get("content-length") if isinstance(decoder, LengthBody) else None
+    return Reply(head.status, joined, Body(stream, decoder, None if length is None else int(length), held))
 
 
 def words_of(exc: BaseException) -> str:
@@ -120,6 +141,20 @@ async def _receive_head(stream: trio.abc.Stream) -> tuple[ResponseHead, bytes]:
 
 async def _receive(stream: trio.abc.Stream) -> bytes:
     try:
-        return bytes(await stream.receive_some(_RECEIVE_BYTES))
+        return bytes(await stream.receive_some(_PIECE_BYTES))
     except _BROKEN as exc:
         raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+
+
+async def _receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
+    if isinstance(stream, trio.SocketStream):
+        try:
+            return await stream.socket.recv_into(room)
+        except OSError as exc:
+            raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+    try:
+        data = await stream.receive_some(len(room))
+    except _BROKEN as exc:
+        raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+    room[: len(data)] = data
+    return len(data)

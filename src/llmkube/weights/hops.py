@@ -5,7 +5,7 @@ Nothing is remembered between questions: no cookies, no netrc, no proxy. Credent
 
 import base64
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -18,7 +18,7 @@ from llmkube.weights.addresses import Policy
 from llmkube.weights.answers import linked_digest, linked_size
 from llmkube.weights.dial import Transport
 from llmkube.weights.errors import FetchError, RedirectError
-from llmkube.weights.exchange import get
+from llmkube.weights.exchange import Body, get
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
 
 MAX_REDIRECTS: Final = 5
@@ -64,7 +64,7 @@ class Answer:
         redirected: Whether it comes from somewhere else than the question's URL.
         linked_sha256: The digest that the hub promised on the way, if it did.
         linked_size: The size that the hub promised on the way, if it did.
-        chunks: The body; HttpError when it breaks off.
+        body: What it says; HttpError when it breaks off.
     """
 
     status: int
@@ -72,7 +72,7 @@ class Answer:
     redirected: bool
     linked_sha256: str | None
     linked_size: int | None
-    chunks: AsyncIterator[bytes]
+    body: Body
 
 
 @asynccontextmanager

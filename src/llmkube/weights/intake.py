@@ -1,51 +1,66 @@
 """The receiving side of a transfer: it passes chunks on to whoever writes, and notices junk, surplus and stalls."""
 
-from collections.abc import AsyncIterator
 from typing import Final
 
 import attrs
 import trio
 
 from llmkube.weights.errors import FetchError, NotGGUFError, WrongSizeError
+from llmkube.weights.exchange import Body
 from llmkube.weights.hops import translated
 from llmkube.weights.retry import Patience
 from llmkube.weights.urls import WebUrl
 
 _MAGIC: Final = b"GGUF"
-_BATCH_BYTES: Final = 8 << 20  # what piles up while the disk is busy with the batch before
+_HEAD_BYTES: Final = 512  # enough to tell a web page from what else it may be
+_RING_BYTES: Final = 8 << 20
 
 Failure = NotGGUFError | FetchError
 
 
-@attrs.define(eq=False)
-class Batches:
-    """Chunks on their way to the disk: the writer takes all there are at once, so that none waits for the next one."""
+class Ring:
+    """A buffer that is filled from the network at one end while the disk takes what is at the other.
 
-    _chunks: list[bytes] = attrs.field(factory=list)
-    _size_bytes: int = 0
-    _ended: bool = False
-    _broken: bool = False
-    _filled: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-    _emptied: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    Its memory is used again and again: pages fresh from the kernel for each piece would cost more than the copy does.
+    """
 
-    async def put(self, chunk: bytes) -> None:
-        """Hand over a chunk, and wait while too much piles up; BrokenResourceError when nobody writes any more."""
-        if not self._broken:
-            self._chunks.append(chunk)
-            self._size_bytes += len(chunk)
-            self._filled.unpark_all()
-        while self._size_bytes >= _BATCH_BYTES and not self._broken:
+    def __init__(self, size_bytes: int = _RING_BYTES) -> None:
+        self._memory = memoryview(bytearray(size_bytes))
+        self._filled_bytes = self._taken_bytes = self._released_bytes = 0  # since the beginning
+        self._ended = self._broken = False
+        self._filled, self._emptied = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
+
+    async def room(self) -> memoryview:
+        """Return where the next bytes go; wait while all is full; BrokenResourceError when nobody takes any more."""
+        await trio.lowlevel.checkpoint()
+        size = len(self._memory)
+        while self._filled_bytes - self._released_bytes == size and not self._broken:
             await self._emptied.park()
         if self._broken:
             raise trio.BrokenResourceError
+        start = self._filled_bytes % size
+        return self._memory[start : start + size - (self._filled_bytes - self._released_bytes)]
 
-    async def take(self) -> list[bytes]:
-        """Return all that is there, and wait while that is nothing; empty at the end."""
-        while not self._chunks and not self._ended:
-            await self._filled.park()
-        taken, self._chunks, self._size_bytes = self._chunks, [], 0
+    def filled(self, count: int) -> None:
+        """Hand over the first bytes of the room."""
+        self._filled_bytes += count
+        self._filled.unpark_all()
+
+    async def take(self) -> memoryview:
+        """Return what is there, up to half of the ring, and wait while that is nothing; empty at the end.
+
+        What was taken before is released, and will be overwritten.
+        """
+        self._released_bytes = self._taken_bytes
         self._emptied.unpark_all()
-        return taken
+        await trio.lowlevel.checkpoint()
+        while self._taken_bytes == self._filled_bytes and not self._ended:
+            await self._filled.park()
+        size = len(self._memory)
+        start = self._taken_bytes % size
+        found = self._memory[start : start + min(self._filled_bytes - self._taken_bytes, size // 2)]
+        self._taken_bytes += len(found)
+        return found
 
     def end(self) -> None:
         """Say that nothing more comes."""
@@ -71,7 +86,7 @@ class Intake:
         have_bytes: How much of the file was there before.
         limit_bytes: How much of it there may be.
         patience: What counts as a stall.
-        batches: Where the chunks go.
+        ring: Where the bytes go.
     """
 
     url: WebUrl
@@ -79,51 +94,55 @@ class Intake:
     have_bytes: int
     limit_bytes: int
     patience: Patience
-    batches: Batches
+    ring: Ring
     _window_bytes: int = 0  # still to come in this window
-    _head: bytes | None = None  # the first bytes, until there are enough of them to be judged
 
-    async def run(self, chunks: AsyncIterator[bytes], scope: trio.CancelScope) -> Failure | None:
+    async def run(self, body: Body, scope: trio.CancelScope) -> Failure | None:
         """Pass the body on; return what went wrong as a value, because a nursery would wrap what is raised.
 
         What came before a broken connection is passed on; what was refused is not. If the writing side gives up, that
         is the end here too, and the reason is to be had from it.
         """
-        self._head = b"" if self.have_bytes == 0 else None
         self._restart_window(scope)
         try:
             with translated(self.url):
-                async for chunk in chunks:
-                    await self._take(chunk, scope)
-            if self._head is not None:
-                self._judge(self._head)
+                if self.have_bytes == 0:
+                    await self._take_head(body, scope)
+                while count := await body.receive_into(await self._room(scope)):
+                    self._note(count, scope)
+                    self.ring.filled(count)
         except (FetchError, NotGGUFError) as error:
             return error
         except trio.BrokenResourceError:
             return None
         finally:
             scope.deadline = float("inf")  # from here on only the disk can be slow
-            self.batches.end()
+            self.ring.end()
         return None
 
-    async def _take(self, chunk: bytes, scope: trio.CancelScope) -> None:
-        self.have_bytes += len(chunk)
-        if self.have_bytes > self.limit_bytes:
-            raise WrongSizeError(f"{self.shown}: the server sends more than {self.limit_bytes} bytes")
-        self._window_bytes -= len(chunk)
-        if self._window_bytes <= 0:
-            self._restart_window(scope)
-        if self._head is not None:
-            chunk = self._head + chunk  # nothing is written before it can be judged
-            if len(chunk) < len(_MAGIC):
-                self._head = chunk
-                return
-            self._judge(chunk)
-            self._head = None
+    async def _take_head(self, body: Body, scope: trio.CancelScope) -> None:
+        """Pass on as many bytes as it takes to judge the file: nothing is written before that."""
+        room, held = await self._room(scope), 0
+        while held < len(_MAGIC) and (count := await body.receive_into(room[held:])):
+            self._note(count, scope)
+            held += count
+        self._judge(bytes(room[: min(held, _HEAD_BYTES)]))
+        self.ring.filled(held)
+
+    async def _room(self, scope: trio.CancelScope) -> memoryview:
         left = scope.deadline - trio.current_time()
         scope.deadline = float("inf")
-        await self.batches.put(chunk)
+        room = await self.ring.room()
         scope.deadline = trio.current_time() + left
+        return room
+
+    def _note(self, count: int, scope: trio.CancelScope) -> None:
+        self.have_bytes += count
+        if self.have_bytes > self.limit_bytes:
+            raise WrongSizeError(f"{self.shown}: the server sends more than {self.limit_bytes} bytes")
+        self._window_bytes -= count
+        if self._window_bytes <= 0:
+            self._restart_window(scope)
 
     def _restart_window(self, scope: trio.CancelScope) -> None:
         scope.deadline = trio.current_time() + self.patience.window_seconds

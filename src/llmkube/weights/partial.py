@@ -13,7 +13,6 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,43 +81,41 @@ class Partial:
         """Keep what is there, and note what else has become known of it."""
         self.note = note
 
-    def append(self, chunks: Sequence[bytes]) -> None:
-        """Write, hash and count chunks; what came before them stays if that fails.
+    def append(self, data: bytes | memoryview) -> None:
+        """Write, hash and count bytes.
 
         Raises:
             FetchError: As `write`.
         """
-        self.write(chunks)
-        self.count(chunks, self.hashed(chunks))
+        self.write(data)
+        self.count(data, self.hashed(data))
 
-    def write(self, chunks: Sequence[bytes]) -> None:
-        """Write chunks behind what is there, without counting them yet; what was written before a failure is cut off.
+    def write(self, data: bytes | memoryview) -> None:
+        """Write bytes behind what is there, without counting them yet; what was written before a failure is cut off.
 
         Raises:
             NoSpaceError: The disk is full.
             FetchError: The disk fails.
         """
+        view = memoryview(data)
         try:
-            for chunk in chunks:
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(self._fd, view) :]
+            while view:
+                view = view[os.write(self._fd, view) :]
         except OSError as exc:
             with contextlib.suppress(OSError):
                 self._seek_to_end()
             raise self._cannot_write(exc) from exc
 
-    def hashed(self, chunks: Sequence[bytes]) -> "hashlib._Hash":
-        """Return the digest of what is there with the chunks behind it, without counting them yet."""
+    def hashed(self, data: bytes | memoryview) -> "hashlib._Hash":
+        """Return the digest of what is there with the bytes behind it, without counting them yet."""
         digest = self._digest.copy()
-        for chunk in chunks:
-            digest.update(chunk)
+        digest.update(data)
         return digest
 
-    def count(self, chunks: Sequence[bytes], digest: "hashlib._Hash") -> None:
-        """Count chunks that have been written and hashed."""
+    def count(self, data: bytes | memoryview, digest: "hashlib._Hash") -> None:
+        """Count bytes that have been written and hashed."""
         self._digest = digest
-        self.size_bytes += sum(map(len, chunks))
+        self.size_bytes += len(data)
 
     def checkpoint(self) -> None:
         """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""

@@ -112,7 +112,7 @@ async def _read(place: _Place) -> GGUFFacts:
                 reader = HeaderReader(place.shown, total, limit_bytes=MAX_REMOTE_BYTES)
             asked = attrs.evolve(asked, validator=take.validator, total_bytes=total)
             with translated(place.url):
-                await _pour(answer.chunks, take.offset, reader, end if answer.status == 206 else None)
+                await _pour(answer.body, take.offset, reader, end if answer.status == 206 else None)
         if reader.wanted is None:
             return facts_of(reader)
     raise RangeError(f"{place.shown}: the server sends parts that are shorter than what was asked for")
@@ -160,7 +160,7 @@ async def _list(place: _Place) -> hub.Listing:
             raise refusal(place.asked(), answer.status, answer.headers, redirected=answer.redirected, now=now)
         body = bytearray()
         with translated(place.url):
-            async for chunk in answer.chunks:
+            async for chunk in answer.body:
                 body += chunk
                 if len(body) > _LISTING_BYTES:
                     raise FetchError(f"{place.shown}: the hub's list of files is too long")

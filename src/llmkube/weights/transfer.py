@@ -19,7 +19,7 @@ from llmkube.weights.errors import (
     WrongSizeError,
 )
 from llmkube.weights.hops import Answer, Credential, Question, open_answer
-from llmkube.weights.intake import Batches, Intake
+from llmkube.weights.intake import Intake, Ring
 from llmkube.weights.partial import Note, Partial
 from llmkube.weights.retry import Means, persist
 from llmkube.weights.urls import WebUrl
@@ -254,12 +254,12 @@ class Transfer:
     async def _pour(self, answer: Answer, total: int | None, scope: trio.CancelScope) -> None:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         failures: list[FetchError] = []
-        batches, patience = Batches(), self.means.patience
+        ring, patience = Ring(), self.means.patience
         limit = patience.max_bytes if total is None else total
-        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience, batches)
+        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience, ring)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, batches, failures, total)
-            failure = await intake.run(answer.chunks, scope)
+            nursery.start_soon(self._write, ring, failures, total)
+            failure = await intake.run(answer.body, scope)
         if failures:
             raise failures[0]
         if isinstance(failure, WrongSizeError):
@@ -267,8 +267,8 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    async def _write(self, batches: Batches, failures: list[FetchError], total: int | None) -> None:
-        """Take batches until the end; now and then make what is there survive a power cut, beside the next batches."""
+    async def _write(self, ring: Ring, failures: list[FetchError], total: int | None) -> None:
+        """Take bytes until the end; now and then make what is there survive a power cut, beside the next ones."""
         partial, patience = self.partial, self.means.patience
         syncing = trio.CapacityLimiter(1)
         since_seconds, since_bytes = trio.current_time(), partial.size_bytes
@@ -278,42 +278,42 @@ class Transfer:
                 await step()
             except FetchError as error:
                 failures.append(error)
-                batches.give_up()
+                ring.give_up()
 
         async def checkpoint() -> None:
             async with syncing:
                 await self.means.run_sync(partial.checkpoint)
 
         async with trio.open_nursery() as nursery:
-            while not failures and (batch := await batches.take()):
-                await attempt(bind(self._append, batch, total))
+            while not failures and (data := await ring.take()):
+                await attempt(bind(self._append, data, total))
                 lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
                 due = lately_seconds >= patience.checkpoint_seconds or lately_bytes >= patience.checkpoint_bytes
                 if due and not syncing.borrowed_tokens:
                     since_seconds, since_bytes = trio.current_time(), partial.size_bytes
                     nursery.start_soon(attempt, checkpoint)
 
-    async def _append(self, batch: list[bytes], total: int | None) -> None:
-        """Write a batch and hash it: two threads, if it is worth it, each as long at it as the other."""
+    async def _append(self, data: memoryview, total: int | None) -> None:
+        """Write bytes and hash them: two threads, if that is worth it."""
         run_sync, partial = self.means.run_sync, self.partial
         before = partial.size_bytes
-        if sum(map(len, batch)) < _WORTH_TWO_THREADS_BYTES:
-            await run_sync(bind(partial.append, batch))
+        if len(data) < _WORTH_TWO_THREADS_BYTES:
+            await run_sync(bind(partial.append, data))
         else:
             failures: list[FetchError] = []
 
             async def write() -> None:
                 try:
-                    await run_sync(bind(partial.write, batch))
+                    await run_sync(bind(partial.write, data))
                 except FetchError as error:  # as a value: a nursery would wrap it
                     failures.append(error)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(write)
-                digest = await run_sync(bind(partial.hashed, batch))
+                digest = await run_sync(bind(partial.hashed, data))
             if failures:
                 raise failures[0]
-            partial.count(batch, digest)
+            partial.count(data, digest)
         self.means.space.used(partial, partial.size_bytes - before)
         if total is None:
             self._claim(None)

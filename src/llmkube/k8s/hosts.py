@@ -2,7 +2,7 @@
 
 A Lease carries the holder's wall clock, and two machines' clocks are never compared here. What counts is our own
 monotonic clock: a Lease that has not changed for its whole duration since *we* saw it change belongs to a host that is
-gone. A controller that has just started therefore believes every Lease for its whole duration. Time is an argument
+gone. A program that has just started therefore believes every Lease for its whole duration. Time is an argument
 throughout, so a test needs no clock.
 """
 
@@ -13,11 +13,14 @@ from typing import Final
 import attrs
 
 from llmkube.k8s.builtins import Lease
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
+from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
 from llmkube.k8s.resource import Key
 
 DEFAULT_LEASE_SECONDS: Final = 40.0
 """How long a Lease that does not say is good for."""
+
+
+_MAX_DIGITS: Final = 19
 
 
 @attrs.frozen
@@ -42,6 +45,7 @@ class _Sighting:
     version: str
     duration_seconds: float
     deadline: float
+    free_bytes: int
     alive: bool = True
 
 
@@ -62,6 +66,11 @@ class LeaseBook:
             if sighting.alive:
                 merged[sighting.host] = merged.get(sighting.host, frozenset()) | sighting.accelerators
         return Hosts(merged)
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """How much memory each live host has said to have free; 0 where it has not said."""
+        return {s.host: s.free_bytes for s in self._sightings.values() if s.alive}
 
     @property
     def next_deadline(self) -> float:
@@ -87,7 +96,7 @@ class LeaseBook:
         duration = float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
         listed = lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "")
         served = frozenset(word.strip() for word in listed.split(",") if word.strip())
-        self._sightings[lease.key] = _Sighting(host, served, version, duration, now + duration)
+        self._sightings[lease.key] = _Sighting(host, served, version, duration, now + duration, _free_bytes(lease))
 
     def forget(self, key: Key) -> None:
         """Drop a Lease that was deleted: its host is gone at once."""
@@ -106,3 +115,8 @@ class LeaseBook:
         """Hold a host for dead until its Lease changes again."""
         if key in self._sightings:
             self._sightings[key] = attrs.evolve(self._sightings[key], alive=False)
+
+
+def _free_bytes(lease: Lease) -> int:
+    said = lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < _MAX_DIGITS else 0

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from controller.objects import lease
-from llmkube.controller.hosts import Hosts, LeaseBook
+from llmkube.k8s.hosts import Hosts, LeaseBook
 from llmkube.k8s.resource import Key
 
 STUDIO = Key("llmkube-system", "studio")

@@ -1,0 +1,128 @@
+"""Know which hosts are alive: follow their Leases, and read a silent one once more before its host counts as gone.
+
+The read matters: while the API server is away nobody can renew anything, and our watch may be the one thing that is
+broken. As long as a Lease cannot be read no host is declared gone, and after that each one gets a whole Lease's time to
+renew. The controller and every agent judge by this, each with its own clock.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Never, NoReturn
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.hosts import LeaseBook
+from llmkube.k8s.names import HOST_LABEL
+from llmkube.k8s.rbac import FOLLOW, Need
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+
+log = structlog.get_logger()
+
+NEEDS: Final = (Need(Lease, FOLLOW | {"get"}, place="system"),)
+
+READ_SECONDS: Final = 5.0
+"""How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
+
+
+@attrs.define(eq=False)
+class HostWatch:
+    """The hosts of one cluster.
+
+    Attributes:
+        client: The API server.
+        namespace: Where hosts keep their Leases.
+        changed: Called when the set of live hosts, or what one of them serves, is another one; it must not block.
+        leases: The Leases as last seen.
+        book: When each of them was seen to change.
+    """
+
+    client: Client
+    namespace: str
+    changed: Callable[[], None]
+    leases: Cache[Lease] = attrs.field(factory=Cache)
+    book: LeaseBook = attrs.field(factory=LeaseBook)
+    _news: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    _unread: set[Key] = attrs.field(factory=set)
+
+    async def run_reflector(self, rng: random.Random) -> Never:
+        """Never return: follow the Leases."""
+        await run_reflector(
+            self.client,
+            Lease,
+            self.leases,
+            self._on_lease,
+            namespace=self.namespace,
+            label_selector=HOST_LABEL,
+            rng=rng,
+        )
+
+    async def run_expiry(self) -> NoReturn:
+        """Never return: declare a host gone when its Lease has not changed for its duration and a read confirms it."""
+        while True:
+            version = self._news.version
+            overdue = self.book.overdue(trio.current_time())
+            for key in overdue:
+                await self._look_again(key)
+            if not overdue:
+                with trio.move_on_at(self.book.next_deadline):
+                    await self._news.wait_newer(version)
+
+    async def wait_gone(self, host: str) -> bool:
+        """Read a host's Lease now, and return whether there is none, or one that has been silent for too long.
+
+        Raises:
+            WorldError: It cannot be told.
+        """
+        key = Key(self.namespace, host)
+        try:
+            lease = await self.client.get(Lease, key)
+        except NotFoundError:
+            self._judged(partial(self.book.forget, key))
+            return True
+        self._judged(partial(self.book.see, lease, trio.current_time()))
+        return not self.book.hosts.alive(host)
+
+    def _on_lease(self, key: Key) -> None:
+        lease = self.leases.get(key)
+        if lease is None:
+            self._judged(partial(self.book.forget, key))
+        else:
+            self._judged(partial(self.book.see, lease, trio.current_time()))
+
+    async def _look_again(self, key: Key) -> None:
+        try:
+            with trio.fail_after(READ_SECONDS):
+                lease = await self.client.get(Lease, key)
+        except NotFoundError:
+            self._judged(partial(self.book.forget, key))
+        except (LLMKubeError, trio.TooSlowError) as error:
+            log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
+            self._unread.add(key)
+            self.book.postpone(key, trio.current_time() + READ_SECONDS)
+            return
+        else:
+            now = trio.current_time()
+            before = self.book.hosts
+            self.book.see(lease, now, renewed=key in self._unread)
+            if key in self.book.overdue(now):
+                self.book.bury(key)
+                log.warning("host is gone: its lease was not renewed", lease=str(key))
+            if self.book.hosts != before:
+                self.changed()
+        self._unread.discard(key)
+
+    def _judged(self, note: Callable[[], None]) -> None:
+        before = self.book.hosts
+        note()
+        self._news.put_nowait(None)
+        if self.book.hosts != before:
+            self.changed()

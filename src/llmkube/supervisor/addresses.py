@@ -1,0 +1,130 @@
+"""Where a cluster reaches this host's engines: which address, why that one, and what to listen on for it. Pure.
+
+Engines listen on the advertised address itself, never on all addresses. Where an address is not this machine's own (the
+gateway of a virtual machine in which the cluster runs, which forwards to this machine's loopback address) they listen on
+the loopback address.
+
+An engine that listens on an address which the host has lost cannot be reached by anybody and is started again on the
+new one. As long as the host has the address, the engine stays where it is and its slice says so: a new route is no
+reason to unload a model.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+NAMES_FOR_NODES: Final = ("host.docker.internal", "host.minikube.internal")
+"""How the nodes of a cluster on the same machine call that machine (Docker Desktop and kind on it; minikube)."""
+
+LOOPBACK: Final = {4: "127.0.0.1", 6: "::1"}
+
+
+@attrs.frozen
+class Surroundings:
+    """What a look at this machine's network has shown.
+
+    Attributes:
+        own: The addresses of this machine that others may reach.
+        towards: From where it talks to the API server; empty when there is no route.
+        same_machine: The API server is reached over the loopback address.
+        named: What each of `NAMES_FOR_NODES` resolves to here, if it does.
+        lan: From where it talks to the rest of the world; empty when there is no route.
+    """
+
+    own: frozenset[str] = frozenset()
+    towards: str = ""
+    same_machine: bool = False
+    named: tuple[tuple[str, str], ...] = ()
+    lan: str = ""
+
+
+@attrs.frozen
+class Reach:
+    """How others reach this host's engines.
+
+    Attributes:
+        address: What slices say; None when nothing is published.
+        bind: What engines listen on.
+        why: Why that one, in words.
+        problem: What is wrong, in words; the rest is then what was right last.
+        own: The addresses of this machine that others may reach.
+    """
+
+    address: str | None
+    bind: str = LOOPBACK[4]
+    why: str = ""
+    problem: str = ""
+    own: frozenset[str] = frozenset()
+
+    def serves(self, engine_host: str) -> bool:
+        """Whether an engine that listens there can be reached by those who should."""
+        return engine_host == self.bind or (self.address is not None and engine_host in self.own)
+
+    def advertised(self, engine_host: str) -> str | None:
+        """Return what the slice of an engine says that listens there; of none yet, where it will be."""
+        if self.address is None or engine_host in {"", self.bind} or not self.serves(engine_host):
+            return self.address
+        return engine_host
+
+
+def choose(given: str | None, seen: Surroundings) -> Reach:
+    """Return how this host is reached.
+
+    Args:
+        given: What the operator says (`--host-ip`).
+        seen: The network as it is now.
+    """
+    if given is not None:
+        problem = "" if given in seen.own else f"this host does not have the address {given} (--host-ip) at the moment"
+        return Reach(given, given, "given by --host-ip", problem, seen.own)
+    if seen.same_machine:
+        return _beside(seen)
+    if is_usable(seen.towards):
+        return Reach(seen.towards, seen.towards, "this host talks to the API server from it", "", seen.own)
+    return Reach(None, problem="this host has no route to the API server from an address that others reach")
+
+
+def _beside(seen: Surroundings) -> Reach:
+    """The cluster is on this very machine, and its nodes see that from outside."""
+    for name, address in seen.named:
+        if is_usable(address):
+            bind = address if address in seen.own else LOOPBACK[ipaddress.ip_address(address).version]
+            why = f"the API server is on this machine, whose clusters call it {name}"
+            return Reach(address, bind, why, "", seen.own)
+    names = " and ".join(NAMES_FOR_NODES)
+    if is_usable(seen.lan):
+        why = f"the API server is on this machine, {names} mean nothing here, and this is its address in its network"
+        return Reach(seen.lan, seen.lan, why, "", seen.own)
+    return Reach(
+        None,
+        problem=f"the API server is on this machine, but no address of it is known that a cluster on it could reach: "
+        f"{names} mean nothing here, and there is no network; give one with --host-ip",
+    )
+
+
+def settle(before: Reach | None, now: Reach) -> Reach:
+    """Return what counts from now on: while no address can be found, the last one stays, with the problem noted.
+
+    A laptop that changes networks has none for a while; nothing is unloaded for that.
+    """
+    if before is not None and now.address is None and now.problem:
+        return attrs.evolve(before, problem=now.problem)
+    return now
+
+
+def is_usable(text: str) -> bool:
+    """Whether an address may stand in an EndpointSlice; kube-apiserver refuses the other ones."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+        return False
+    return "%" not in text
+
+
+def usable(addresses: Iterable[str]) -> frozenset[str]:
+    """Return those addresses that others may reach."""
+    return frozenset(filter(is_usable, addresses))

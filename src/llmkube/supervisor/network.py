@@ -1,0 +1,89 @@
+"""A look at this machine's network and memory, for real. Nothing here sends a packet, except to resolve a name."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+import attrs
+import psutil
+import trio
+
+from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
+from llmkube.supervisor.ports import HostFacts
+
+RESOLVE_SECONDS = 2.0
+"""How long a name may take; a resolver that does not answer knows nothing."""
+
+ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that belong to nobody (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
+
+
+@attrs.frozen
+class LocalNetwork:
+    """This machine, as the clients of its engines see it.
+
+    Attributes:
+        api_server: The URL of the API server.
+        given: What the operator says that the address is, or None.
+    """
+
+    api_server: str
+    given: str | None = None
+
+    async def look(self) -> Reach:
+        """Say how this host is reached now."""
+        return choose(self.given, await self.surroundings())
+
+    async def surroundings(self) -> Surroundings:
+        """Look at interfaces, routes and names."""
+        own = usable(
+            entry.address
+            for entries in psutil.net_if_addrs().values()
+            for entry in entries
+            if entry.family in {socket.AF_INET, socket.AF_INET6}
+        )
+        if self.given is not None:
+            await trio.lowlevel.checkpoint()
+            return Surroundings(own)
+        url = urlsplit(self.api_server)
+        targets = await _resolve(url.hostname or "", url.port or 443)
+        towards = _source_towards(targets)
+        same_machine = bool(towards) and ipaddress.ip_address(towards).is_loopback
+        if not same_machine:
+            return Surroundings(own, towards)
+        named = tuple([(name, found) for name in NAMES_FOR_NODES for found in await _addresses_of(name)])
+        lan = next(filter(None, (_source_towards([(address, 9)]) for address in ELSEWHERE)), "")
+        return Surroundings(own, towards, same_machine, named, lan)
+
+
+def host_facts() -> HostFacts:
+    """Say how much memory this machine has, and how much of it programs could still get."""
+    memory = psutil.virtual_memory()
+    return HostFacts(memory.total, memory.available)
+
+
+async def _addresses_of(name: str) -> list[str]:
+    return [str(target[0]) for target in await _resolve(name, 443)]
+
+
+async def _resolve(host: str, port: int) -> list[tuple[str, int]]:
+    with trio.move_on_after(RESOLVE_SECONDS):
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except OSError:
+            return []
+        return [(str(target[0]), int(target[1])) for *_, target in found]
+    return []
+
+
+def _source_towards(targets: list[tuple[str, int]]) -> str:
+    """Return the address from which this machine would talk to the first target that it has a route to."""
+    for host, port in targets:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, port))  # a datagram socket sends nothing here: it only asks the routing table
+                return str(probe.getsockname()[0]).partition("%")[0]
+        except OSError:
+            continue
+    return ""

@@ -1,0 +1,354 @@
+"""Whether an engine works, rests or hangs, decided from what moves; false in neither direction. Pure.
+
+`/health` alone decides nothing. A server deep in a long prompt may not answer for an hour and is healthy; one whose
+HTTP threads answer while its decode loop is stuck is not. So a look has two tiers:
+
+* **What the kernel says** (each tick, a few microseconds): process state, CPU time, major page faults, size of the log.
+* **What the engine says** (rarely, and when something is odd): health, requests in flight or queued, decode counters.
+
+An engine that waits for a GPU burns little CPU. But it cannot be perfectly still: a batch is cut into pieces of 512
+tokens, encoding each piece costs milliseconds of CPU, and no driver lets one piece run for a minute. So only stillness
+of *everything* (CPU, faults, log, counters) for a whole minute counts, and only together with evidence that somebody
+waits: requests in flight, or questions that are not answered. An idle engine is still, too, and is left alone.
+
+| evidence | everything still | CPU below 1 % of a core, nothing else | CPU moves |
+|---|---|---|---|
+| stopped by a signal (state T), two looks in a row | hung | hung | it was continued meanwhile: fine |
+| requests wait, counters answer and stand still | 60 s | 10 min | 1 h |
+| questions are not answered, nor a request for one token | 60 s | 10 min | never |
+| nobody listens on the port | 60 s | 60 s | 5 min |
+
+CPU below 1 % is what a health check of somebody else costs a hung engine: without the second column it would hide the
+hang for ever. CPU that moves is believed for an hour at most when the engine itself says that it gets nowhere.
+
+Only time that somebody watched counts: after a sleep, or a pause of the agent itself, nothing is held against
+an engine. What our own questions cost it (CPU, log lines) is not taken for life.
+"""
+
+import enum
+from operator import attrgetter
+from typing import Final, Literal
+
+import attrs
+
+OWN_CPU_SECONDS: Final = 0.05
+"""More than the answer to a question of ours costs an engine; CPU time is counted in steps of 0.01 s."""
+
+ALIVE_CPU_SHARE: Final = 0.01
+"""Of one core. Below it is what answering other people's health checks costs."""
+
+MOVED_BYTES: Final = 1024 * 1024
+"""Resident memory that grows by less while a model loads is noise."""
+
+SLOWEST_RHYTHM: Final = 3
+"""Questions to an engine at rest come at 30, 60, 120, and then every 240 seconds."""
+
+
+class Ask(enum.Enum):
+    """What to ask the engine before the next look."""
+
+    NOTHING = 0
+    COUNTERS = 1
+    TOKEN = 2
+
+
+@attrs.frozen
+class Limits:
+    """How long what may stand still, in seconds; see the table above."""
+
+    tick_seconds: float = 4.0
+    ask_seconds: float = 30.0
+    still_seconds: float = 60.0
+    faint_seconds: float = 600.0
+    stuck_seconds: float = 3600.0
+    deaf_seconds: float = 300.0
+    load_stall_seconds: float = 120.0
+
+
+@attrs.frozen
+class Answer:
+    """What an engine said of itself.
+
+    Attributes:
+        health: `ok`, `busy` (no 200, or none in time) or `gone` (nobody listens, or it broke off).
+        late: It listens, but some question was not answered in time.
+        work: Requests in flight or queued; None when it does not say.
+        counters: Whatever changes with every batch; None when it does not say.
+        token: Whether a request for one token was answered; None when none was made.
+    """
+
+    health: Literal["ok", "busy", "gone"]
+    late: bool = False
+    work: int | None = None
+    counters: tuple[float, ...] | None = None
+    token: bool | None = None
+
+
+@attrs.frozen
+class Look:
+    """One look at a running engine; the numbers are those of the process and all below it.
+
+    Attributes:
+        state: The letter of proc_pid_stat(5): T if any of them is stopped, else R if any runs, else the first one's.
+        cpu_seconds: User and system time.
+        log_bytes: Size of the log file.
+        faults: Major page faults: memory that came back from disk.
+        resident_bytes: Resident memory.
+        read_bytes: What was read from files; 0 where it was not looked at.
+        listening: Whether anybody accepts connections on the engine's port; None when nobody looked.
+        asked: Whether a question of ours was with the engine since the look before.
+        answer: What it said, if an answer (or the end of our patience) came since the look before.
+    """
+
+    state: str
+    cpu_seconds: float
+    log_bytes: int = 0
+    faults: int = 0
+    resident_bytes: int = 0
+    read_bytes: int = 0
+    listening: bool | None = None
+    asked: bool = False
+    answer: Answer | None = None
+
+
+@attrs.frozen
+class Verdict:
+    """What follows from a look.
+
+    Attributes:
+        ask: What to ask the engine now.
+        reachable: Whether requests may be sent to it.
+        hung: What stands still and for how long, when that is enough to end it; else "".
+    """
+
+    ask: Ask = Ask.NOTHING
+    reachable: bool = True
+    hung: str = ""
+
+
+FINE: Final = Verdict()
+
+
+@attrs.define
+class Watch:
+    """What is remembered between looks: the last one, and for how many seconds what has stood still.
+
+    A value like any other to those who hold one: `step` never changes its argument, but a copy, which costs a fifth of
+    what a frozen class costs that is evolved field by field, and every engine on the host comes through here each tick.
+    """
+
+    look: Look | None = None
+    at: float = 0.0
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+    counters: tuple[float, ...] | None = None
+    work: int = 0
+    still_seconds: float = 0.0
+    faint_seconds: float = 0.0
+    stuck_seconds: float = 0.0
+    stopped_seconds: float = 0.0
+    stopped_looks: int = 0
+    lost_seconds: float = 0.0
+    unheard: int = 0
+    refusals: int = 0
+    unanswered: int = 0
+    rhythm: int = 0
+    reachable: bool = True
+    token_failed: bool = False
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+_fields = attrgetter(*attrs.fields_dict(Watch))
+
+
+def step(watch: Watch, look: Look, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Watch, Verdict]:
+    """Take one look into account.
+
+    Args:
+        watch: What the step before returned; `Watch()` at first.
+        look: What is seen now.
+        now: Monotonic time in seconds.
+        limits: How long what may stand still.
+    """
+    before = watch.look
+    if before is None:
+        return Watch(look, now, now, now, stopped_looks=int(look.state == "T")), FINE
+    seconds = min(now - watch.at, 2 * limits.tick_seconds)
+    watch = Watch(*_fields(watch))  # copy.copy takes ten times as long
+    _tally(watch, before, look, seconds)
+    if look.answer is not None:
+        _take_answer(watch, look.answer, now, limits)
+    _reach(watch, look, seconds)
+    hung = _hung(watch, limits)
+    ask = Ask.NOTHING if hung else _question(watch, now, limits)
+    watch.look, watch.at = look, now
+    if ask is not Ask.NOTHING:
+        watch.asked_at = now
+    elif watch.reachable and not hung:
+        return watch, FINE
+    return watch, Verdict(ask, watch.reachable, hung)
+
+
+def _tally(watch: Watch, before: Look, look: Look, seconds: float) -> None:
+    """Count what moved since the look before, and for how long the rest has not."""
+    cpu = look.cpu_seconds - before.cpu_seconds - (OWN_CPU_SECONDS if look.asked else 0.0)
+    answer = look.answer
+    strong = (cpu > 0 and cpu >= ALIVE_CPU_SHARE * seconds) or (look.log_bytes != before.log_bytes and not look.asked)
+    if answer is not None:
+        counted = None not in (answer.counters, watch.counters) and answer.counters != watch.counters
+        strong = strong or counted or answer.token is True
+    # a member of the family that has ended takes its CPU time with it; one that runs (R) or is being debugged (t) lives
+    faint = cpu > 0 or look.cpu_seconds < before.cpu_seconds or look.faults != before.faults or look.state in ("R", "t")
+    if strong or faint:
+        watch.still_seconds, watch.rhythm = 0.0, 0
+    else:
+        watch.still_seconds += seconds
+    if strong:
+        watch.faint_seconds, watch.token_failed = 0.0, False
+    else:
+        watch.faint_seconds += seconds
+    if look.state == "T" and look.cpu_seconds <= before.cpu_seconds:
+        watch.stopped_seconds += seconds if watch.stopped_looks else 0.0
+        watch.stopped_looks += 1
+    else:
+        watch.stopped_seconds, watch.stopped_looks = 0.0, int(look.state == "T")
+
+
+def _take_answer(watch: Watch, answer: Answer, now: float, limits: Limits) -> None:
+    """Note what the engine said of itself, and for how long it has said the same."""
+    if answer.work and answer.counters is not None and answer.counters == watch.counters:
+        watch.stuck_seconds += min(now - watch.answered_at, 2 * limits.ask_seconds)
+    else:
+        watch.stuck_seconds = 0.0
+    odd = answer.health == "busy" or answer.late or answer.token is False
+    watch.answered_at = now
+    if answer.counters is not None:
+        watch.counters = answer.counters
+    if answer.work is not None:
+        watch.work = answer.work
+    elif not odd:
+        watch.work = 0
+    watch.unanswered = watch.unanswered + 1 if odd else 0
+    watch.refusals = watch.refusals + 1 if answer.health == "gone" else 0
+    watch.token_failed = watch.token_failed or answer.token is False
+    at_rest = answer.health == "ok" and not odd and not watch.work
+    watch.rhythm = min(watch.rhythm + 1, SLOWEST_RHYTHM) if at_rest else 0
+
+
+def _reach(watch: Watch, look: Look, seconds: float) -> None:
+    """Two signs in a row that nobody is at the port take an engine out of service; a 200 brings it back.
+
+    One may be a burst that has overrun the backlog.
+    """
+    answer = look.answer
+    watch.unheard = watch.unheard + 1 if look.listening is False else 0
+    if watch.reachable:
+        watch.reachable = watch.unheard < 2 and watch.refusals < 2
+        watch.lost_seconds = 0.0
+    elif not watch.unheard and answer is not None and answer.health == "ok":
+        watch.reachable = True
+    else:
+        watch.lost_seconds += seconds
+
+
+def _question(watch: Watch, now: float, limits: Limits) -> Ask:
+    """Say what to ask: on a grid that all engines share while nothing is odd, closely when something is."""
+    if watch.stopped_looks:
+        return Ask.NOTHING  # it cannot answer, and the next look decides
+    if _silent(watch, limits) and not watch.token_failed:
+        return Ask.TOKEN
+    odd = (
+        watch.unanswered
+        or watch.refusals
+        or watch.unheard
+        or not watch.reachable
+        or (watch.work and watch.still_seconds)
+    )
+    # every second tick: what moves in the others is not our own doing
+    if odd and now - watch.asked_at >= 2 * limits.tick_seconds - 0.5:
+        return Ask.COUNTERS
+    period = limits.ask_seconds * 2**watch.rhythm
+    return Ask.COUNTERS if now // period > watch.asked_at // period else Ask.NOTHING
+
+
+def _silent(watch: Watch, limits: Limits) -> bool:
+    """Whether questions stay unanswered and nothing moves for long enough to ask for one token."""
+    still = watch.still_seconds >= limits.still_seconds or watch.faint_seconds >= limits.faint_seconds
+    return still and watch.unanswered >= 2
+
+
+def _hung(watch: Watch, limits: Limits) -> str:
+    """Say what stands still and for how long, if that is enough."""
+    if watch.stopped_looks >= 2:
+        return f"the process is stopped (state T) for {watch.stopped_seconds:.0f} s"
+    still = watch.still_seconds >= limits.still_seconds
+    if still or watch.faint_seconds >= limits.faint_seconds:
+        what = (
+            f"no CPU time, no log line and no token for {watch.still_seconds:.0f} s"
+            if still
+            else f"hardly any CPU time, no log line and no token for {watch.faint_seconds:.0f} s"
+        )
+        if watch.work and watch.stuck_seconds > 0 and not watch.unanswered:
+            return f"{_requests(watch.work)}, but nothing moves: {what}"
+        if watch.token_failed and _silent(watch, limits):
+            return f"it accepts connections but answers nothing, not even a request for one token: {what}"
+    if watch.stuck_seconds >= limits.stuck_seconds:
+        return f"{_requests(watch.work)}, but no token has been computed for {watch.stuck_seconds:.0f} s"
+    if not watch.reachable:
+        quiet = watch.lost_seconds >= limits.still_seconds and watch.faint_seconds >= limits.still_seconds
+        if quiet or watch.lost_seconds >= limits.deaf_seconds:
+            return f"nobody answers on its port for {watch.lost_seconds:.0f} s"
+    return ""
+
+
+def _requests(count: int) -> str:
+    return "1 request waits" if count == 1 else f"{count} requests wait"
+
+
+@attrs.frozen
+class Load:
+    """What is remembered of a load between looks: the last look in which something had moved."""
+
+    moved: Look | None = None
+    at: float = 0.0
+    still_seconds: float = 0.0
+    stopped_looks: int = 0
+
+
+def step_load(load: Load, look: Look, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Load, str]:
+    """Take one look at a loading engine into account; return what stands still for how long if it is too long, or "".
+
+    No clock runs while anything moves, for however many hours: log, bytes read, page faults, resident memory, or CPU
+    beyond what our question whether it is ready costs. All but the CPU is compared with the last look in which
+    something had moved, so that a trickle counts as well.
+    """
+    before = load.moved
+    if before is None:
+        return Load(look, now, 0.0, int(look.state == "T")), ""
+    seconds = min(now - load.at, 2 * limits.tick_seconds)
+    share = (look.cpu_seconds - before.cpu_seconds) / max(load.still_seconds + seconds, 1e-9)
+    moved = (
+        look.log_bytes != before.log_bytes
+        or look.read_bytes != before.read_bytes
+        or look.faults != before.faults
+        or abs(look.resident_bytes - before.resident_bytes) >= MOVED_BYTES
+        or not 0 <= share < ALIVE_CPU_SHARE
+        or look.state == "t"
+    )
+    stopped = load.stopped_looks + 1 if look.state == "T" else 0
+    if moved:
+        return Load(look, now, 0.0, stopped), ""
+    load = Load(before, now, load.still_seconds + seconds, stopped)
+    if stopped >= 2 and load.still_seconds > 0:
+        return load, "the process is stopped (state T)"
+    if load.still_seconds >= limits.load_stall_seconds:
+        return load, f"no log line, no byte read, no memory and no CPU time for {load.still_seconds:.0f} s"
+    return load, ""
+
+
+def percent_loaded(resident_bytes: int, weights_bytes: int) -> int | None:
+    """Return how much of a model is in memory, 0 to 99, or None when that says nothing (too small a file)."""
+    if weights_bytes < 64 * MOVED_BYTES:
+        return None
+    return min(99, 100 * resident_bytes // weights_bytes)

@@ -1,0 +1,38 @@
+from contextlib import asynccontextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from cli.memory_cluster import open_cluster_client
+from llmkube.cli import cluster as cluster_module
+from llmkube.cli.apply import Applier
+from llmkube.cli.cluster import Cluster
+from llmkube.cli.main import cli
+from llmkube.cli.manifests import demo_manifests
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run a command against a fresh cluster that holds the demo's objects; `prepare` may change it before.
+
+    `after` is called with the client when the command has ended, also when it has failed.
+    """
+
+    def run(*args, prepare=None, after=None, demo=True, **kwargs):
+        @asynccontextmanager
+        async def open_cluster(kubeconfig, context):
+            async with open_cluster_client() as client:
+                if demo:
+                    await Applier(client).apply_all(demo_manifests(), lambda _: None)
+                if prepare is not None:
+                    await prepare(client)
+                try:
+                    yield Cluster(client, "default")
+                finally:
+                    if after is not None:
+                        await after(client)
+
+        monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
+        return CliRunner().invoke(cli, args, **kwargs)
+
+    return run

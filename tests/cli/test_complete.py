@@ -1,0 +1,79 @@
+from contextlib import asynccontextmanager
+
+import click
+import pytest
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.cli import cluster as cluster_module
+from llmkube.cli import complete
+from llmkube.cli.main import COMMANDS, cli
+
+
+def offered(function, incomplete="", **params):
+    ctx = click.Context(cli)
+    ctx.params.update(params)
+    return function(ctx, None, incomplete)
+
+
+@pytest.fixture
+def live(run):
+    """A cluster with the demo's objects, as `run` makes it."""
+    assert run("list").exit_code == 0  # which replaces open_cluster
+
+
+def test_names_are_live(live):
+    """Services, Models and namespaces are offered as they are now, those that begin as typed."""
+    assert offered(complete.services) == ["demo"]
+    assert offered(complete.services, "x") == []
+    assert offered(complete.services, namespace="other") == []
+    assert offered(complete.targets, "model/") == ["model/demo"]
+    assert offered(complete.targets, "d") == ["demo"]
+    assert offered(complete.models, "de") == ["demo"]
+    assert "default" in offered(complete.namespaces)
+
+
+@pytest.mark.parametrize("failure", ["error", "silence"])
+def test_failures_offer_nothing(monkeypatch, capsys, failure):
+    """Whatever is wrong with the cluster, a Tab says nothing and does not wait."""
+
+    @asynccontextmanager
+    async def open_cluster(kubeconfig, context):
+        if failure == "error":
+            raise UserError("no cluster")
+        await trio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
+    monkeypatch.setattr(complete, "DEADLINE_SECONDS", 0.05)
+    assert offered(complete.services) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_contexts_come_from_the_files(tmp_path, monkeypatch):
+    """Contexts of all files of KUBECONFIG are offered once; broken and missing files are passed over."""
+    (tmp_path / "a").write_text("contexts: [{name: one}, {name: two}]\n")
+    (tmp_path / "b").write_text("contexts: [{name: two}, {name: three}, 7]\n")
+    (tmp_path / "c").write_text("{: [")
+    (tmp_path / "d").write_text("contexts: 7\n")
+    monkeypatch.setenv("KUBECONFIG", ":".join(str(tmp_path / name) for name in "abcde"))
+    assert offered(complete.contexts) == ["one", "two", "three"]
+    assert offered(complete.contexts, "tw") == ["two"]
+    assert offered(complete.contexts, kubeconfig=str(tmp_path / "b")) == ["two", "three"]
+
+
+def test_commands_are_completed_without_importing_them():
+    """The names of commands come from the table."""
+    names = [item.value for item in cli.shell_complete(click.Context(cli), "")]
+    assert names == list(COMMANDS)
+    assert [item.value for item in cli.shell_complete(click.Context(cli), "po")] == ["port-forward"]
+    assert "--version" in [item.value for item in cli.shell_complete(click.Context(cli), "--")]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(run, shell):
+    """The script names the program and calls it back."""
+    done = run("completion", shell)
+    assert done.exit_code == 0
+    assert "_LLMKUBE_COMPLETE" in done.output
+    assert run("completion", "tcsh").exit_code == 2

@@ -1,0 +1,89 @@
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmkube.cli.main import cli
+
+DEMO = files("llmkube.weights") / "builtin" / "demo.gguf"
+
+
+def run(*args, **kwargs):
+    return CliRunner().invoke(cli, ("inspect", *map(str, args)), **kwargs)
+
+
+@pytest.fixture
+def web():
+    """A web server with the demo's file, and the Range header of each request to it."""
+    content = DEMO.read_bytes()
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Range"])
+            if self.path != "/demo.gguf":
+                self.send_error(404)
+                return
+            start, _, end = self.headers["Range"].removeprefix("bytes=").partition("-")
+            piece = content[int(start) : int(end) + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{int(start) + len(piece) - 1}/{len(content)}")
+            self.send_header("Content-Length", str(len(piece)))
+            self.end_headers()
+            self.wfile.write(piece)
+
+        def log_message(self, *_args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_local_file_is_described():
+    """The facts of the header stand line by line, with the units that people use."""
+    done = run(DEMO)
+    assert done.exit_code == 0, done.output
+    for words in ("size          933.8 KiB", "architecture  llama", "context       512 tokens", "license       apache-2.0"):
+        assert words in done.output
+
+
+def test_a_remote_file_says_the_same(web):
+    """Of a URL only the header is asked for, in at most three requests, and the facts are the same."""
+    url, asked = web
+    local, remote = (json.loads(run(source, "-o", "json").output) for source in (DEMO, f"{url}/demo.gguf"))
+    assert remote == local
+    assert 1 <= len(asked) <= 3
+    assert all(asked)
+    missing = run(f"{url}/other.gguf")
+    assert (missing.exit_code, "404" in missing.output) == (1, True), missing.output
+
+
+def test_facts_can_be_data():
+    """-o yaml has the names of status.gguf, and the built-in model can be named as in a Model."""
+    facts = yaml.safe_load(run("builtin://demo", "-o", "yaml").output)
+    assert (facts["modelName"], facts["contextLength"], facts["layerCount"]) == ("LLMKube demo", 512, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("nope.gguf", 3, "there is no file nope.gguf, and it is no URL either"),
+        ("/nope.gguf", 3, "there is no file /nope.gguf"),
+        ("file:///nope.gguf", 3, "there is no file /nope.gguf"),
+        ("s3://bucket/m.gguf", 1, "cannot be inspected from here"),
+        ("gopher://x", 1, "unknown scheme 'gopher'"),
+        (__file__, 1, "is not a usable GGUF file"),
+    ],
+)
+def test_what_cannot_be_inspected_is_told(name, code, words):
+    """Each kind of mistake has its sentence and its exit code."""
+    done = run(name)
+    assert (done.exit_code, words in done.output) == (code, True), done.output

@@ -1,0 +1,122 @@
+"""A check of the contract works in a lab: a client, a namespace of its own, and what most checks need."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from contracts.widgets import CRDS, GROUP, WIDGETS, widget_crd
+
+PATIENCE_SECONDS = 30.0
+
+MERGE = {"content-type": "application/merge-patch+json"}
+JSON_PATCH = {"content-type": "application/json-patch+json"}
+STRATEGIC = {"content-type": "application/strategic-merge-patch+json"}
+APPLY = {"content-type": "application/apply-patch+yaml"}
+
+
+@attrs.frozen(eq=False)
+class Lab:
+    """One check's workplace: a client and a namespace that nobody else uses."""
+
+    http: httpx.AsyncClient
+    namespace: str
+
+    @property
+    def widgets(self) -> str:
+        return f"{WIDGETS}/namespaces/{self.namespace}/widgets"
+
+    def core(self, plural: str) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/{plural}"
+
+    async def create(self, path: str, manifest: dict[str, Any], **params: Any) -> Any:
+        answer = await self.http.post(path, json=manifest, params=params)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    async def widget(self, name: str, **spec: Any) -> Any:
+        return await self.create(self.widgets, widget(name, **spec))
+
+    async def get(self, path: str, **params: Any) -> Any:
+        answer = await self.http.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    @asynccontextmanager
+    async def watch(self, path: str, **params: Any) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+        """Yield a function that returns the watch's next event, or None at its clean end."""
+        async with self.http.stream("GET", path, params={"watch": "true", **params}, timeout=None) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            lines = answer.aiter_lines()
+
+            async def next_event() -> Any:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    line = await anext(lines, "")
+                return json.loads(line) if line else None
+
+            yield next_event
+
+    async def wait_gone(self, path: str) -> None:
+        async def gone() -> bool:
+            return (await self.http.get(path)).status_code == 404
+
+        await wait_until(gone)
+
+
+async def wait_until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what another process does in its own time; there is no event to wait for."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not await true():  # noqa: ASYNC110 (the event would be in the server's process)
+            await trio.sleep(0.02)
+
+
+def widget(name: str, *, metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    manifest = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": name, **(metadata or {})}}
+    return {**manifest, "spec": {"size": 3, **spec}}
+
+
+def config_map(name: str, data: dict[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}, "data": data or {}}
+
+
+def status_of(answer: httpx.Response, code: int, reason: str) -> dict[str, Any]:
+    """Return the Status of a refused request after a look at its envelope."""
+    assert answer.status_code == code, answer.text
+    status: dict[str, Any] = answer.json()
+    assert (status["kind"], status["apiVersion"], status["status"]) == ("Status", "v1", "Failure")
+    assert (status["code"], status["reason"]) == (code, reason)
+    return status
+
+
+NOT_CHECKED = ("FieldValueInvalid", "<nil>")
+"""The cause that says that rules were not checked because of the other causes."""
+
+
+def causes_of(status: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(cause["reason"], cause.get("field", "")) for cause in status["details"].get("causes", [])]
+
+
+async def install(http: httpx.AsyncClient) -> None:
+    """Put the contract's own kind on the server, and wait until it is served."""
+    answer = await http.post(CRDS, json=widget_crd())
+    assert answer.status_code in {201, 409}, answer.text
+
+    async def served() -> bool:
+        return (await http.get(f"{WIDGETS}/widgets")).status_code == 200
+
+    await wait_until(served)
+
+
+@asynccontextmanager
+async def open_lab(http: httpx.AsyncClient) -> AsyncIterator[Lab]:
+    """Open a namespace for one check and delete it afterwards."""
+    namespace = f"check-{random.SystemRandom().getrandbits(40):010x}"
+    lab = Lab(http, namespace)
+    await lab.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    yield lab
+    await http.delete(f"/api/v1/namespaces/{namespace}")

@@ -1,0 +1,127 @@
+"""Agents that are killed, stopped and replaced while their engines work: what clients and the cluster notice of it."""
+
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from e2e.addresses import own_address
+from e2e.separate_programs import chat, eventually, logs, open_cluster
+from e2e.up_process import ANSWER, engines_in, run_program
+from llmkube.base.http import Headers, open_http_client
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def address():
+    """An address of this machine that Kubernetes accepts in a slice."""
+    return own_address()
+
+
+@asynccontextmanager
+async def asking(url, clients=3):
+    """Ask an engine without a pause from several clients; yield the answers and what stops them. A lost request fails."""
+    answers = []
+    body = b'{"messages": [{"role": "user", "content": "What is LLMKube?"}], "temperature": 0, "max_tokens": 8}'
+
+    async def ask(http):
+        while True:
+            answer = await http.request(
+                "POST",
+                f"{url}/v1/chat/completions",
+                headers=Headers.of({"Content-Type": "application/json"}),
+                body=body,
+            )
+            assert answer.status == 200, answer
+            answers.append(answer)
+
+    async with open_http_client() as http, trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(ask, http)
+        yield answers, nursery.cancel_scope
+        nursery.cancel_scope.cancel()
+
+
+async def kill(agent):
+    agent.process.kill()
+    await agent.process.wait()
+
+
+async def test_a_killed_agent_loses_no_request(tmp_path, address):
+    """SIGKILL of the agent under load, and the next one: every request is answered, by one engine, ready throughout."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        engine, (_, _, port) = cluster.engine(), await cluster.slice()
+        async with cluster.open_slices() as seen, asking(f"http://{address}:{port}") as (answers, clients):
+            await until(lambda: len(answers) > 5)
+            await kill(agent)
+            async with cluster.open_agent(address) as successor:
+                await until(lambda: logs(successor, "registered endpoint"))
+                (line,) = logs(successor, "adopted inference service")
+                assert (line["pid"], line["port"]) == (engine.pid, port)
+                count = len(answers)
+                await until(lambda: len(answers) > count + 5)
+                clients.cancel(reason="none of them may outlive the engine")
+                assert cluster.engine() == engine
+                assert not any(not ready for ready, _, _ in seen), seen
+                assert not logs(successor, "starting inference service")
+
+
+async def test_an_adopted_engine_that_dies_is_replaced(tmp_path, address):
+    """The end of an engine that another agent had started is noticed, and a new engine serves."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        engine, (_, _, port) = cluster.engine(), await cluster.slice()
+        await kill(agent)
+        async with cluster.open_agent(address) as successor:
+            await until(lambda: logs(successor, "adopted inference service"))
+            engine.kill()
+            _, _, new_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+            assert await chat(f"http://{address}:{new_port}") == ANSWER
+
+
+async def test_an_engine_of_another_plan_is_replaced_and_never_doubled(tmp_path, address):
+    """An edit made while no agent runs: the old engine ends before the new one starts."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        old, (_, _, port) = cluster.engine(), await cluster.slice()
+        await kill(agent)
+        await cluster.apply_demo(contextSize=256)
+        async with cluster.open_agent(address):
+            while not (await cluster.slice())[0] or (await cluster.slice())[2] == port:
+                assert len(engines_in(tmp_path)) <= 1
+                await trio.sleep(0.02)
+            assert cluster.engine() != old
+            assert "256" in cluster.engine().cmdline()
+
+
+async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):
+    """With --on-exit keep, SIGTERM ends the agent only; `llmkube agent stop` ends the next one with its engines."""
+    keep = ("--on-exit", "keep")
+    async with open_cluster(tmp_path) as cluster:
+        async with cluster.open_agent(address, *keep) as agent:
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            engine, (_, _, port) = cluster.engine(), await cluster.slice()
+            agent.process.send_signal(signal.SIGTERM)
+            assert await agent.process.wait() == 0, agent.err
+            assert cluster.engine() == engine
+            assert (await cluster.slice())[0] is True
+            async with cluster.open_agent(address, *keep) as successor:
+                await until(lambda: logs(successor, "adopted inference service"))
+                assert await chat(f"http://{address}:{port}") == ANSWER
+                folder = str(tmp_path / "agent")
+                code, out, err = await run_program(tmp_path, "agent", "stop", "--state-dir", folder)
+                assert (code, err) == (0, "")
+                assert out == f"agent with pid {successor.process.pid} has stopped\n"
+                assert not engines_in(tmp_path)
+                assert (await cluster.slice())[0] is False
+        code, _, err = await run_program(tmp_path, "agent", "stop", "--state-dir", folder)
+        assert code == 3
+        assert err == f"Error: no agent runs on the state directory {folder}\n"

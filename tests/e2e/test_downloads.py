@@ -1,0 +1,201 @@
+"""Models by URL as a user has them: `llmkube up`, a web server, and what can go wrong between the two."""
+
+import hashlib
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import llmkube.weights
+from e2e.separate_programs import chat
+from e2e.test_mistakes import open_up_with
+from e2e.up_process import ANSWER, run_program
+from e2e.web import open_web
+from llmkube.base.http import open_http_client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+pytestmark = pytest.mark.e2e
+
+DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
+SHA256 = hashlib.sha256(DEMO).hexdigest()
+
+
+async def deploy(up, name, source, **spec):
+    """Apply a Model by URL and its service."""
+    for kind, body in (
+        (Model, {"source": source, "hardware": {"accelerator": "cpu"}, **spec}),
+        (InferenceService, {"modelRef": name, "contextSize": 512}),
+    ):
+        manifest = {
+            "apiVersion": kind.RESOURCE.api_version,
+            "kind": kind.RESOURCE.kind,
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": body,
+        }
+        await up.client.apply(kind, manifest, field_manager="user")
+
+
+async def wait_fetched(up, name, *reasons):
+    """Return a Model's `Fetched` condition once it has one of the reasons."""
+    return await up.wait_condition(Model, name, "Fetched", lambda found: found.reason in reasons)
+
+
+async def metrics(up):
+    """Scrape the probes."""
+    async with open_http_client() as http:
+        return (await http.request("GET", f"{up.probes}/metrics")).body.decode()
+
+
+async def test_a_model_by_url_is_fetched_watched_and_asked(tmp_path):
+    """A URL on this machine is downloaded; status, metrics and `llmkube status` tell how far; then chat answers."""
+    async with open_web(m=DEMO) as web:
+        web.held.add("m.gguf")
+        async with open_up_with(tmp_path) as up:
+            await deploy(up, "web", f"{web.url}/m.gguf", sha256=SHA256)
+            half = "downloading: 466.9 KiB of 933.8 KiB (50 %)"
+            told = await up.wait_condition(Model, "web", "Fetched", lambda found: found.message.startswith(half))
+            assert told.reason == "Fetching"
+            loaded = await up.wait_loaded("web", "Fetching")
+            assert loaded.message.startswith(half)
+            scraped = await metrics(up)
+            assert f'llmkube_download_total_bytes{{source="{web.url}/m.gguf"}} {float(len(DEMO))}' in scraped
+            assert f'llmkube_download_bytes{{source="{web.url}/m.gguf"}} {float(len(DEMO) // 2)}' in scraped
+            kubeconfig = up.state / "kubeconfig"
+            code, out, _ = await run_program(tmp_path, "status", "web", kubeconfig=kubeconfig)
+            assert (code, half in out) == (0, True)
+            web.go_on.set()
+            await up.wait_loaded("web", "Loaded")
+            assert (await up.client.get(Model, Key("default", "web"))).status.sha256 == SHA256
+            assert await chat(up.gateway, "web") == ANSWER
+            assert "llmkube_download_bytes{" not in await metrics(up)
+            assert len(web.requests) == 1
+
+
+async def test_a_wrong_digest_and_the_right_one(tmp_path):
+    """The condition names both digests after three downloads, nothing of the file stays, and the right one heals it."""
+    async with open_web(m=DEMO) as web, open_up_with(tmp_path) as up:
+        await deploy(up, "web", f"{web.url}/m.gguf", sha256="0" * 64)
+        told = await wait_fetched(up, "web", "DigestMismatch")
+        assert told.message == (
+            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
+            "(downloaded 3 times); correct the digest, or the source"
+        )
+        assert len(web.requests) == 3
+        assert list((up.state / "store" / "partial").iterdir()) == []
+        assert (await up.wait_loaded("web", "DigestMismatch")).message == told.message
+        await deploy(up, "web", f"{web.url}/m.gguf", sha256=SHA256)
+        await up.wait_loaded("web", "Loaded")
+        assert await chat(up.gateway, "web") == ANSWER
+
+
+async def test_an_edited_source_and_a_server_that_is_gone(tmp_path):
+    """Another URL is another file and another engine; what was fetched once needs no server."""
+    other = DEMO + bytes(4096)
+    async with open_web(m=DEMO, n=other) as web, open_up_with(tmp_path) as up:
+        await deploy(up, "web", f"{web.url}/m.gguf")
+        await up.wait_loaded("web", "Loaded")
+        first = up.engine("web")
+        await deploy(up, "web", f"{web.url}/n.gguf")
+        digest = hashlib.sha256(other).hexdigest()
+        await up.wait_condition(Model, "web", "Fetched", lambda found: found.observed_generation == 2)
+        await up.wait_condition(
+            InferenceService, "web", "Loaded", lambda found: found.status == "True" and not first.is_running()
+        )
+        assert any(part.endswith(digest) for part in up.engine("web").cmdline())
+    async with open_up_with(tmp_path) as up:
+        await up.wait_loaded("web", "Loaded")
+        assert await chat(up.gateway, "web") == ANSWER
+
+
+@contextmanager
+def small_disk(path, kibibytes):
+    """Mount a file system of its own there."""
+    path.mkdir(parents=True)
+    mount = shutil.which("mount")
+    if mount is None:
+        pytest.skip("needs mount(8)")
+    options = f"size={kibibytes}k,mode=0700"
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount a file system: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+async def test_a_full_disk_is_said_and_mended(tmp_path):
+    """A disk that is too small is a condition with both sizes and nothing half-written; room on it is all it takes."""
+    state = tmp_path / "state"
+    with small_disk(state / "store", 4096):
+        async with open_web(m=DEMO + bytes(1 << 20)) as web, open_up_with(tmp_path) as up:
+            await up.wait_loaded("demo", "Loaded")
+            ballast = state / "store" / "ballast"
+            ballast.write_bytes(bytes(1 << 20))
+            await deploy(up, "web", f"{web.url}/m.gguf")
+            told = await wait_fetched(up, "web", "NoSpace")
+            assert told.message.startswith("no space in the model store: 2.9 MiB needed, ")
+            assert f"free in {state / 'store'}" in told.message
+            assert "llmkube cache prune" in told.message
+            assert list((state / "store" / "partial").iterdir()) == []
+            assert len(list((state / "store" / "blobs" / "sha256").iterdir())) == 1
+            assert await chat(up.gateway) == ANSWER
+            ballast.unlink()
+            await up.wait_loaded("web", "Loaded")
+            assert await chat(up.gateway, "web") == ANSWER
+
+
+async def test_cloud_metadata_is_never_asked(tmp_path):
+    """Not even the machine's owner makes a Model ask the metadata service; a narrowed list of networks is kept to."""
+    async with open_web(m=DEMO) as web, open_up_with(tmp_path, "--allow-private-sources", "10.0.0.0/8") as up:
+        await deploy(up, "cloud", "http://169.254.169.254/m.gguf")
+        told = await wait_fetched(up, "cloud", "AddressBlocked")
+        assert told.message.endswith("refused (cloud metadata service); no setting allows it; use another source")
+        await deploy(up, "web", f"{web.url}/m.gguf")
+        told = await wait_fetched(up, "web", "AddressBlocked")
+        assert "loopback" in told.message
+        assert "--allow-private-sources" in told.message
+        assert web.requests == []
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ("--allow-private-sources", "home"),
+            "--allow-private-sources: 'home' is not a network such as 192.168.0.0/16",
+        ),
+        (("--hf-token-file", "/nowhere/token"), "--hf-token-file: /nowhere/token cannot be read (No such file"),
+        (("--hub-endpoint", "huggingface.co"), "--hub-endpoint: the hub's address 'huggingface.co' cannot be used"),
+    ],
+)
+async def test_settings_that_make_no_sense(tmp_path, args, words):
+    """A wrong network, token file or hub ends the start with one sentence that names the flag."""
+    code, _, err = await run_program(tmp_path, "up", "--state-dir", str(tmp_path / "state"), *args)
+    assert code == 1
+    assert err.startswith(f"Error: {words}")
+    assert "Traceback" not in err
+
+
+async def test_preload_then_serve_offline(tmp_path):
+    """`cache preload` fetches by URL and shows how far it is; a service then starts although the server is gone."""
+    state = tmp_path / "state"
+    async with open_web(m=DEMO) as web:
+        url = f"{web.url}/m.gguf"
+        code, out, err = await run_program(
+            tmp_path, "cache", "preload", url, "--sha256", SHA256, "--state-dir", str(state)
+        )
+        assert (code, out) == (
+            0,
+            f"{url} is in the store: 933.8 KiB at {state / 'store' / 'blobs' / 'sha256' / SHA256}\n",
+        )
+        assert "downloading" in err
+        web.files.clear()
+        async with open_up_with(tmp_path) as up:
+            await deploy(up, "web", url)
+            await up.wait_loaded("web", "Loaded")
+        assert len(web.requests) == 1

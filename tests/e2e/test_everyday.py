@@ -1,0 +1,136 @@
+"""The commands of every day against a real `llmkube up`, as a person and as a script would use them."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, environment, open_program, open_up, run_program
+from llmkube.base.http import Headers, open_http_client
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = "What is LLMKube?"
+DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512", "--extra-arg=--threads=1")
+
+
+async def interrupted(program):
+    """Press Ctrl-C; return the exit code."""
+    program.process.send_signal(signal.SIGINT)
+    return await program.process.wait()
+
+
+async def ask_by_http(url):
+    body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    async with open_http_client() as http:
+        headers = Headers.of({"Content-Type": "application/json"})
+        response = await http.request(
+            "POST", f"{url}/v1/chat/completions", headers=headers, body=json.dumps(body).encode()
+        )
+    return json.loads(response.body)["choices"][0]["message"]["content"].strip()
+
+
+async def test_a_day_with_one_model(tmp_path):
+    """Deploy, look, ask, read the log, forward a port, stop and delete: each does what it says, with its exit code."""
+    state = tmp_path / "state"
+    kubeconfig = state / "kubeconfig"
+    run = partial(run_program, tmp_path, kubeconfig=kubeconfig)
+    follow = partial(open_program, tmp_path, kubeconfig=kubeconfig)
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+        _, gateway, _ = await up.urls()
+
+        code, out, err = await run(*DEPLOY)
+        assert code == 0, err
+        assert out == f"InferenceService default/demo is Ready at {gateway}/v1/chat/completions\n"
+        assert [step for step in ("fetch", "load", "ready") if f"{step:<8}done in" in err] == ["fetch", "load", "ready"]
+        assert "\x1b" not in out + err
+        code, _, err = await run(*DEPLOY)
+        assert (code, err.count("unchanged"), "done in" in err) == (0, 2, False)
+
+        code, out, _ = await run("list", "isvc")
+        assert (code, out.splitlines()[1].split()[:4]) == (0, ["demo", "demo", "Ready", "1/1"])
+        code, out, _ = await run("status", "demo")
+        assert "  phase        Ready, 1 of 1 ready\n" in out
+        assert "waits for" not in out
+        assert await run("chat", "demo", QUESTION, "--temperature", "0") == (0, f"{ANSWER}\n", "")
+        assert "listening on http://127.0.0.1:" in (await run("logs", "demo"))[1]
+
+        async with follow("logs", "demo", "-f", "--tail", "0") as log, follow("list", "isvc", "-w") as watch:
+            async with follow("port-forward", "demo") as tunnel:
+                found = await tunnel.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> the gateway at ")
+                assert await ask_by_http(f"http://{found[1]}") == ANSWER
+                assert (await interrupted(tunnel), tunnel.err) == (130, "")
+            await log.wait_for("out", "slot")  # the engine tells of the question
+            await watch.wait_for("out", r"demo +demo +Ready")
+            assert await run("scale", "demo", "0") == (0, "InferenceService demo scaled from 1 to 0\n", "")
+            await watch.wait_for("out", r"demo +demo +Stopped")
+            assert (await interrupted(watch), watch.err) == (130, "")
+            assert (await interrupted(log), log.err) == (130, "")
+        await until(lambda: not engines_in(state))
+        code, _, err = await run("chat", "demo", QUESTION)
+        assert (code, err) == (
+            1,
+            "Error: InferenceService default/demo is stopped; `llmkube scale demo 1` starts it\n",
+        )
+
+        code, out, err = await run("delete", "demo", "--with-model", "--wait")
+        assert (code, out) == (0, "InferenceService demo is gone\nModel demo is gone\n"), err
+        assert (await run("list"))[1] == "No Models and no InferenceServices in default.\n"
+
+
+async def test_a_failure_says_what_to_do(tmp_path):
+    """A wrong digest, a missing file and too little time end a deployment with the cause, a way out and a code."""
+    run = partial(run_program, tmp_path, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        code, _, err = await run(*DEPLOY, "--sha256", "ab" * 32)
+        assert code == 1
+        assert "cannot be served: DigestMismatch: " in err
+        assert "ab" * 32 in err
+        assert err.endswith("What to do: deploy again with the digest that you trust, or without --sha256\n")
+        code, _, err = await run("deploy", "demo", "--source", str(tmp_path / "m.gguf"))
+        assert (code, f"FileNotFound: spec.source: there is no file {tmp_path}/m.gguf" in err) == (1, True), err
+        code, _, err = await run(*DEPLOY, "--timeout", "0.01")
+        assert (code, "demo is not Ready after 0.01 s" in err) == (4, True), err
+        assert (await run(*DEPLOY))[0] == 0
+
+
+async def test_a_conversation_on_a_terminal(tmp_path):
+    """On a terminal `chat` stays, survives Ctrl-C and leaves with Ctrl-D and 0; a pipe is one question."""
+    kubeconfig = tmp_path / "state" / "kubeconfig"
+    env = environment(tmp_path) | {"KUBECONFIG": str(kubeconfig), "TERM": "dumb", "COLUMNS": "500"}
+    command = [sys.executable, "-m", "llmkube", "chat", "demo", "--temperature", "0"]
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        assert (await run_program(tmp_path, *DEPLOY, kubeconfig=kubeconfig))[0] == 0
+        piped = await trio.run_process(command, env=env, stdin=QUESTION.encode(), capture_stdout=True)
+        assert piped.stdout.decode() == f"{ANSWER}\n"
+
+        ours, theirs = pty.openpty()
+        terminal = trio.lowlevel.FdStream(ours)
+        seen = ""
+
+        async def wait_for(words):
+            nonlocal seen
+            while words not in seen:
+                seen += (await terminal.receive_some()).decode().replace("\r\n", "\n")
+
+        async with terminal, trio.open_nursery() as nursery:
+            start = partial(trio.run_process, command, env=env, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT)
+            process = await nursery.start(partial(start, start_new_session=True, check=False))
+            os.close(theirs)
+            await wait_for("\n> ")
+            process.send_signal(signal.SIGINT)
+            await wait_for("(Ctrl-D leaves)")
+            await terminal.send_all(f"{QUESTION}\r".encode())
+            await wait_for(f"{ANSWER}\n")
+            await wait_for(f"{ANSWER}\n\n> ")
+            await terminal.send_all(b"\x04")
+            assert await process.wait() == 0

@@ -1,0 +1,65 @@
+"""A small web server for model files, on the loopback address of the test's own process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import attrs
+import trio
+
+from weights.hostile import Request, Wire
+
+
+@attrs.define(eq=False)
+class Web:
+    """What it serves; a file may be held back in the middle until `go_on` is set.
+
+    Attributes:
+        url: Where it is.
+        files: Content by name; a test may change it.
+        held: Names that are only sent by half until `go_on`.
+        requests: What was asked for.
+    """
+
+    url: str
+    files: dict[str, bytes]
+    held: set[str] = attrs.field(factory=set)
+    go_on: trio.Event = attrs.field(factory=trio.Event)
+    requests: list[Request] = attrs.field(factory=list)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            received = b""
+            while not received.endswith(b"\r\n\r\n"):
+                piece = await stream.receive_some()
+                if not piece:
+                    return
+                received += piece
+            request, wire = Request.read(received), Wire(stream)
+            self.requests.append(request)
+            with suppress(trio.BrokenResourceError):
+                await self._answer(wire, request)
+
+    async def _answer(self, wire: Wire, request: Request) -> None:
+        name = request.target.lstrip("/")
+        data = self.files.get(name)
+        if data is None:
+            return await wire.answer(404)
+        if name not in self.held:
+            return await wire.file(request, data)
+        half = max(len(data) // 2, request.start or 0)
+        await wire.file(request, data, cut=half)
+        await self.go_on.wait()
+        await wire.send(data[half:])
+        return None
+
+
+@asynccontextmanager
+async def open_web(**files: bytes) -> AsyncIterator[Web]:
+    """Serve files by name, each as `NAME.gguf`."""
+    web = Web("", {f"{name}.gguf": data for name, data in files.items()})
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(partial(trio.serve_tcp, web.serve, 0, host="127.0.0.1"))
+        web.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        yield web
+        nursery.cancel_scope.cancel()
