@@ -34,7 +34,16 @@ import cattrs
 HERE: Final = Path(__file__).resolve().parent
 RESULTS: Final = HERE / "results"
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
-ORDER: Final = ("reaction", "version", "download", "gguf_header", "gguf_verdicts", "api_server", "bench_cache_memory")
+ORDER: Final = (
+    "reaction",
+    "adoption",
+    "version",
+    "download",
+    "gguf_header",
+    "gguf_verdicts",
+    "api_server",
+    "bench_cache_memory",
+)
 """How the page is ordered; what is not named here comes last."""
 
 

@@ -327,10 +327,14 @@ async def idle(host: Host, seconds: float) -> tuple[float, float, float]:
 
 @attrs.frozen
 class Measured:
-    """Everything that one run found: milliseconds per step and trial, CPU seconds per trial, requests per minute."""
+    """Everything that one run found: milliseconds per step and trial, CPU seconds per trial, requests per minute.
+
+    `load` is the load average at the end of the trials: beside a busy neighbour their tails are the neighbour's.
+    """
 
     trials: list[dict[str, float]]
     cpu_seconds: float
+    load: float
     idle: tuple[float, float, float]
 
 
@@ -347,9 +351,9 @@ async def measure(run: Run, progress: Callable[[str], None]) -> Measured:
                 samples.append(await trial(host, number))
                 if number % 50 == 0:
                     progress(f"{number} of {count} trials")
-            cpu_seconds = (time.process_time() - started) / count
+            cpu_seconds, load = (time.process_time() - started) / count, os.getloadavg()[0]
             progress(f"idle for {idle_seconds:g} s")
-            return Measured(samples, cpu_seconds, await idle(host, idle_seconds))
+            return Measured(samples, cpu_seconds, load, await idle(host, idle_seconds))
 
 
 def main() -> None:
@@ -395,7 +399,10 @@ def main() -> None:
         ],
         attrs.asdict(found),
         aims=aims,
-        notes=[f"A trial costs {1000 * found.cpu_seconds:.0f} ms of CPU without its two engines."],
+        notes=[
+            f"A trial costs {1000 * found.cpu_seconds:.0f} ms of CPU without its two engines.",
+            f"The load average was {found.load:.2f} when the trials had ended (1 is the benchmark itself).",
+        ],
     )
 
 

@@ -1,6 +1,7 @@
 """Events expire an hour after they were last written, seen by whoever watches."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ import httpx
 import pytest
 import trio
 
-from llmkube.apiserver.expiry import BATCH, MOST_EVENTS, last_written, overdue
+from llmkube.apiserver.expiry import BATCH, MOST_EVENTS, last_written, overdue, seconds_to_next
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.store import Object, Ref, Store
 from llmkube.k8s.resource import Key
@@ -54,6 +55,15 @@ def test_of_too_many_events_the_oldest_go_early():
     events = [(Key("a", str(minute)), stamped(minute)) for minute in range(5)]
     assert overdue(events, START, most=3) == [Key("a", "0"), Key("a", "1")]
     assert overdue(events, START, most=5) == []
+
+
+def test_nobody_looks_before_there_is_something_to_do():
+    """The next look is when the oldest is due: at once when it is or there are too many, never without Events."""
+    events = [(Key("a", "new"), stamped(30)), (Key("a", "old"), stamped(2))]
+    assert seconds_to_next(events, START + timedelta(minutes=32)) == 30 * 60
+    assert seconds_to_next(events, START + timedelta(minutes=62)) == 0
+    assert seconds_to_next(events, START, most=1) == 0
+    assert seconds_to_next([], START) == math.inf
 
 
 def event(name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def run(monkeypatch):
                     yield Cluster(client, "default")
                 finally:
                     if after is not None:
-                        await after(client)
+                        await after(client)  # noqa: ASYNC102 - nobody cancels a test's command
 
         monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
         return CliRunner().invoke(cli, args, **kwargs)

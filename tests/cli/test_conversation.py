@@ -72,8 +72,14 @@ async def test_a_broken_connection_is_told():
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        (Response.json(503, {"error": {"message": "model is loading"}}), "does not answer yet: model is loading; it is"),
-        (Response.json(400, {"error": {"message": "context is full"}}), r"refused the question \(400\): context is full"),
+        (
+            Response.json(503, {"error": {"message": "model is loading"}}),
+            "does not answer yet: model is loading; it is",
+        ),
+        (
+            Response.json(400, {"error": {"message": "context is full"}}),
+            r"refused the question \(400\): context is full",
+        ),
         (Response.text(500, "oops"), r"\(500\): oops"),
     ],
 )

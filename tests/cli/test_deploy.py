@@ -52,7 +52,16 @@ def deploy(run):
 
 def test_both_objects_are_created(deploy):
     """A Model and an InferenceService of the name are there, with what the flags say and nothing else."""
-    flags = ("--context-size", "512", "--parallel", "2", "--no-flash-attention", "--extra-arg=--mlock", "--env", "A=b=c")
+    flags = (
+        "--context-size",
+        "512",
+        "--parallel",
+        "2",
+        "--no-flash-attention",
+        "--extra-arg=--mlock",
+        "--env",
+        "A=b=c",
+    )
     flags += ("--sha256", "ab" * 32, "--secret", "hub", "--memory-budget", "24Gi", "--accelerator", "cpu")
     done, found = deploy(*BASE, *flags)
     assert done.exit_code == 0, done.output

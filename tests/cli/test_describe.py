@@ -41,7 +41,9 @@ def spec(found, **changes):
         (Scene(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
         (Scene(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),
         (
-            Scene(service("chat", condition("Loaded", False, "Loading", "the engine is loading")), model("chat", FETCHED)),
+            Scene(
+                service("chat", condition("Loaded", False, "Loading", "the engine is loading")), model("chat", FETCHED)
+            ),
             "the engine is loading",
         ),
         (

@@ -51,7 +51,12 @@ def test_a_local_file_is_described():
     """The facts of the header stand line by line, with the units that people use."""
     done = run(DEMO)
     assert done.exit_code == 0, done.output
-    for words in ("size          933.8 KiB", "architecture  llama", "context       512 tokens", "license       apache-2.0"):
+    for words in (
+        "size          933.8 KiB",
+        "architecture  llama",
+        "context       512 tokens",
+        "license       apache-2.0",
+    ):
         assert words in done.output
 
 

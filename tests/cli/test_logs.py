@@ -62,7 +62,7 @@ def test_a_deleted_services_last_words_can_be_read(run, state):
 def test_the_log_needs_no_api_server(run, state, monkeypatch):
     """While the API server does not answer, the file here is printed all the same."""
 
-    async def refuse(*_args):
+    async def refuse(*_args):  # noqa: ASYNC124 - stands in for one
         raise TransportError("connection refused")
 
     monkeypatch.setattr(logs_module, "existing_service", refuse)

@@ -59,8 +59,14 @@ async def test_a_ready_engine_is_reached_directly():
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (service(readyReplicas=1), "nobody says at which address; give its agent an address that others reach, with --host"),
-        (service("chat", condition("Loaded", False, "Loading"), phase="Creating"), r"does not answer yet \(Creating: a Model called chat\)"),
+        (
+            service(readyReplicas=1),
+            "nobody says at which address; give its agent an address that others reach, with --host",
+        ),
+        (
+            service("chat", condition("Loaded", False, "Loading"), phase="Creating"),
+            r"does not answer yet \(Creating: a Model called chat\)",
+        ),
     ],
 )
 async def test_without_a_way_the_reason_is_told(found, words):

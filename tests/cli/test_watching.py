@@ -35,7 +35,7 @@ async def test_lines_are_appended_after_each_change(autojump_clock, capsys):
     changed = Mailbox(None)
     told = []
 
-    async def news():
+    async def news():  # noqa: ASYNC124 - stands in for one that asks
         told.append(changed.version)
         return [f"at {changed.version}"]
 
@@ -49,7 +49,7 @@ async def test_lines_are_appended_after_each_change(autojump_clock, capsys):
 
 
 def test_an_outage_is_one_sentence(monkeypatch):
-    """Of all that two watches log about one outage, the user reads one sentence; a watch that only ends says nothing."""
+    """Of all that two watches log about an outage, the user reads one sentence; a watch that only ends is silent."""
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     try:

@@ -23,7 +23,7 @@ def address():
 
 @asynccontextmanager
 async def asking(url, clients=3):
-    """Ask an engine without a pause from several clients; yield the answers and what stops them. A lost request fails."""
+    """Ask an engine without a pause from several clients; yield the answers and what stops them. A lost one fails."""
     answers = []
     body = b'{"messages": [{"role": "user", "content": "What is LLMKube?"}], "temperature": 0, "max_tokens": 8}'
 

@@ -16,9 +16,12 @@ from llmkube.base.errors import WorldError
 from llmkube.base.http import Response, serve_connection
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import AdoptError
 from llmkube.supervisor.journal import Entry, dump, load
 from llmkube.supervisor.lifecycle import Exit
+from llmkube.supervisor.ports import HostFacts
+from llmkube.supervisor.progress import Look
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
@@ -43,6 +46,9 @@ class Script:
         exit_code: What it then exits with.
         stop_seconds: From TERM to its end; more than the grace means KILL.
         words: What it writes.
+        stalls_after: Seconds after which a load moves no more.
+        says: The model id that it answers to, if not the one that was asked for.
+        intruder: Another program has its port and answers 200; the engine itself never gets there.
     """
 
     load_seconds: float = 5.0
@@ -50,6 +56,9 @@ class Script:
     exit_code: int = 1
     stop_seconds: float = 1.0
     words: tuple[str, ...] = ("loading",)
+    stalls_after: float = math.inf
+    says: str = ""
+    intruder: bool = False
 
 
 @attrs.define(eq=False)
@@ -80,7 +89,43 @@ class SimChild:
 
     async def listens(self, port):
         await trio.lowlevel.checkpoint()
-        return port == self.port
+        return port == self.port and not self.script.intruder
+
+    # What it does from now on. A frozen one (SIGSTOP) does nothing at all; a mute one accepts and answers nothing, and
+    # of a deaf one only the HTTP threads live; a slow one takes so long for an answer. `pace` is the share of a core
+    # that its work takes while requests are in flight; `counts` is whether batches come to an end meanwhile.
+    frozen: bool = False
+    mute: bool = False
+    slow_seconds: float = 0.0
+    closed: bool = False
+    pace: float = 1.0
+    counts: bool = True
+    tokens_given: int = 0
+    asked: int = 0
+    cpu_seconds: float = 0.0
+    batches: int = 0
+    _seen_at: float = attrs.field(factory=lambda: math.nan)
+    _born_at: float = attrs.field(factory=lambda: math.nan)
+
+    def live_on(self):
+        """Let the time that has passed since the last look leave its traces."""
+        now = trio.current_time()
+        if math.isnan(self._seen_at):
+            self._born_at = self._seen_at = now
+        passed, self._seen_at = now - self._seen_at, now
+        loading = not self.ready and now - self._born_at < self.script.stalls_after
+        if not self.frozen and (loading or self.in_flight):
+            self.cpu_seconds += passed * (1.0 if loading else self.pace)
+            self.batches += int(passed > 0 and self.counts and not loading)
+
+    async def look(self, host, port, *, loading):
+        await trio.lowlevel.checkpoint()
+        self.live_on()
+        state = "T" if self.frozen else "S"
+        return Look(state, round(self.cpu_seconds, 2), len(self.script.words), listening=not self.closed)
+
+    def memory_kills(self):
+        return 0
 
     def end(self, code):
         if self.exit is None:
@@ -99,6 +144,9 @@ class Machine:
         spawned: Every process there ever was, in order.
         agent_killed: The agent is dying by SIGKILL: nothing that it still does has an effect.
         entries: The journal, as the disk has it.
+        files: The sources whose files are here.
+        free_bytes: Memory that programs could still get.
+        reach: How this host is reached, if it is asked; without one, the settings say it.
     """
 
     nursery: trio.Nursery
@@ -111,6 +159,10 @@ class Machine:
     agent_killed: bool = False
     spawned_at: dict[str, list[float]] = attrs.field(factory=dict)
     entries: dict[Key, Entry] = attrs.field(factory=dict)
+    ports_given: int = 0
+    files: set[str] = attrs.field(factory=set)
+    free_bytes: int = 32 << 30
+    reach: Reach | None = None
 
     # -- what the supervisor sees ---------------------------------------------------------------------------------
 
@@ -118,8 +170,9 @@ class Machine:
         await trio.lowlevel.checkpoint()
         return EngineInfo("/sim/llama-server", "sim", HELP_FLAGS)
 
-    def free_port(self):
-        return 40_000 + len(self.spawned)
+    def free_port(self, host):
+        self.ports_given += 1
+        return 40_000 + self.ports_given
 
     @asynccontextmanager
     async def open_child(self, command, parting):
@@ -190,14 +243,26 @@ class Machine:
             if seconds:
                 progress(Progress("Copying", percent, 100))
                 await trio.sleep(seconds / 4)
+        self.files.add(source)
         return WeightsFile(
             path=Path("/sim") / source.replace("/", "_"), size_bytes=100, sha256=None, identity=source
         ), FACTS
 
+    async def has(self, model):
+        await trio.lowlevel.checkpoint()
+        return model.spec.source in self.files
+
+    def facts(self):
+        return HostFacts(64 << 30, self.free_bytes)
+
+    async def look(self):
+        await trio.lowlevel.checkpoint()
+        return self.reach
+
     async def connect(self, host, port):
         await trio.lowlevel.checkpoint()
         child = next((child for child in self.live() if child.port == port), None)
-        if child is None:
+        if child is None or child.closed:
             raise ConnectionRefusedError(111, "connection refused")
         ours, theirs = memory_stream_pair()
         self.nursery.start_soon(self._connection, child, theirs)
@@ -216,10 +281,20 @@ class Machine:
     async def _connection(self, child, stream):
         async def answer(exchange):
             path = exchange.request.path
+            child.asked += 1
+            await trio.sleep(child.slow_seconds)
+            if child.frozen or child.mute:
+                await trio.sleep_forever()
+            child.live_on()
             if path == "/metrics":
-                await exchange.respond(Response.text(200, f"llamacpp:requests_processing {child.in_flight}\n"))
+                counters = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
+                await exchange.respond(Response.text(200, counters))
+            elif path == "/v1/completions":
+                child.tokens_given += 1
+                child.batches += 1
+                await exchange.respond(Response.json(200, {}))
             elif path == "/v1/models":
-                await exchange.respond(Response.json(200, {"data": [{"id": child.name}]}))
+                await exchange.respond(Response.json(200, {"data": [{"id": child.script.says or child.name}]}))
             else:
                 await exchange.respond(Response.json(200 if child.ready else 503, {"status": "ok"}))
 

@@ -140,7 +140,17 @@ class World:
                 httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http,
                 open_http_client(machine.connect) as engines_http,
             ):
-                ports = Ports(machine, machine, machine, engines_http, utcnow, rng, machine.take_stock())
+                ports = Ports(
+                    machine,
+                    machine,
+                    machine,
+                    engines_http,
+                    utcnow,
+                    rng,
+                    machine.take_stock(),
+                    facts=machine.facts,
+                    look=machine.look if machine.reach else None,
+                )
                 await run_agent(Client(http), self.settings, ports, task_status=task_status)
         self._stopped.set()
 

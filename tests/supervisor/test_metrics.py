@@ -3,6 +3,7 @@ from prometheus_client import generate_latest
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.weights.progress import Progress
 
 
 class Agent:
@@ -39,3 +40,21 @@ def test_a_service_that_is_gone_leaves_no_series():
     generate_latest(registry)
     agent.views = {}
     assert 'name="chat"' not in generate_latest(registry).decode()
+
+
+def test_downloads_are_told_while_they_last():
+    """Each download has a series for what is known of it, and none for what is not, nor when it is over."""
+    running = {
+        "https://h/a.gguf": Progress("downloading", 50, 100, 10.0, 5.0),
+        "hf://o/r/b.gguf": Progress("resolving"),
+    }
+    registry = agent_registry(Agent(), lambda: running)
+    text = generate_latest(registry).decode()
+    assert 'llmkube_download_bytes{source="https://h/a.gguf"} 50.0' in text
+    assert 'llmkube_download_total_bytes{source="https://h/a.gguf"} 100.0' in text
+    assert 'llmkube_download_bytes_per_second{source="https://h/a.gguf"} 10.0' in text
+    assert 'llmkube_download_left_seconds{source="https://h/a.gguf"} 5.0' in text
+    assert 'llmkube_download_bytes{source="hf://o/r/b.gguf"} 0.0' in text
+    assert 'total_bytes{source="hf://o/r/b.gguf"}' not in text
+    running.clear()
+    assert "gguf" not in generate_latest(registry).decode()

@@ -23,7 +23,7 @@ from llmkube.apiserver import discovery, documents
 from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.committing import Committer
-from llmkube.apiserver.expiry import EVENTS, expire
+from llmkube.apiserver.expiry import EVENTS, expire, seconds_to_next
 from llmkube.apiserver.failures import (
     RequestRefusedError,
     bad_request,
@@ -55,7 +55,7 @@ MANAGER: Final = "llmkube-apiserver"
 
 _OWN: Final = WriteOptions(manager=MANAGER, force=True)
 _RETRY_SECONDS: Final = 1.0
-_EXPIRY_SECONDS: Final = 60.0  # how late an Event may go
+_EXPIRY_SECONDS: Final = 60.0  # how late an Event may go, and how long too many may stay
 _WATCH_SECONDS: Final = 1800.0  # a watch without timeoutSeconds ends after one to two times this, as in kube-apiserver
 
 
@@ -126,14 +126,14 @@ class ApiServer:
 
     async def _run_expiry(self) -> NoReturn:
         while True:
-            more = False
-            if self._store.list(EVENTS):
+            seconds = seconds_to_next(self._store.list(EVENTS), self._utcnow())
+            if seconds == 0:
                 with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due next time
-                    more = await self._committer.write(lambda tx: expire(tx, self._utcnow()))
-            else:
+                    await self._committer.write(lambda tx: expire(tx, self._utcnow()))
+                    continue
+            with trio.move_on_after(seconds):
                 await self._signal.wait(EVENTS)
-            if not more:
-                await trio.sleep(_EXPIRY_SECONDS)
+            await trio.sleep(_EXPIRY_SECONDS)  # however fast they come, they are counted once in a while
 
     async def ensure(self, manifests: Iterable[Mapping[str, Any]]) -> None:
         """Create or update objects by server-side apply, in order, as the server's own.

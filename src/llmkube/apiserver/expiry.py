@@ -4,6 +4,7 @@ kube-apiserver gives each Event a lease of etcd's, renewed by every write (`--ev
 last write is read off what the server itself has stamped on the object, so a restart loses nothing.
 """
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -38,12 +39,18 @@ def last_written(event: Object) -> datetime:
     return max((datetime.fromisoformat(stamp) for stamp in stamps if stamp), default=_NEVER)
 
 
-def expire(tx: Transaction, now: datetime) -> bool:
-    """Stage the removal of a batch of Events that have had their time; whether there may be more."""
-    due = overdue(tx.store.list(EVENTS), now)
-    for key in due[:BATCH]:
+def expire(tx: Transaction, now: datetime) -> None:
+    """Stage the removal of a batch of Events that have had their time."""
+    for key in overdue(tx.store.list(EVENTS), now)[:BATCH]:
         ref = Ref(EVENTS, key)
         event = tx.get(ref)
         if event is not None:
             tx.remove(ref, event)
-    return len(due) > BATCH
+
+
+def seconds_to_next(events: Iterable[tuple[Key, Object]], now: datetime, *, most: int = MOST_EVENTS) -> float:
+    """Return when to look again: 0 when something is due, infinity when there is nothing."""
+    written = [last_written(event) for _, event in events]
+    if len(written) > most:
+        return 0.0
+    return max((min(written) + LIFETIME - now).total_seconds(), 0.0) if written else math.inf

@@ -102,7 +102,7 @@ class Store:
             return []
         return sorted(
             ((key, stored) for key, stored in shelf.objects.items() if not namespace or key.namespace == namespace),
-            key=lambda item: item[0],
+            key=_by_name,
         )
 
     def list_at(self, kind: str, namespace: str, revision: int) -> Sequence[tuple[Key, Object]]:
@@ -120,7 +120,7 @@ class Store:
                 objects.pop(key, None)
             else:
                 objects[key] = change.before
-        return sorted(objects.items(), key=lambda item: item[0])
+        return sorted(objects.items(), key=_by_name)
 
     def changes_after(self, kind: str, revision: int) -> Sequence[Change]:
         """Return the kind's changes that are newer than a revision, oldest first; costs as much as it returns.
@@ -257,3 +257,8 @@ class Transaction:
         self._changes.append(Change(revision, ref, before, stored, removed))
         self._staged[ref] = None if removed else stored
         return stored
+
+
+def _by_name(item: tuple[Key, Object]) -> tuple[str, str]:
+    """The order of lists; plain tuples compare several times faster than keys do."""
+    return item[0].namespace, item[0].name

@@ -60,7 +60,7 @@ LOADED: Final = "Loaded"
 NOT_CLAIMED: Final = "NotClaimed"
 
 FAILING_REASONS: Final = frozenset(
-    {"CrashLoopBackOff", "EngineExited", "EngineNotFound", "LoadTimedOut", "Invalid", "InternalError"}
+    {"CrashLoopBackOff", "EngineExited", "EngineNotFound", "LoadStalled", "Hung", "Invalid", "InternalError"}
 )
 """Reasons of `Loaded=False` that say that the engine fails; with any other one it is merely on its way."""
 

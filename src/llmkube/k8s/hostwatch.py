@@ -43,6 +43,7 @@ class HostWatch:
         changed: Called when the set of live hosts, or what one of them serves, is another one; it must not block.
         leases: The Leases as last seen.
         book: When each of them was seen to change.
+        news: Its version grows with everything that is heard of a host.
     """
 
     client: Client
@@ -50,7 +51,7 @@ class HostWatch:
     changed: Callable[[], None]
     leases: Cache[Lease] = attrs.field(factory=Cache)
     book: LeaseBook = attrs.field(factory=LeaseBook)
-    _news: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    news: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _unread: set[Key] = attrs.field(factory=set)
 
     async def run_reflector(self, rng: random.Random) -> Never:
@@ -68,13 +69,13 @@ class HostWatch:
     async def run_expiry(self) -> NoReturn:
         """Never return: declare a host gone when its Lease has not changed for its duration and a read confirms it."""
         while True:
-            version = self._news.version
+            version = self.news.version
             overdue = self.book.overdue(trio.current_time())
             for key in overdue:
                 await self._look_again(key)
             if not overdue:
                 with trio.move_on_at(self.book.next_deadline):
-                    await self._news.wait_newer(version)
+                    await self.news.wait_newer(version)
 
     async def wait_gone(self, host: str) -> bool:
         """Read a host's Lease now, and return whether there is none, or one that has been silent for too long.
@@ -123,6 +124,6 @@ class HostWatch:
     def _judged(self, note: Callable[[], None]) -> None:
         before = self.book.hosts
         note()
-        self._news.put_nowait(None)
+        self.news.put_nowait(None)
         if self.book.hosts != before:
             self.changed()

@@ -3,14 +3,14 @@
 ```
  run_agent
  └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ outbox, repeats, reflectors, presence, events
+   ├ outbox, repeats, reflectors, presence, claims, events
    └ services nursery    cancelled first; the support closes after the last service has gone
      ├ run_service "chat"      life scope
      └ run_service "embed"     life scope
 ```
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,21 +23,31 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
+from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import KILL_SECONDS
+from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.desired import Desired, desired_here, model_key
 from llmkube.supervisor.journal import Entry
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Parting, Ports
-from llmkube.supervisor.presence import run_presence, withdraw_presence
+from llmkube.supervisor.presence import Presence, withdraw_presence
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.service import Runner, run_service
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.sweep import withdraw_strangers
 from llmkube.supervisor.target import Idle, Target
 
 log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How long the first look at this host's addresses may take; after that its engines must not wait any longer."""
+
+SETTLE_SECONDS = 15.0
+"""After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
 
 STOP_SLACK_SECONDS = 3.0
 """Added to the sum of a stop's own deadlines before the support is taken away from under it."""
@@ -87,6 +97,8 @@ class _Agent:
     events: EventRecorder
     models: Cache[Model]
     services: Cache[InferenceService]
+    claimant: Claimant
+    reach: Mailbox[Reach]
     parting: Parting = attrs.field(factory=Parting)
     running: dict[Key, _Running] = attrs.field(factory=dict)
     marked: set[Key] = attrs.field(factory=set)
@@ -98,7 +110,13 @@ class _Agent:
         self.services.expect(self.ports.left)
 
     def _synced(self) -> bool:
-        return self.models.synced.is_set() and self.services.synced.is_set()
+        return self.models.synced.is_set() and self.services.synced.is_set() and self.claimant.synced
+
+    async def wait_synced(self) -> None:
+        """Return when everything that decides what runs here has been seen once."""
+        await self.models.synced.wait()
+        await self.services.synced.wait()
+        await self.claimant.wait_synced()
 
     def mark(self, key: Key) -> None:
         """Look at this service again."""
@@ -111,6 +129,21 @@ class _Agent:
             if model_key(service) == key:
                 self.mark(service.key)
 
+    def mark_all(self) -> None:
+        """Look at everything again."""
+        for service in self.services.values():
+            self.mark(service.key)
+        for key in (*self.running, *self.claimant.held()):
+            self.mark(key)
+
+    async def run_moves(self) -> None:
+        """Never return: have every service say where it is when this host is reached in another way."""
+        while True:
+            version = self.reach.version
+            for running in self.running.values():
+                running.reporter.moved()
+            await self.reach.wait_newer(version)
+
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the marks come in."""
         async with trio.open_nursery() as nursery:
@@ -118,6 +151,7 @@ class _Agent:
                 if entry.engine is not None:
                     self._start(key, entry.wish, nursery, entry)
             nursery.start_soon(self._go_on_alone, nursery)
+            nursery.start_soon(self._mark_all_when_synced)
             while True:
                 await self.wake.wait()
                 self.wake = trio.Event()
@@ -125,11 +159,14 @@ class _Agent:
                     self._reconcile(key, nursery)
                 self.marked.clear()
 
+    async def _mark_all_when_synced(self) -> None:
+        await self.wait_synced()
+        self.mark_all()
+
     async def _go_on_alone(self, nursery: trio.Nursery) -> None:
         """Start what ran last, when the API server does not come in time to say what is wanted now."""
         with trio.move_on_after(self.settings.offline_seconds):
-            await self.models.synced.wait()
-            await self.services.synced.wait()
+            await self.wait_synced()
             for key in self.ports.left:
                 if key not in self.running and key not in self.services:
                     await self.ports.journal.remove(key)
@@ -144,9 +181,14 @@ class _Agent:
         current = running.desired.value if running else None
         model = self.models.get(model_key(service)) if service else None
         wish = desired_here(service, model, current, self.settings.accelerators)
-        if wish is None:
+        ours = wish is not None and self.claimant.consult(wish, running=running is not None)
+        if running is not None and wish is not None:
+            running.reporter.speak(ours and self.claimant.speaks(wish))
+        if wish is None or not ours:
+            if wish is None and running is None and self._synced():
+                self.claimant.let_go(key)
             if running is not None:
-                running.life.cancel(reason="deleted, or no longer this host's")
+                running.life.cancel(reason="deleted, or another host's")
         elif running is None:
             self._start(key, wish, nursery)
         elif not running.life.cancel_called and not wish.same_wish(current):
@@ -154,12 +196,15 @@ class _Agent:
         # A service that comes back while its task ends is marked again by the end of that task.
 
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
-        reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed)
+        reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
+        reporter.speaks = self.claimant.speaks(wish)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
         self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
         nursery.start_soon(self._look_after, key, running, left)
 
     async def _look_after(self, key: Key, running: _Running, left: Entry | None) -> None:
+        if self.reach.value.problem:
+            running.reporter.moved()
         running.reporter.greet(adopting=left is not None and left.engine is not None)
         first: Target = left.launch if left else Idle(Reason.PENDING)
         runner = Runner(running.reporter, self.ports, self.settings, self.parting, left.engine if left else None)
@@ -208,17 +253,46 @@ async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
     events = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
-    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache())
+    hosts = HostWatch(client, settings.lease_namespace, lambda: agent.mark_all())
+    claimant = Claimant(
+        client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark=lambda key: agent.mark(key)
+    )
+    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address))
+    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach)
+    wakes = Mailbox(0.0)
+    presence = Presence(
+        client,
+        settings,
+        ports,
+        reach,
+        services=lambda: len(agent.running),
+        woke=wakes.put_nowait,
+        returned=agent.outbox.repeat_nowait,
+        present=claimant.present,
+    )
     # Cancellation would reach the outbox together with the services that still have to speak through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
+            selected = partial(reflect, label_selector=settings.selector.text)
+            with trio.move_on_after(LOOK_SECONDS):
+                await presence.look_around()
             outer.start_soon(partial(agent.outbox.run, client, field_manager=settings.field_manager))
             outer.start_soon(partial(agent.outbox.run_repeats, every_seconds=settings.reassert_seconds))
-            outer.start_soon(partial(reflect, InferenceService, agent.services, agent.mark))
-            outer.start_soon(partial(reflect, Model, agent.models, agent.mark_model))
-            outer.start_soon(run_presence, client, settings, ports.utcnow)
+            for follow in (
+                partial(selected, InferenceService, agent.services, agent.mark),
+                partial(reflect, Model, agent.models, agent.mark_model),
+                partial(hosts.run_reflector, ports.rng),
+                claimant.run_reflector,
+            ):
+                outer.start_soon(_run_afresh, follow, wakes)
+            outer.start_soon(hosts.run_expiry)
+            outer.start_soon(claimant.run)
+            outer.start_soon(presence.run)
+            outer.start_soon(agent.run_moves)
+            outer.start_soon(_run_second_words, hosts, agent.outbox)
+            outer.start_soon(withdraw_strangers, client, settings, agent.outbox, agent.running)
             outer.start_soon(events.run, client)
             async with trio.open_nursery() as services:
                 services.start_soon(agent.run)
@@ -235,6 +309,27 @@ async def _run_shielded(
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
         log.error("the stop took longer than its deadlines allow")
+
+
+async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[float]) -> None:
+    """Never return: after a sleep begin again with a list; what was open then may be dead without having said so."""
+    while True:
+        version = wakes.version
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            await wakes.wait_newer(version)
+            nursery.cancel_scope.cancel(reason="the host has slept")
+
+
+async def _run_second_words(hosts: HostWatch, outbox: Outbox) -> None:
+    """Never return: say what stands once more some time after hosts have come or gone."""
+    while True:
+        version, before = hosts.news.version, hosts.book.hosts
+        while hosts.book.hosts == before:
+            await hosts.news.wait_newer(version)
+            version = hosts.news.version
+        await trio.sleep(SETTLE_SECONDS)
+        outbox.repeat_nowait()
 
 
 def _stop_seconds(settings: AgentSettings) -> float:

@@ -23,6 +23,8 @@ from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.logfile import open_for_append, read_lines, rotate
 from llmkube.supervisor.ports import Command, Parting
+from llmkube.supervisor.progress import Look
+from llmkube.supervisor.vitals import Patient, Rounds, memory_kills
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +53,8 @@ class OwnedProcess:
     log_offset: int
     _log_path: Path
     _wait: Callable[[], Awaitable[Exit]]
+    _rounds: Rounds
+    _kills_before: int = attrs.field(factory=memory_kills)
 
     async def wait(self) -> Exit:
         """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
@@ -63,6 +67,14 @@ class OwnedProcess:
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this port."""
         return await trio.to_thread.run_sync(processes.listens, self.pid, port)
+
+    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+        """What the kernel says of it and all below it; one look for all engines of the host."""
+        return await self._rounds.look(Patient(self.pid, host, port, self._log_path), loading=loading)
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed for want of memory around here since it is watched."""
+        return memory_kills() - self._kills_before
 
 
 @attrs.frozen
@@ -81,7 +93,9 @@ class Ending:
 
 
 @asynccontextmanager
-async def open_child(command: Command, ending: Ending, *, log_cap_bytes: int) -> AsyncIterator[OwnedProcess]:
+async def open_child(
+    command: Command, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
+) -> AsyncIterator[OwnedProcess]:
     """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
     The output goes straight to an append-only file and not through a pipe: a pipe that nobody reads stalls the engine,
@@ -112,14 +126,14 @@ async def open_child(command: Command, ending: Ending, *, log_cap_bytes: int) ->
         return Exit(await process.wait())
 
     started = processes.start_of(process.pid)
-    child = OwnedProcess(process.pid, started, offset, command.log_path, wait)
+    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, rounds or Rounds())
     async with _owned(child, ending, command.log_path, log_cap_bytes):
         yield child
 
 
 @asynccontextmanager
 async def adopt_child(
-    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int
+    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
 ) -> AsyncIterator[OwnedProcess]:
     """Take over a process that an earlier agent has started; from here on it is treated as our own.
 
@@ -135,7 +149,7 @@ async def adopt_child(
                 await wait_ended()
                 return Exit(None)
 
-            child = OwnedProcess(record.pid, record.started, record.log_offset, log_path, wait)
+            child = OwnedProcess(record.pid, record.started, record.log_offset, log_path, wait, rounds or Rounds())
             async with _owned(child, ending, log_path, log_cap_bytes):
                 yield child
     except ProcessLookupError as error:
@@ -167,15 +181,16 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
     the grace: a helper that survives may hold the model's memory.
     """
     with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
-        with trio.move_on_after(ending.grace_seconds):
+        with trio.move_on_after(ending.grace_seconds) as patience:
             processes.send_group(child.pid, signal.SIGTERM)
             processes.send_group(child.pid, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
             await child.wait()
             processes.send_group(child.pid, signal.SIGKILL)
             await _end_family(ending.cookie, signal.SIGTERM)
-        processes.send_group(child.pid, signal.SIGKILL)
-        await _end_family(ending.cookie, signal.SIGKILL)
-        await child.wait()
+        if patience.cancelled_caught:
+            processes.send_group(child.pid, signal.SIGKILL)
+            await _end_family(ending.cookie, signal.SIGKILL)
+            await child.wait()
     if bound.cancelled_caught:
         log.error("process does not die", pid=child.pid)
 

@@ -17,6 +17,7 @@ from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.ports import Child, Command, Parting
 from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.vitals import Rounds
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
@@ -43,6 +44,7 @@ class LocalEngines:
 
     settings: AgentSettings
     _known: dict[tuple[str, int], EngineInfo] = attrs.field(factory=dict)
+    _rounds: Rounds = attrs.field(factory=Rounds)
 
     async def info(self) -> EngineInfo:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
@@ -93,12 +95,13 @@ class LocalEngines:
         """Run a process with the small environment that engines get."""
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
         ending = Ending(command.cookie, self.settings.grace_seconds, parting)
-        return open_child(complete, ending, log_cap_bytes=self.settings.log_cap_bytes)
+        return open_child(complete, ending, log_cap_bytes=self.settings.log_cap_bytes, rounds=self._rounds)
 
     def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started."""
         ending = Ending(record.cookie, self.settings.grace_seconds, parting)
-        return adopt_child(record, log_path, ending, log_cap_bytes=self.settings.log_cap_bytes)
+        cap = self.settings.log_cap_bytes
+        return adopt_child(record, log_path, ending, log_cap_bytes=cap, rounds=self._rounds)
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}

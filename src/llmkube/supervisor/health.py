@@ -1,21 +1,37 @@
-"""What an engine answers: whether it is ready, which models it serves, whether requests are in flight."""
+"""What an engine answers, and the two watches that look after it: while it loads, and while it serves.
+
+The watches gather what `progress` decides on: what the kernel sees each tick, what the engine says when it is asked.
+"""
 
 import json
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
 
+import attrs
 import trio
 
-from llmkube.base.http import HttpClient, HttpError
+from llmkube.base.http import Headers, HttpClient, HttpError, Response
 from llmkube.base.tick import wait_tick
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.progress import Answer, Ask, Limits, Load, Look, Watch, step, step_load
 
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
+LONG_POLL_CAP_SECONDS = 2.0
+"""For a load that has taken minutes: a hundredth of what it has taken, at most this."""
+
 ANSWER_SECONDS = 5.0
-WATCH_SECONDS = 10.0
+TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
 
-_IN_FLIGHT = re.compile(rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+(\d+)", re.MULTILINE)
+Health = Literal["ok", "busy", "gone"]
+LookAt = Callable[[], Awaitable[Look | None]]
+
+_METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
+_WORK: Final = frozenset({"requests_processing", "requests_deferred"})
+_PROGRESS: Final = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
 
 
 async def wait_ready(http: HttpClient, url: str) -> None:
@@ -23,38 +39,129 @@ async def wait_ready(http: HttpClient, url: str) -> None:
 
     The first questions follow each other closely, since a small model loads in less time than a comfortable poll.
     """
-    pause = FIRST_POLL_SECONDS
+    pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
     while await ask(http, url) != "ok":
         await trio.sleep(pause)
-        pause = min(pause * 1.5, POLL_CAP_SECONDS)
+        cap = max(POLL_CAP_SECONDS, min((trio.current_time() - started_at) / 100, LONG_POLL_CAP_SECONDS))
+        pause = min(pause * 1.5, cap)
 
 
-async def ask(http: HttpClient, url: str) -> str:
+async def ask(http: HttpClient, url: str) -> Health:
     """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nobody listens, or it broke off)."""
-    with trio.move_on_after(ANSWER_SECONDS):
-        try:
-            response = await http.request("GET", url, max_body_bytes=64 * 1024)
-        except HttpError:
-            return "gone"
-        return "ok" if response.status == 200 else "busy"
-    return "busy"
+    got = await _get(http, url)
+    if got == "gone":
+        return "gone"
+    return "ok" if isinstance(got, Response) and got.status == 200 else "busy"
 
 
-async def watch(http: HttpClient, url: str, changed: Callable[[bool], None]) -> None:
-    """Never return; call `changed` when the engine stops or starts to listen.
+@attrs.frozen
+class Engine:
+    """Where an engine answers, and in which way one asks it for a token.
 
-    Silence is not death: a server deep in a long prompt may answer `/health` late, and taking it out of service would
-    punish it for working. Only a refused or broken connection, twice in a row, says that nobody can be served.
+    Attributes:
+        http: The way to it.
+        url: Scheme, host and port.
+        plan: What it was started with.
     """
-    answering, misses = True, 0
-    while True:
-        await wait_tick(WATCH_SECONDS)
-        verdict = await ask(http, url)
-        misses = misses + 1 if verdict == "gone" else 0
-        now_answering = misses < 2 if answering else verdict == "ok"
-        if now_answering != answering:
-            answering = now_answering
-            changed(answering)
+
+    http: HttpClient
+    url: str
+    plan: LaunchPlan
+
+    @property
+    def ready_url(self) -> str:
+        """GET it: 200 means ready."""
+        return self.url + self.plan.ready_path
+
+    async def counters(self) -> Answer:
+        """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`."""
+        got = await _get(self.http, f"{self.url}/metrics")
+        if got == "gone":
+            return Answer("gone")
+        metrics = _numbers(got)
+        work: int | None = None
+        if metrics.keys() & _WORK:
+            work = int(sum(metrics.get(name, 0.0) for name in _WORK))
+        if work == 0:
+            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
+        late = got == "late"
+        slots = b"" if late else await _body(self.http, f"{self.url}/slots")
+        if work is None:
+            work = _busy_slots(slots)
+        counters = None
+        if work is not None:
+            # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
+            counters = (*(metrics.get(name, 0.0) for name in _PROGRESS), float(zlib.crc32(slots)))
+        health = "ok" if metrics else await ask(self.http, self.ready_url)
+        return Answer(health, late=late, work=work, counters=counters)
+
+    async def one_token(self) -> Answer:
+        """Ask for the least that it can compute; any answer that is not an error of its own will do."""
+        path, body = self._least()
+        content = Headers.of({"Content-Type": "application/json"})
+        token = False
+        with trio.move_on_after(TOKEN_SECONDS):
+            try:
+                got = await self.http.request("POST", self.url + path, headers=content, body=json.dumps(body).encode())
+            except HttpError:
+                return Answer("gone", token=False)
+            token = got.status < 500
+        return Answer("ok" if token else "busy", token=token)
+
+    def _least(self) -> tuple[str, dict[str, object]]:
+        if "--reranking" in self.plan.argv:
+            return "/v1/rerank", {"model": self.plan.alias, "query": "a", "documents": ["a"]}
+        if "--embedding" in self.plan.argv:
+            return "/v1/embeddings", {"model": self.plan.alias, "input": "a"}
+        return "/v1/completions", {"model": self.plan.alias, "prompt": "a", "max_tokens": 1}
+
+
+async def watch(engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits) -> str:
+    """Return what stands still and for how long, when the engine hangs; `changed` hears whether it can be reached.
+
+    A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
+    """
+    state, reachable, answer, hung = Watch(), True, None, ""
+    asking = False
+
+    async def put(question: Ask) -> None:
+        nonlocal answer, asking
+        answer = await (engine.one_token() if question is Ask.TOKEN else engine.counters())
+        asking = False
+
+    async with trio.open_nursery() as nursery:
+        while not hung:
+            await wait_tick(limits.tick_seconds)
+            seen = await look()
+            if seen is None:  # it has ended, which somebody else is told
+                continue
+            if asking or answer is not None:
+                seen, answer = attrs.evolve(seen, asked=True, answer=answer), None
+            state, verdict = step(state, seen, trio.current_time(), limits)
+            hung = verdict.hung
+            if verdict.reachable != reachable:
+                reachable = verdict.reachable
+                changed(reachable)
+            if verdict.ask is not Ask.NOTHING and not asking:
+                asking = True
+                nursery.start_soon(put, verdict.ask)
+        nursery.cancel_scope.cancel(reason="the engine hangs")
+    return hung
+
+
+async def watch_load(look: LookAt, say: Callable[[Look], Awaitable[None]], limits: Limits) -> str:
+    """Return what stands still and for how long, when a load has stalled; call `say` after each look.
+
+    There is no clock on a load that moves: a large model from a slow disk takes as long as it takes.
+    """
+    load, stalled = Load(), ""
+    while not stalled:
+        await wait_tick(limits.tick_seconds)
+        seen = await look()
+        if seen is not None:
+            load, stalled = step_load(load, seen, trio.current_time(), limits)
+            await say(seen)
+    return stalled
 
 
 async def model_names(http: HttpClient, url: str) -> frozenset[str]:
@@ -78,21 +185,43 @@ async def wait_idle(http: HttpClient, url: str) -> None:
 
 async def in_flight(http: HttpClient, url: str) -> int:
     """Return how many requests an engine works on or has queued; 0 when it does not say."""
-    counts = [int(count) for count in _IN_FLIGHT.findall(await _body(http, f"{url}/metrics"))]
-    if counts:
-        return sum(counts)
+    metrics = _numbers(await _get(http, f"{url}/metrics"))
+    if metrics.keys() & _WORK:
+        return int(sum(metrics.get(name, 0.0) for name in _WORK))
+    return _busy_slots(await _body(http, f"{url}/slots")) or 0
+
+
+def _numbers(got: Response | str) -> dict[str, float]:
+    """llama.cpp's metrics by their names; none of anything but a 200."""
+    if not isinstance(got, Response) or got.status != 200:
+        return {}
+    numbers = {}
+    for name, value in _METRIC.findall(got.body):
+        try:
+            numbers[name.decode("ascii")] = float(value)
+        except ValueError:
+            continue
+    return numbers
+
+
+def _busy_slots(slots: bytes) -> int | None:
     try:
-        return sum(bool(slot["is_processing"]) for slot in json.loads(await _body(http, f"{url}/slots")))
+        return sum(bool(slot["is_processing"]) for slot in json.loads(slots))
     except (ValueError, KeyError, TypeError):
-        return 0
+        return None
 
 
 async def _body(http: HttpClient, url: str) -> bytes:
-    """The body of a 200, and nothing of anything else; a busy engine is given `ANSWER_SECONDS`."""
+    """The body of a 200, and nothing of anything else."""
+    got = await _get(http, url)
+    return got.body if isinstance(got, Response) and got.status == 200 else b""
+
+
+async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late"]:
+    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off."""
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            response = await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
+            return await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
         except HttpError:
-            return b""
-        return response.body if response.status == 200 else b""
-    return b""
+            return "gone"
+    return "late"

@@ -5,10 +5,12 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import attrs
 import trio
 
+from llmkube.base.errors import UserError
 from llmkube.base.http import open_http_client
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
@@ -16,6 +18,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.engines import LocalEngines
 from llmkube.supervisor.journal import Entry, FileJournal
+from llmkube.supervisor.network import LocalNetwork, host_facts
 from llmkube.supervisor.orphans import belongs, take_stock
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
@@ -27,7 +30,8 @@ from llmkube.weights.downloader import Downloader, open_downloader
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
-from llmkube.weights.source import LocalFile, parse_source, pick
+from llmkube.weights.records import recall
+from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source, pick
 from llmkube.weights.store import Store, open_store
 
 MAX_FILE_THREADS = 4
@@ -66,6 +70,19 @@ class LocalWeights:
         else:
             weights = await bound(sha256=sha256)
         return weights, await self.run_sync(partial(read_header, weights.path))
+
+    async def has(self, model: Model) -> bool:
+        """Whether the file is in the store, in place, or part of the program."""
+        try:
+            source = pick(parse_source(model.spec.source), model.spec.files)
+        except UserError:
+            return False
+        if isinstance(source, LocalFile):
+            return await trio.to_thread.run_sync(Path(source.path).is_file, abandon_on_cancel=True)
+        if isinstance(source, Remote):
+            found = await trio.to_thread.run_sync(recall, self.store, source.identity, limiter=self.limiter)
+            return isinstance(found, WeightsFile)
+        return isinstance(source, Builtin)
 
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
@@ -112,6 +129,8 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
             rng=rng,
             left=left,
             downloads=downloader.active,
+            facts=host_facts,
+            look=LocalNetwork(settings.api_server, settings.host_ip).look if settings.api_server else None,
         )
 
 

@@ -85,8 +85,16 @@ class Outbox:
         """Never return: say what stands again at a slow, fixed pace, so that what somebody removed comes back."""
         while True:
             await trio.sleep(every_seconds)
-            for slot in self._words:
-                self._queue.add_nowait(slot)
+            self.repeat_nowait()
+
+    def repeat_nowait(self) -> None:
+        """Say everything that stands once more: somebody may have removed it, or said something else over it."""
+        for slot in self._words:
+            self._queue.add_nowait(slot)
+
+    def speaks_of(self, slot: Slot) -> bool:
+        """Whether there is a word on a slot."""
+        return slot in self._words
 
     async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
         """Write one slot's newest word; a refusal for good is logged and not repeated until there is something new."""

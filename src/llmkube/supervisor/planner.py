@@ -35,7 +35,9 @@ async def run_planner(
         reporter.follow(wish)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_interrupt, desired, version, nursery.cancel_scope)
-            while not await _plan(wish, target, reporter, ports):
+            line = _ProgressLine(target, reporter)
+            nursery.start_soon(line.run)
+            while not await _plan(wish, target, reporter, ports, line):
                 failures += 1
                 await trio.sleep(backoff.delay(failures, ports.rng))
             await trio.sleep_forever()
@@ -46,7 +48,9 @@ async def _interrupt(desired: Mailbox[Desired], version: int, scope: trio.Cancel
     scope.cancel(reason="a newer wish arrived")
 
 
-async def _plan(wish: Desired, target: Mailbox[Target], reporter: Reporter, ports: Ports) -> bool:
+async def _plan(
+    wish: Desired, target: Mailbox[Target], reporter: Reporter, ports: Ports, progress: "_ProgressLine"
+) -> bool:
     """Do it once; return False when trying again later could help."""
     if not wish.running:
         word = "suspended" if wish.service.spec.suspend else "replicas=0"
@@ -59,7 +63,8 @@ async def _plan(wish: Desired, target: Mailbox[Target], reporter: Reporter, port
         _idle_unless_running(target, Reason.INVALID, str(error))
         return True
     try:
-        weights, facts = await ports.weights.fetch(wish.model, _ProgressLine(target, reporter))
+        with progress:
+            weights, facts = await ports.weights.fetch(wish.model, progress)
     except LLMKubeError as error:
         reporter.not_fetched(error)
         _idle_unless_running(target, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
@@ -90,20 +95,42 @@ def _idle_unless_running(target: Mailbox[Target], reason: str, message: str) -> 
 
 @attrs.define(eq=False)
 class _ProgressLine:
-    """Turn a fetch's progress into a line: at once when what happens changes, else once per beat of a clock for all.
+    """Turn a fetch's progress into a line: at once when what happens changes, else on the beat of a clock for all.
 
-    On the beat, all who wait for the same file say the same, and the API server hears of it once.
+    On the beat, all who wait for the same file say the same, and the API server hears of it once. What was said last
+    before a download stands still is said, too. While it is entered there is a fetch to tell about.
     """
 
     target: Mailbox[Target]
     reporter: Reporter
     _kind: tuple[str, str] = ("", "")
-    _beat: int = -1
+    _newest: Progress | None = None
+    _news: trio.Event = attrs.field(factory=trio.Event)
+
+    def __enter__(self) -> None:
+        self._kind = ("", "")
+
+    def __exit__(self, *_: object) -> None:
+        self._newest = None
 
     def __call__(self, progress: Progress) -> None:
-        kind, beat = (progress.stage, progress.note), int(trio.current_time() // BEAT_SECONDS)
-        if (kind, beat) != (self._kind, self._beat):
-            self._kind, self._beat = kind, beat
-            line = str(progress)
+        self._newest = progress
+        if (progress.stage, progress.note) != self._kind:
+            self._write()
+        else:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Never return: write what is new, on the beat."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            await trio.sleep(BEAT_SECONDS - trio.current_time() % BEAT_SECONDS)
+            self._write()
+
+    def _write(self) -> None:
+        if self._newest is not None:
+            self._kind, line = (self._newest.stage, self._newest.note), str(self._newest)
+            self._newest = None
             self.reporter.fetching(line)
             _idle_unless_running(self.target, Reason.FETCHING, line)

@@ -16,6 +16,7 @@ from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.lifecycle import Exit
+from llmkube.supervisor.progress import Look
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
@@ -69,6 +70,17 @@ class Child(Protocol):
 
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this TCP port."""
+        ...
+
+    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+        """What the kernel says of it, and whether anybody listens there; None when nothing can be said now.
+
+        Of one that loads also what it has read from files.
+        """
+        ...
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed for want of memory around here since it is watched."""
         ...
 
 

@@ -43,6 +43,9 @@ log = structlog.get_logger(__name__)
 EXPIRES_AFTER_RENEWALS = 6
 """A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
 
+RETRY_SECONDS = 5.0
+"""The longest pause after a renewal that was missed: until the next one, nobody believes this host."""
+
 ENGINE_LOOK_SECONDS = 60.0
 """How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
@@ -131,8 +134,11 @@ class Presence:
             while True:
                 await self._renew()
                 before = self._reading()
-                await wait_tick(self.settings.lease_renew_seconds)
-                slept = slept_seconds(before, self._reading(), self.settings.lease_renew_seconds)
+                pause = self.settings.lease_renew_seconds
+                if self._missed:
+                    pause = min(pause, RETRY_SECONDS)
+                await wait_tick(pause)
+                slept = slept_seconds(before, self._reading(), pause)
                 if slept:
                     log.info("the host has slept", seconds=round(slept))
                     self._missed = True
@@ -160,12 +166,14 @@ class Presence:
             with trio.fail_after(self.settings.lease_renew_seconds):
                 await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
         except (LLMKubeError, trio.TooSlowError) as error:
-            log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
+            if not self._missed:
+                log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
             self._missed = True
             return
         self.present.set()
         if self._missed:
             self._missed = False
+            log.info("lease renewed again", host=self.settings.host_name)
             self.returned()
 
     async def _run_engine_look(self) -> None:

@@ -242,7 +242,8 @@ def _reach(watch: Watch, look: Look, seconds: float) -> None:
     One may be a burst that has overrun the backlog.
     """
     answer = look.answer
-    watch.unheard = watch.unheard + 1 if look.listening is False else 0
+    if look.listening is not None:
+        watch.unheard = 0 if look.listening else watch.unheard + 1
     if watch.reachable:
         watch.reachable = watch.unheard < 2 and watch.refusals < 2
         watch.lost_seconds = 0.0

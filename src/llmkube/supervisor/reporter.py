@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import LLMKubeError
+from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
@@ -20,6 +21,7 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import endpoints, status
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox, Slot
@@ -39,6 +41,8 @@ class Reporter:
         wish: The newest wish; its objects' names, uids and generations are what is reported about.
         view: The newest snapshot.
         changed: Called after the snapshot has changed.
+        reach: How this host is reached.
+        speaks: Whether what this host knows goes into the objects' status; of several hosts that run replicas one does.
     """
 
     wish: Desired
@@ -47,11 +51,15 @@ class Reporter:
     events: EventRecorder
     utcnow: Callable[[], datetime.datetime]
     changed: Callable[[], None]
+    reach: Mailbox[Reach]
+    speaks: bool = True
     view: ServiceView = ServiceView("")
     _restarts: int = 0
     _fetch_error: str = ""
     _fetched: ModelSpec | None = None  # what was asked of the file that is here
+    _endpoint_host: str = ""
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
+    _model_file: tuple[WeightsFile | None, GGUFFacts | None] = (None, None)
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
     _of_model: status.Conditions = attrs.field(factory=status.Conditions)
 
@@ -79,6 +87,31 @@ class Reporter:
             self.outbox.forget(self._status_slot)  # another object of the same name has heard nothing yet
         self.wish = wish
         self._publish_endpoint()
+
+    def speak(self, yes: bool) -> None:
+        """Report in the objects' status, or leave that to another host from now on."""
+        if yes == self.speaks:
+            return
+        self.speaks = yes
+        if yes and self.view.reason:
+            self._write_status()
+            self._write_model()
+        if not yes:
+            self.outbox.forget(self._status_slot)
+            self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+
+    def moved(self) -> None:
+        """Say where the engine is now that this host is reached in another way."""
+        for slot in self._all_endpoint_slots():
+            if slot not in self._endpoint_slots():
+                self.outbox.put_nowait(slot, None)
+        self._publish_endpoint()
+        problem = self.reach.value.problem
+        if problem:
+            self._warn("NoAddress", problem)
+        if problem or self._of_service.holds("Published") is not None:
+            self._set("Published", not problem, "NoAddress" if problem else "Published", problem or self.reach.value.why)
+            self._write_status()
 
     def accepted(self, not_honoured: tuple[str, ...]) -> None:
         """The spec makes a plan; name the fields in it that have no effect here."""
@@ -124,7 +157,7 @@ class Reporter:
             return
         self.view = view
         if view.ready:
-            self._endpoint_port = view.port
+            self._endpoint_host, self._endpoint_port = view.host, view.port
         self._set("Loaded", view.ready, str(view.reason), view.message)
         self._write_status()
         self._publish_endpoint()
@@ -169,7 +202,7 @@ class Reporter:
             "registered endpoint",
             name=self.key.name,
             namespace=self.key.namespace,
-            hostIP=self.settings.advertise_address or self.view.host,
+            hostIP=self._address or self.view.host,
             port=self.view.port,
         )
         try:
@@ -198,6 +231,11 @@ class Reporter:
     # -- what becomes of it ---------------------------------------------------------------------------------------
 
     @property
+    def _address(self) -> str | None:
+        """What the slice says: of the engine that is or was last ready, else of the next one."""
+        return self.reach.value.advertised(self._endpoint_host)
+
+    @property
     def _status_slot(self) -> Slot:
         return Slot(InferenceService, self.key, "status")
 
@@ -206,7 +244,7 @@ class Reporter:
 
     def _endpoint_slots(self) -> tuple[Slot, ...]:
         """Where this agent says that the engine is, and whether it answers."""
-        address = self.settings.advertise_address
+        address = self._address
         if address is None:
             return ()
         if self.settings.endpoints_api == "endpoints":
@@ -222,7 +260,7 @@ class Reporter:
         return Slot(EndpointSlice, Key(self.key.namespace, name))
 
     def _publish_endpoint(self) -> None:
-        address, service = self.settings.advertise_address, self.wish.service
+        address, service = self._address, self.wish.service
         port, ready = self._endpoint_port, self.view.ready
         if address is None or not self.view.reason:  # while an engine is adopted, what its last agent said stands
             return
@@ -243,6 +281,8 @@ class Reporter:
         self._of_service.set(kind, value, reason, message, generation=generation, now=self.utcnow())
 
     def _write_status(self) -> None:
+        if not self.speaks:
+            return
         self.outbox.put_nowait(self._status_slot, status.service_status(self.wish.service, self._of_service, self.view))
 
     def _set_model(
@@ -256,6 +296,13 @@ class Reporter:
         model = self.wish.model
         generation = model.metadata.generation or 0
         self._of_model.set("Fetched", value, reason, message, generation=generation, now=self.utcnow())
+        self._model_file = (weights, facts)
+        self._write_model()
+
+    def _write_model(self) -> None:
+        if not (self.speaks and self._of_model.as_list()):
+            return
+        model, (weights, facts) = self.wish.model, self._model_file
         self.outbox.put_nowait(
             Slot(Model, model.key, "status"), status.model_status(model, self._of_model, weights, facts)
         )

@@ -5,15 +5,16 @@
  └ nursery
    ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
    └ Runner.run    Target ─▶ engine         one attempt after the other
-     └ attempt scope                        ends by: exit, load time-out, a newer target
+     └ attempt scope                        ends by: exit, stalled load, hang, a newer target
        └ child context                      on the way out: not ready, drained, TERM, grace, KILL, reaped
 ```
 
 What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is adopted.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError
 from llmkube.base.mailbox import Mailbox
+from llmkube.runtimes.exits import Cause, classify
 from llmkube.supervisor import health
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry
@@ -36,6 +38,7 @@ from llmkube.supervisor.lifecycle import (
     ServiceView,
     after_failure,
 )
+from llmkube.supervisor.loading import LoadLine
 from llmkube.supervisor.planner import run_planner
 from llmkube.supervisor.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.reporter import Reporter
@@ -133,7 +136,7 @@ class Runner:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._end_when_superseded, launch, target, attempt)
-                    failure = await self._incarnation(launch)
+                    failure = await self._incarnation(launch, attempt)
                     nursery.cancel_scope.cancel(reason="the engine ended")
             except* WorldError as group:
                 failure = Failure(Reason.ENGINE_NOT_FOUND, str(_innermost(group)))
@@ -158,12 +161,23 @@ class Runner:
                 attempt.cancel(reason="the plan changed")
             await target.wait_newer(version)
 
+    async def _end_when_moved(self, host: str, attempt: trio.CancelScope) -> None:
+        """Cancel the attempt when the address that the engine listens on is not this host's any more."""
+        reach = self.reporter.reach
+        while True:
+            version = reach.version
+            if not reach.value.serves(host):
+                key = self.reporter.key
+                log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=host)
+                attempt.cancel(reason=f"{host} is not this host's address any more")
+            await reach.wait_newer(version)
+
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
         if goal.reason == Reason.SCALED_TO_ZERO:
             await self.ports.journal.remove(self.reporter.key)
 
-    async def _incarnation(self, launch: Launch) -> Failure:
+    async def _incarnation(self, launch: Launch, attempt: trio.CancelScope) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         found, self.adoptable = self.adoptable, None
         async with self._adopted(launch, found) if found else self._spawned(launch) as (child, record):
@@ -178,14 +192,18 @@ class Runner:
             url = f"http://{f'[{record.host}]' if ':' in record.host else record.host}:{record.port}"
             if found is None or not await self._answers_at_once(url + launch.plan.ready_path):
                 self.reporter.say(view)
-            return await self._serve(child, launch, view, url)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_moved, record.host, attempt)
+                failure = await self._serve(child, launch, view, url)
+                nursery.cancel_scope.cancel(reason="the engine ended")
+            return failure
 
     @asynccontextmanager
     async def _spawned(self, launch: Launch) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Start a process; the journal knows of it before it exists."""
         engine = await self.ports.engines.info()
-        key, plan, port = self.reporter.key, launch.plan, self.ports.engines.free_port()
-        host = self.settings.bind_address
+        key, plan, host = self.reporter.key, launch.plan, self.reporter.reach.value.bind
+        port = self.ports.engines.free_port(host)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
         record = EngineRecord(f"{self.ports.rng.getrandbits(64):016x}", host, port)
         command = Command(
@@ -222,10 +240,10 @@ class Runner:
         return False
 
     async def _serve(self, child: Child, launch: Launch, view: ServiceView, url: str) -> Failure:
-        """Return when the child has exited, or has not become ready in time."""
-        ready_url = url + launch.plan.ready_path
+        """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
+        engine = health.Engine(self.ports.http, url, launch.plan)
         started_at, ready_at = trio.current_time(), None
-        impostor = ""
+        failure: Failure | None = None
         ended: Exit | None = None
         async with trio.open_nursery() as nursery:
 
@@ -235,14 +253,15 @@ class Runner:
                 nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
 
             nursery.start_soon(notice_exit)
-            with trio.move_on_after(self.settings.load_timeout_seconds):
-                await health.wait_ready(self.ports.http, ready_url)
-                impostor = await self._impostor(child, view, url)
+            failure = await self._load(child, launch, view, engine)
+            if failure is None:
                 ready_at = trio.current_time()
-            if ready_at is not None and not impostor:
                 message = f"loaded in {ready_at - started_at:.1f} s"
                 loaded = attrs.evolve(view, reason=Reason.LOADED, message=message)
-                async with self._drained(url), self.reporter.serving(loaded, self.parting, lambda: ended):
+                async with (
+                    self._drained(url, lambda: failure is None and ended is None),
+                    self.reporter.serving(loaded, self.parting, lambda: ended),
+                ):
                     log.info(
                         "started inference service",
                         name=self.reporter.key.name,
@@ -250,16 +269,39 @@ class Runner:
                         pid=child.pid,
                         port=view.port,
                     )
-                    await health.watch(self.ports.http, ready_url, self.reporter.answering)
-            nursery.cancel_scope.cancel(reason="not ready in time, or not what was asked for")
-        words = await _last_words(child)
-        if ended is None and impostor:
-            return Failure(Reason.PORT_TAKEN, impostor)
-        if ended is None:
-            return Failure(Reason.LOAD_TIMED_OUT, f"not ready after {self.settings.load_timeout_seconds:g} s{words}")
-        when = "while loading" if ready_at is None else "while serving"
+                    look = partial(child.look, view.host, view.port, loading=False)
+                    hung = await health.watch(engine, look, self.reporter.answering, self.settings.limits)
+                    failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
+                    self.reporter.amend(Reason.HUNG, failure.message)
+            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
-        return Failure(Reason.ENGINE_EXITED, f"the engine ended {when}: {ended}{words}", seconds)
+        lines = await child.last_lines(LAST_LINES)
+        words = "\n" + "\n".join(lines) if lines else ""
+        if ended is None and failure is not None:
+            return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
+        why = classify(ended.code if ended else None, lines, memory_kills=child.memory_kills())
+        when = "while loading" if ready_at is None else "while serving"
+        reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
+        return Failure(reason, f"the engine ended {when}: {ended}: {why}{words}", seconds)
+
+    async def _load(self, child: Child, launch: Launch, view: ServiceView, engine: health.Engine) -> Failure | None:
+        """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
+        line, stalled = LoadLine(child, self.reporter, launch.weights.size_bytes), ""
+        async with trio.open_nursery() as nursery:
+
+            async def notice_stall() -> None:
+                nonlocal stalled
+                look = partial(child.look, view.host, view.port, loading=True)
+                stalled = await health.watch_load(look, line.write, self.settings.limits)
+                nursery.cancel_scope.cancel(reason="the load has stalled")
+
+            nursery.start_soon(notice_stall)
+            await health.wait_ready(self.ports.http, engine.ready_url)
+            nursery.cancel_scope.cancel(reason="ready")
+        if stalled:
+            return Failure(Reason.LOAD_STALLED, f"the engine does not get on with loading: {stalled}")
+        impostor = await self._impostor(child, view, engine.url)
+        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
 
     async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
         """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
@@ -274,22 +316,20 @@ class Runner:
         return ""
 
     @asynccontextmanager
-    async def _drained(self, url: str) -> AsyncIterator[None]:
-        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn."""
+    async def _drained(self, url: str, can_end: Callable[[], bool]) -> AsyncIterator[None]:
+        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
+
+        Those of an engine that hangs do not end, and one that has ended has none.
+        """
         try:
             yield
         finally:
-            if not self.parting.keep:
+            if can_end() and not self.parting.keep:
                 with trio.move_on_after(self.settings.drain_seconds, shield=True) as bound:
                     await health.wait_idle(self.ports.http, url)
                 if bound.cancelled_caught:
                     key = self.reporter.key
                     log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
-
-
-async def _last_words(child: Child) -> str:
-    lines = await child.last_lines(LAST_LINES)
-    return "\n" + "\n".join(lines) if lines else ""
 
 
 def _innermost(error: BaseException) -> BaseException:

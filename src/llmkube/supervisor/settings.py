@@ -6,6 +6,7 @@ from typing import Literal
 import attrs
 
 from llmkube.k8s.selectors import Selector
+from llmkube.supervisor.progress import Limits
 from llmkube.weights.addresses import Network
 from llmkube.weights.hub import ENDPOINT
 
@@ -37,7 +38,8 @@ class AgentSettings:
         drain_seconds: How long requests in flight may take to end before an engine gets TERM.
         offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
         withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
-        load_timeout_seconds: How long an engine may load before the attempt counts as failed.
+        load_stall_seconds: For how long nothing may move while an engine loads; there is no clock on what moves.
+        hang_seconds: For how long nothing may move in an engine that has work before it is replaced.
         retry_cap_seconds: The longest pause before a failed fetch is tried again.
         reassert_seconds: How often what was published is published again, in case somebody removed it.
         lease_renew_seconds: How often the host's Lease is renewed; it expires after six times that.
@@ -61,7 +63,8 @@ class AgentSettings:
     drain_seconds: float = 30.0
     offline_seconds: float = 10.0
     withdraw_seconds: float = 2.0
-    load_timeout_seconds: float = 1800.0
+    load_stall_seconds: float = 120.0
+    hang_seconds: float = 60.0
     retry_cap_seconds: float = 60.0
     reassert_seconds: float = 600.0
     lease_renew_seconds: float = 5.0
@@ -69,6 +72,11 @@ class AgentSettings:
     private_sources: tuple[Network, ...] = ()
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT
+
+    @property
+    def limits(self) -> Limits:
+        """For how long what may stand still."""
+        return Limits(still_seconds=self.hang_seconds, load_stall_seconds=self.load_stall_seconds)
 
     @property
     def field_manager(self) -> str:

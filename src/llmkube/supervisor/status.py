@@ -43,6 +43,10 @@ class Conditions:
             "observedGeneration": generation,
         }
 
+    def holds(self, kind: str) -> bool | None:
+        """Whether a condition holds; None when it was never stated."""
+        return self._items[kind]["status"] == "True" if kind in self._items else None
+
     def as_list(self) -> list[dict[str, Any]]:
         """The conditions as the API wants them, in a stable order."""
         return [dict(self._items[kind]) for kind in sorted(self._items)]

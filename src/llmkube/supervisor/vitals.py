@@ -9,7 +9,6 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +22,20 @@ FRESH_SECONDS: Final = 1.0
 """Who looks within this time after somebody else sees the same."""
 
 FAMILY_SWEEPS: Final = 15
-"""How often the processes below engines are looked for: a wrapper script has its real engine there."""
+"""In every so many sweeps the processes below engines are looked for: a wrapper script has its real engine there."""
+
+YOUNG_SWEEPS: Final = 8
+"""For so many sweeps after its start an engine's family is looked for each time."""
+
+PORT_SWEEPS: Final = 2
+"""In every so many sweeps the ports are looked at: the kernel takes milliseconds for the table of a busy host."""
+
+FORGOTTEN_SECONDS: Final = 60.0
+"""An engine that nobody has asked for during this time is not looked at any more."""
 
 CONNECT_SECONDS: Final = 0.2
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -55,60 +65,76 @@ class Sign:
 
 
 @attrs.define(eq=False)
-class Rounds:
-    """Look at engines, all at once; one per host."""
-
-    _sweep: "Callable[[Sequence[Patient]], Mapping[int, Look]]" = attrs.field(factory=lambda: Sweep())
-    _patients: dict[int, Patient] = attrs.field(factory=dict)
-    _seen: Mapping[int, Look] = attrs.field(factory=dict)
-    _seen_at: float = float("-inf")
-    _turn: trio.Lock = attrs.field(factory=trio.Lock)
-
-    @contextmanager
-    def attended(self, patient: Patient) -> Iterator[None]:
-        """Look at this engine, too, for as long as the body runs."""
-        self._patients[patient.pid] = patient
-        try:
-            yield
-        finally:
-            del self._patients[patient.pid]
-
-    async def look(self, pid: int) -> Look | None:
-        """Return what is seen of an attended engine now; None when its process has ended."""
-        asked_at = trio.current_time()
-        async with self._turn:
-            if asked_at - self._seen_at >= FRESH_SECONDS or pid not in self._seen:
-                self._seen_at = trio.current_time()
-                self._seen = await trio.to_thread.run_sync(self._sweep, tuple(self._patients.values()))
-            return self._seen.get(pid)
-
-
-@attrs.define(eq=False)
 class Sweep:
     """Look at processes of this machine; blocks for some microseconds each."""
 
     _families: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     _ages: dict[int, int] = attrs.field(factory=dict)  # in sweeps
+    _count: int = 0
 
-    def __call__(self, patients: Sequence[Patient]) -> Mapping[int, Look]:
-        """Return what is seen of those that are alive."""
+    def __call__(self, patients: Sequence[Patient], loading: frozenset[int]) -> Mapping[int, Look]:
+        """Return what is seen of those that are alive; of those that load also what they have read."""
+        self._count += 1
         self._ages = {patient.pid: self._ages.get(patient.pid, -1) + 1 for patient in patients}
         # A young engine may be about to start the process that does the work.
-        if any(age < FAMILY_SWEEPS or age % FAMILY_SWEEPS == 0 for age in self._ages.values()):
+        if self._count % FAMILY_SWEEPS == 0 or any(age < YOUNG_SWEEPS for age in self._ages.values()):
             self._families = families([patient.pid for patient in patients])
-        ports = _listening_ports()
+        look_at_ports = self._count % PORT_SWEEPS == 0
+        ports = _listening_ports() if look_at_ports else None
         looks = {}
         for patient in patients:
             members = (patient.pid, *self._families.get(patient.pid, ()))
-            signs = [sign for pid in members if (sign := sign_of(pid)) is not None]
+            signs = [sign for pid in members if (sign := sign_of(pid, loading=patient.pid in loading)) is not None]
             if signs:
-                heard = _accepts(patient.host, patient.port) if ports is None else patient.port in ports
-                looks[patient.pid] = _together(signs, patient.log_path, listening=heard)
+                heard = None
+                if look_at_ports:
+                    heard = _accepts(patient.host, patient.port) if ports is None else patient.port in ports
+                looks[patient.pid] = _together(signs, patient.log_path, heard)
         return looks
 
 
-def sign_of(pid: int) -> Sign | None:
-    """Return what the kernel says of a process; None when there is none, or it is another user's."""
+@attrs.define(eq=False)
+class Rounds:
+    """Look at engines, all at once; one per host."""
+
+    _sweep: Callable[[Sequence[Patient], frozenset[int]], Mapping[int, Look]] = attrs.field(factory=Sweep)
+    _patients: dict[int, tuple[Patient, bool, float]] = attrs.field(factory=dict)  # how, and when last asked for
+    _seen: Mapping[int, Look] = attrs.field(factory=dict)
+    _seen_at: float = float("-inf")
+    _coming: trio.Event | None = None
+
+    async def look(self, patient: Patient, *, loading: bool) -> Look | None:
+        """Return what is seen of an engine now; None when its process has ended, or nobody has looked yet."""
+        now = trio.current_time()
+        if patient.pid not in self._patients:
+            self._seen_at = float("-inf")
+        self._patients[patient.pid] = (patient, loading, now)
+        await trio.lowlevel.checkpoint()
+        while now - self._seen_at >= FRESH_SECONDS:
+            if self._coming is not None:
+                await self._coming.wait()
+                continue
+            self._coming = trio.Event()
+            try:
+                await self._look_at_all(now)
+            finally:
+                self._coming.set()
+                self._coming = None
+        return self._seen.get(patient.pid)
+
+    async def _look_at_all(self, now: float) -> None:
+        wanted = [each for each in self._patients.values() if now - each[2] < FORGOTTEN_SECONDS]
+        self._patients = {each[0].pid: each for each in wanted}
+        patients, loading = [each[0] for each in wanted], frozenset(each[0].pid for each in wanted if each[1])
+        self._seen = await trio.to_thread.run_sync(self._sweep, patients, loading)
+        self._seen_at = trio.current_time()
+
+
+def sign_of(pid: int, *, loading: bool = False) -> Sign | None:
+    """Return what the kernel says of a process; None when there is none, or it is another user's.
+
+    What it has read, one more file to open, only of one that loads; else 0.
+    """
     if sys.platform != "linux":
         return _sign_by_psutil(pid)
     try:
@@ -119,7 +145,7 @@ def sign_of(pid: int) -> Sign | None:
             cpu_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,
             faults=int(stat[9]),
             resident_bytes=int(stat[21]) * _PAGE,
-            read_bytes=_read_bytes(pid),
+            read_bytes=_read_bytes(pid) if loading else 0,
         )
     except (OSError, IndexError, ValueError):
         return None
@@ -131,6 +157,33 @@ def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
     for pid, parent in _parents().items():
         below.setdefault(parent, []).append(pid)
     return {leader: tuple(_descendants(leader, below)) for leader in leaders}
+
+
+def memory_kills() -> int:
+    """Return how often the kernel has killed for want of memory in our control group (the engines' too) or on the host.
+
+    Linux only, 0 elsewhere: `oom_kill` in memory.events (version 2), in memory.oom_control (version 1), else that of
+    /proc/vmstat.
+    """
+    for path in (*_memory_files(), Path("/proc/vmstat")):
+        try:
+            return next(int(line[9:]) for line in path.read_text("ascii").splitlines() if line.startswith("oom_kill "))
+        except (OSError, ValueError, StopIteration):
+            continue
+    return 0
+
+
+def _memory_files() -> Iterator[Path]:
+    try:
+        groups = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if not controllers:
+            yield _CGROUPS / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            yield _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
 
 
 def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
@@ -152,7 +205,7 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def _together(signs: Sequence[Sign], log_path: Path, *, listening: bool) -> Look:
+def _together(signs: Sequence[Sign], log_path: Path, listening: bool | None) -> Look:
     states = [sign.state for sign in signs]
     try:
         log_bytes = log_path.stat().st_size

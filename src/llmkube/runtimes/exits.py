@@ -1,0 +1,194 @@
+"""Why an engine ended, from how it ended and what it said last. Pure; the words are llama.cpp's own.
+
+The words move between llama.cpp versions, so each cause is known by several, and an exit whose words say nothing is
+told as it is: code, signal, last lines. The first rule that matches wins; they are ordered from the particular to the
+general, because a failed allocation, too, ends with "failed to load model".
+"""
+
+import re
+import signal
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import attrs
+
+
+class Cause(StrEnum):
+    """What ended an engine."""
+
+    BAD_FLAG = "BadFlag"
+    BAD_MODEL = "BadModel"
+    PORT_TAKEN = "PortTaken"
+    BAD_ADDRESS = "BadAddress"
+    OUT_OF_MEMORY = "OutOfMemory"
+    MEMORY_KILL = "MemoryKill"
+    MISSING_LIBRARY = "MissingLibrary"
+    BAD_SETTING = "BadSetting"
+    CRASH = "Crash"
+    SIGNAL = "Signal"
+    UNKNOWN = "Unknown"
+
+
+@attrs.frozen
+class Diagnosis:
+    """Why an engine ended.
+
+    Attributes:
+        cause: What kind of end it was.
+        summary: One clause that says so, with the engine's decisive words.
+        next_step: What the user can do about it; "" where nothing is obvious.
+    """
+
+    cause: Cause
+    summary: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        """The clause and the next step, as a condition says them."""
+        return f"{self.summary}; {self.next_step}" if self.next_step else self.summary
+
+
+@attrs.frozen
+class _Rule:
+    cause: Cause
+    words: re.Pattern[str]
+    summary: str
+    next_step: str = ""
+
+
+def _rule(cause: Cause, words: str, summary: str, next_step: str = "") -> _Rule:
+    return _Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
+
+
+_LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a smaller quantization needs less"
+
+_RULES: Final = (
+    _rule(
+        Cause.MISSING_LIBRARY,
+        r"error while loading shared libraries: (?P<what>[^:]+)|library not loaded: (?P<lib>\S+)|symbol not found",
+        "a library that the engine needs is missing: {said}",
+        "install the engine again, or give another one with --llama-server",
+    ),
+    _rule(
+        Cause.PORT_TAKEN,
+        r"address already in use|couldn't bind .*socket|cannot bind",
+        "somebody else took its port: {said}",
+    ),
+    _rule(
+        Cause.BAD_ADDRESS,
+        r"cannot assign requested address|can't assign requested address",
+        "this host does not have the address that it should listen on: {said}",
+        "check --host-ip and the bind address of the agent",
+    ),
+    _rule(
+        Cause.BAD_FLAG,
+        r"unknown argument|invalid argument: |unrecognized arguments|is not honoured by the engine"
+        r"|: error: argument |error while handling argument|expected value for argument|no such argument",
+        "it does not accept its command line: {said}",
+        "change spec.extraArgs",
+    ),
+    _rule(
+        Cause.OUT_OF_MEMORY,
+        r"failed to allocate|insufficient memory|bad_alloc|out of memory|cannot allocate memory|unable to allocate"
+        r"|OutOfMemory|kIOGPUCommandBufferCallbackErrorOutOfMemory|ErrorDeviceLost.*memory",
+        "there was not enough memory: {said}",
+        _LESS_MEMORY,
+    ),
+    _rule(
+        Cause.BAD_MODEL,
+        r"not within the file bounds|corrupted or incomplete|invalid magic|is not a GGUF file|cannot read the model"
+        r"|failed to read key-value|failed to read tensor|unknown model architecture|unknown pre-tokenizer"
+        r"|missing tensor|wrong number of tensors|wrong shape|key not found in model|gguf_init_from"
+        r"|failed to open GGUF|done_getting_tensors|unsupported model architecture",
+        "it cannot use the model file: {said}",
+        "check the Model's spec.source; a truncated file is fetched again when spec.sha256 is given",
+    ),
+    _rule(
+        Cause.BAD_SETTING,
+        r"requires flash_attn|failed to create.?context|failed to initialize the context|invalid cache type",
+        "it cannot run this model with these settings: {said}",
+        "change the fields of the spec that the message names",
+    ),
+    _rule(
+        Cause.BAD_MODEL,
+        r"error loading model|failed to load model",
+        "it cannot load the model: {said}",
+        "check the Model's spec.source",
+    ),
+    _rule(
+        Cause.CRASH,
+        r"GGML_ASSERT|GGML_ABORT|assertion .*failed|terminate called|what\(\):|panic|segmentation fault|fatal error",
+        "it crashed: {said}",
+    ),
+)
+
+_CRASHES: Final = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+)
+
+_STAMP: Final = re.compile(r"^\s*\d+(\.\d+)+\s+[A-Z]\s+")
+"""llama.cpp's clock and level before each line."""
+
+_MAX_SAID: Final = 240
+
+
+def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0) -> Diagnosis:
+    """Say why an engine ended that nobody had asked to.
+
+    Args:
+        code: Its exit code, or the negated number of the signal that killed it; None when that is not known.
+        lines: Its last lines, oldest first.
+        memory_kills: How many processes the kernel has killed for want of memory where the engine ran, while it ran.
+    """
+    if code == -signal.SIGKILL:
+        return _killed(memory_kills)
+    for rule in _RULES:
+        for line in lines:
+            if rule.words.search(line):
+                return Diagnosis(rule.cause, rule.summary.format(said=_shown(line)), rule.next_step)
+    if code is not None and -code in _CRASHES:
+        step = "this build may not suit this processor" if -code == signal.SIGILL else ""
+        return Diagnosis(Cause.CRASH, f"it crashed with {_name(-code)}", step)
+    if code is not None and code < 0:
+        return Diagnosis(Cause.SIGNAL, f"somebody other than LLMKube sent it {_name(-code)}")
+    if code == 0:
+        return Diagnosis(Cause.UNKNOWN, "it ended without an error, as if somebody had asked it to")
+    return Diagnosis(Cause.UNKNOWN, "it did not say why in words that are known")
+
+
+def _killed(memory_kills: int) -> Diagnosis:
+    if memory_kills:
+        said = "the kernel killed a process here for want of memory, and this one ended by SIGKILL"
+        return Diagnosis(Cause.MEMORY_KILL, said, _LESS_MEMORY)
+    said = "somebody other than LLMKube sent it SIGKILL; the kernel does that on a host that is short of memory"
+    return Diagnosis(Cause.SIGNAL, said)
+
+
+def _shown(line: str) -> str:
+    text = _STAMP.sub("", line).strip()
+    return text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}…"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_PHASES: Final = (
+    (re.compile(r"warming up"), "warming up"),
+    (re.compile(r"llama_context:|llama_kv_cache|sched_reserve|init_from_model"), "making room for the context"),
+    (re.compile(r"load_tensors|loading model tensors"), "loading tensors"),
+    (re.compile(r"llama_model_loader|print_info|loading model|fitting params"), "reading the model's header"),
+)
+
+
+def loading_phase(lines: Sequence[str]) -> str:
+    """Return what a loading engine does, by its last words: the newest line that says so; "" when none does."""
+    for line in reversed(lines):
+        for words, phase in _PHASES:
+            if words.search(line):
+                return phase
+    return ""
