@@ -139,7 +139,7 @@ def main() -> None:
     curl = shutil.which("curl")
     if curl is None:
         sys.exit("curl is missing; install it to compare with")
-    size, rounds = (QUICK_BYTES, 2) if run.quick else (SIZE_BYTES, 9)
+    size, rounds = (QUICK_BYTES, 2) if run.quick else (SIZE_BYTES, 5)
     with tempfile.TemporaryDirectory(prefix="llmkube-bench-") as name:
         folder, source = Path(name) / "round", Path(name) / "source"
         sha256 = make_file(source, size, run.rng)

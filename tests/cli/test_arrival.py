@@ -73,8 +73,8 @@ class World:
         self.followed = followed
         self.steps = Steps()
 
-    async def wait(self, *, changed=False, known=True):
-        self.arrival = Arrival(self.followed, DEMO, changed, known, self.steps, lambda: NOW)
+    async def wait(self, *, changed=False, fresh=("Model", "InferenceService")):
+        self.arrival = Arrival(self.followed, DEMO, changed, fresh, self.steps, lambda: NOW)
         return await self.arrival.wait()
 
     async def say(self, kind, *conditions, **status):
@@ -118,15 +118,23 @@ async def test_a_new_services_failure_ends_at_once(autojump_clock, world):
     """What is wrong with something that was just created is told without delay, in the agent's words."""
     await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
-    assert await world.wait() == Failure("DigestMismatch", "it has abc")
+    assert await world.wait() == Failure("DigestMismatch", "it has abc", "Model")
     assert trio.current_time() == began
+
+
+async def test_a_failure_of_what_was_left_alone_has_to_stand(autojump_clock, world):
+    """When only the service was changed, what the Model's file failed with before is given time to go away."""
+    await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
+    began = trio.current_time()
+    assert (await world.wait(fresh=("InferenceService",))).reason == "DigestMismatch"
+    assert trio.current_time() - began >= STALE_SECONDS
 
 
 async def test_an_old_failure_has_to_stand(autojump_clock, world):
     """A failure that was there before the change is given time to go away, and believed if it does not."""
     await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
-    assert (await world.wait(changed=True, known=False)).reason == "DigestMismatch"
+    assert (await world.wait(changed=True, fresh=())).reason == "DigestMismatch"
     assert STALE_SECONDS <= trio.current_time() - began <= 2 * STALE_SECONDS
 
 
@@ -136,7 +144,7 @@ async def test_an_old_failure_can_go_away(autojump_clock, world):
     async with trio.open_nursery() as nursery:
 
         async def wait():
-            assert await world.wait(changed=True, known=False) is None
+            assert await world.wait(changed=True, fresh=()) is None
 
         nursery.start_soon(wait)
         await trio.sleep(STALE_SECONDS / 2)
@@ -159,7 +167,7 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         ended = []
 
         async def wait():
-            assert await world.wait(changed=True, known=False) is None
+            assert await world.wait(changed=True, fresh=()) is None
             ended.append(trio.current_time())
 
         began = trio.current_time()
@@ -177,7 +185,7 @@ async def test_what_was_ready_all_along_takes_no_steps(autojump_clock, world):
     """Deploying the same again prints no steps and does not wait."""
     await world.become_ready()
     began = trio.current_time()
-    assert await world.wait(known=False) is None
+    assert await world.wait(fresh=()) is None
     assert (trio.current_time(), world.steps.said) == (began, [])
 
 

@@ -83,7 +83,7 @@ ROWS = [
     (service(), fetched("Fetching"), [], STUDIO, "Pending", "Fetching"),
     (service(), fetched("Fetching", source="https://example.com/m.gguf"), [], STUDIO, "Pending", "Fetching"),
     (service(loaded("CrashLoopBackOff")), fetched("Fetching"), [], STUDIO, "Pending", "Fetching"),
-    (service(), model(), [], STUDIO, "Pending", "Pending"),
+    (service(), model(), [], STUDIO, "Pending", "NotClaimed"),
     (service(loaded("Loading")), model(), [], STUDIO, "Pending", "Pending"),
     # the engine
     (service(loaded("CrashLoopBackOff")), fetched_model(), [], STUDIO, "Failed", "CrashLoopBackOff"),
@@ -95,7 +95,7 @@ ROWS = [
     (service(loaded("InternalError")), fetched_model(), [], STUDIO, "Failed", "InternalError"),
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # on its way
-    (service(), fetched_model(), [], STUDIO, "Creating", "Creating"),
+    (service(), fetched_model(), [], STUDIO, "Pending", "NotClaimed"),
     (service(loaded("Pending")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     (service(loaded("WaitingForModel")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     (service(loaded("Fetching")), fetched_model(), [], STUDIO, "Creating", "Creating"),
@@ -106,6 +106,25 @@ ROWS = [
     # a slice, even of a dead host, means that slices are published: the condition is not believed then
     (service(loaded("Loaded")), fetched_model(), [slice_of("mini", True)], STUDIO, "Creating", "Creating"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "holders", "expected"),
+    [
+        ((), ("studio",), "Creating/Creating"),
+        ((), ("mini",), "Pending/NotClaimed"),
+        ((), ("mini", "studio"), "Creating/Creating"),
+        ((loaded("CrashLoopBackOff"),), ("mini",), "Pending/NotClaimed"),
+        ((loaded("CrashLoopBackOff"),), ("studio",), "Failed/CrashLoopBackOff"),
+        ((INVALID,), ("mini",), "Pending/NotClaimed"),
+    ],
+)
+def test_a_service_is_as_its_claims_are(conditions, holders, expected):
+    """What a host that is gone has said of a service is not believed; a live host's claim is enough to wait for it."""
+    isvc = service(*conditions)
+    verdict = judge_service(isvc, fetched_model(), Replicas(1, 0, 0), STUDIO, holders)
+    assert f"{verdict.phase}/{verdict.reason}" == expected
+    assert ("mini" in verdict.message) == (holders == ("mini",))
 
 
 @pytest.mark.parametrize(("isvc", "its_model", "slices", "hosts", "expected"), [(*row[:4], row[4:]) for row in ROWS])

@@ -91,9 +91,9 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return port == self.port and not self.script.intruder
 
-    # What it does from now on. A frozen one (SIGSTOP) does nothing at all; a mute one accepts and answers nothing, and
-    # of a deaf one only the HTTP threads live; a slow one takes so long for an answer. `pace` is the share of a core
-    # that its work takes while requests are in flight; `counts` is whether batches come to an end meanwhile.
+    # What it does from now on. A frozen one (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, one
+    # that is closed does not listen, and a slow one takes so long for an answer. `pace` is the share of a core that its
+    # work takes while requests are in flight; `counts` is whether batches come to an end meanwhile.
     frozen: bool = False
     mute: bool = False
     slow_seconds: float = 0.0
@@ -102,6 +102,7 @@ class SimChild:
     counts: bool = True
     tokens_given: int = 0
     asked: int = 0
+    answered: int = 0
     cpu_seconds: float = 0.0
     batches: int = 0
     _seen_at: float = attrs.field(factory=lambda: math.nan)
@@ -122,7 +123,10 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         self.live_on()
         state = "T" if self.frozen else "S"
-        return Look(state, round(self.cpu_seconds, 2), len(self.script.words), listening=not self.closed)
+        # llama.cpp writes a line for each question about its metrics
+        return Look(
+            state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
+        )
 
     def memory_kills(self):
         return 0
@@ -287,6 +291,7 @@ class Machine:
                 await trio.sleep_forever()
             child.live_on()
             if path == "/metrics":
+                child.answered += 1
                 counters = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
                 await exchange.respond(Response.text(200, counters))
             elif path == "/v1/completions":

@@ -26,7 +26,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
 async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
     """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""
-    settings = agent_settings(advertise_address=sim_world.ADDRESS, endpoints_api=api)
+    settings = agent_settings(advertise_address=sim_world.ADDRESS, endpoints_api=api, lease_renew_seconds=5.0)
     async with open_world(settings=settings) as world:
         await world.apply()
         await world.until(world.phase, "Ready") if api == "endpointslices" else await trio.sleep(60)
@@ -36,6 +36,10 @@ async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_cloc
         world.faults.down = False
         await world.apply(contextSize=2048)
         await trio.sleep(300)
+        await world.add_host("mini")
+        await trio.sleep(60)
+        await world.first.die()
+        await world.until(world.claims, {0: "mini"}, seconds=60)
         await world.delete()
         await trio.sleep(300)
     assert undeclared(calls, PROGRAM) == set()

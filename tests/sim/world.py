@@ -6,6 +6,7 @@ Nothing is patched: the programs are the real ones, with ports that a simulation
 from __future__ import annotations
 
 import datetime
+import json
 import random
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,13 +21,14 @@ from llmkube.apiserver.store import Store
 from llmkube.base.http import open_http_client
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
-from llmkube.k8s.builtins import EndpointSlice, Service
+from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.names import CLAIM_LABEL, SLOT_ANNOTATION
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.ports import Ports
@@ -44,15 +46,49 @@ def utcnow():
 
 @attrs.define
 class Faults:
-    """What goes wrong between the programs and the API server; tests switch these on and off.
+    """What goes wrong between one host and the API server; tests switch these on and off.
 
     Attributes:
         down: Connections are refused, and open watches break off.
         errors: The next so many requests are answered with 503.
+        kind: How every answer is wrong, one of `ANSWERS`; empty for none.
+        slow_seconds: How long every answer takes.
     """
 
     down: bool = False
     errors: int = 0
+    kind: str = ""
+    slow_seconds: float = 0.0
+
+
+def _refused(code, message="sorry"):
+    def answer(request):
+        body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+        headers = {"retry-after": "1"} if code == 429 else {}
+        return httpx.Response(code, json=body, headers=headers)
+
+    return answer
+
+
+def _page(request):
+    return httpx.Response(200, html="<html>please log in</html>")
+
+
+def _nothing(request):
+    return httpx.Response(200, json={})
+
+
+ANSWERS = {
+    "401": _refused(401),
+    "403": _refused(403),
+    "429": _refused(429),
+    "500": _refused(500),
+    "503": _refused(503),
+    "no such page": lambda request: httpx.Response(404, text="404 page not found"),
+    "captive portal": _page,
+    "no object": _nothing,
+}
+"""Servers that say something else than the truth; `half-open`, `empty lists` and `old lists` are made in `Network`."""
 
 
 @attrs.define(eq=False)
@@ -62,6 +98,7 @@ class Network(httpx.AsyncBaseTransport):
     transport: httpx.AsyncBaseTransport
     faults: Faults
     cut: trio.Event = attrs.field(factory=trio.Event)
+    silence: trio.Event = attrs.field(factory=trio.Event)
     dead: bool = False
 
     async def handle_async_request(self, request):
@@ -72,9 +109,31 @@ class Network(httpx.AsyncBaseTransport):
             self.faults.errors -= 1
             await trio.lowlevel.checkpoint()
             return httpx.Response(503, json={"kind": "Status", "apiVersion": "v1", "code": 503, "message": "sorry"})
+        await trio.sleep(self.faults.slow_seconds)
+        if self.faults.kind == "half-open":
+            await trio.sleep_forever()
+        if self.faults.kind in ANSWERS:
+            return ANSWERS[self.faults.kind](request)
         response = await self.transport.handle_async_request(request)
-        response.stream = _CutStream(response.stream, self.cut)
+        if self.faults.kind in {"empty lists", "old lists"} and _is_list(request):
+            return await self._lie(response)
+        response.stream = _CutStream(response.stream, self.cut, self.silence)
         return response
+
+    async def _lie(self, response):
+        """Say that there is nothing, or that all of this was so long ago."""
+        listing = json.loads(await response.aread())
+        if self.faults.kind == "empty lists":
+            listing["items"] = []
+        else:
+            listing["metadata"]["resourceVersion"] = "1"
+            listing["items"] = []
+        return httpx.Response(200, json=listing)
+
+    def hush(self):
+        """What is open now stays open, and never says anything again."""
+        self.silence.set()
+        self.silence = trio.Event()
 
     def sever(self):
         """Break every open connection off."""
@@ -82,10 +141,19 @@ class Network(httpx.AsyncBaseTransport):
         self.cut = trio.Event()
 
 
+def _is_list(request):
+    return (
+        request.method == "GET"
+        and "watch" not in request.url.params
+        and request.url.path.rpartition("/")[2] in {"inferenceservices", "models", "leases"}
+    )
+
+
 @attrs.define(eq=False)
 class _CutStream(httpx.AsyncByteStream):
     inner: httpx.AsyncByteStream
     cut: trio.Event
+    silence: trio.Event
 
     async def __aiter__(self):  # noqa: ASYNC900 - httpx asks for one
         chunks = self.inner.__aiter__()
@@ -99,6 +167,8 @@ class _CutStream(httpx.AsyncByteStream):
 
                 nursery.start_soon(on_cut)
                 chunk = await anext(chunks, b"")
+                if self.silence.is_set():
+                    await trio.sleep_forever()
                 nursery.cancel_scope.cancel()
             if chunk is None:
                 raise httpx.ReadError("connection reset")
@@ -111,26 +181,38 @@ class _CutStream(httpx.AsyncByteStream):
 
 
 @attrs.define(eq=False)
-class World:
-    """What a timeline holds in its hands."""
+class Host:
+    """One machine with its agent, and its own way to the API server.
 
-    client: Client
-    machine: Machine
-    faults: Faults
+    `asleep_seconds` is how far its wall clock is ahead of the others': what it has gained while its clocks stood still.
+    """
+
     settings: AgentSettings
+    machine: Machine
     seed: int
     _transport: httpx.AsyncBaseTransport
     _nursery: trio.Nursery
+    faults: Faults = attrs.field(factory=Faults)
+    asleep_seconds: float = 0.0
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
     _stop: trio.CancelScope = attrs.field(init=False)
     _stopped: trio.Event = attrs.field(init=False)
+
+    @property
+    def name(self):
+        """What it is called."""
+        return self.settings.host_name
 
     async def start_agent(self):
         """A new agent process on the same machine; what the last one left is what it finds."""
         self.machine.agent_killed = False
         self.network = Network(self._transport, self.faults)
         self.agent = await self._nursery.start(self._run_agent)
+
+    def utcnow(self):
+        """The wall clock of this host."""
+        return utcnow() + datetime.timedelta(seconds=self.asleep_seconds)
 
     async def _run_agent(self, task_status):
         self._stop, self._stopped = trio.CancelScope(), trio.Event()
@@ -145,7 +227,7 @@ class World:
                     machine,
                     machine,
                     engines_http,
-                    utcnow,
+                    self.utcnow,
                     rng,
                     machine.take_stock(),
                     facts=machine.facts,
@@ -165,18 +247,98 @@ class World:
         self.network.sever()
         await self.stop_agent()
 
-    async def apply(self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", **spec):
+    async def die(self):
+        """The power fails: agent and engines are gone at once, and nobody has said goodbye."""
+        await self.kill_agent()
+        for child in self.machine.live():
+            child.end(-9)
+
+    def cut_off(self, yes=True):
+        """Take the host's network away, or give it back."""
+        self.faults.down = yes
+        self.network.sever()
+
+
+@attrs.define(eq=False)
+class World:
+    """What a timeline holds in its hands; without a host's name, everything is about the first one."""
+
+    client: Client
+    first: Host
+    seed: int
+    _transport: httpx.AsyncBaseTransport
+    _nursery: trio.Nursery
+    hosts: dict[str, Host] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self):
+        self.hosts[self.first.name] = self.first
+
+    @property
+    def machine(self):
+        """The first machine."""
+        return self.first.machine
+
+    @property
+    def faults(self):
+        """What goes wrong on the way from the first host to the API server."""
+        return self.first.faults
+
+    @property
+    def network(self):
+        """The first host's way to the API server."""
+        return self.first.network
+
+    @property
+    def agent(self):
+        """The first host's agent."""
+        return self.first.agent
+
+    @property
+    def settings(self):
+        """The first host's settings."""
+        return self.first.settings
+
+    async def start_agent(self):
+        """A new agent process on the first machine."""
+        await self.first.start_agent()
+
+    async def stop_agent(self):
+        """SIGTERM to the first agent."""
+        await self.first.stop_agent()
+
+    async def kill_agent(self):
+        """SIGKILL to the first agent."""
+        await self.first.kill_agent()
+
+    async def add_host(self, name, **changes):
+        """One more machine, with an address and an agent of its own."""
+        number = len(self.hosts)
+        address = f"192.0.2.{10 + number}"
+        settings = attrs.evolve(
+            self.settings, host_name=name, **{"advertise_address": address, "bind_address": address, **changes}
+        )
+        machine = Machine(self._nursery, settings.grace_seconds)
+        host = Host(settings, machine, self.seed + 10 * number, self._transport, self._nursery)
+        self.hosts[name] = host
+        await host.start_agent()
+        return host
+
+    def live(self, service=None):
+        """On which hosts an engine of a service runs, in order."""
+        return sorted(name for name, host in self.hosts.items() for _ in host.machine.live(service))
+
+    async def apply(self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", labels=None, **spec):
         """Create or change a Model and an InferenceService as a user would."""
         model = model or name
         body = {"source": source, "hardware": {"accelerator": accelerator}}
         await self._apply(Model, model, body)
-        await self._apply(InferenceService, name, {"modelRef": model, **spec})
+        await self._apply(InferenceService, name, {"modelRef": model, **spec}, labels)
 
-    async def _apply(self, kind, name, spec):
+    async def _apply(self, kind, name, spec, labels=None):
         manifest = {
             "apiVersion": kind.RESOURCE.api_version,
             "kind": kind.RESOURCE.kind,
-            "metadata": {"name": name, "namespace": "default"},
+            "metadata": {"name": name, "namespace": "default", "labels": labels or {}},
             "spec": spec,
         }
         await self.client.apply(kind, manifest, field_manager="user")
@@ -201,6 +363,27 @@ class World:
     async def _get(self, kind, name):
         try:
             return encode(await self.client.get(kind, Key("default", name)))
+        except NotFoundError:
+            return None
+
+    async def slices(self, name="chat"):
+        """What is published of a service: (host, address, ready), in order."""
+        found = await self.client.list(EndpointSlice, label_selector=f"kubernetes.io/service-name={name}")
+        return sorted(
+            (one.metadata.labels["inference.llmkube.dev/host"], endpoint.addresses[0], endpoint.conditions.ready)
+            for one in found.items
+            for endpoint in one.endpoints
+        )
+
+    async def claims(self, name="chat"):
+        """Which host claims each replica of a service."""
+        leases = (await self.client.list(Lease, label_selector=f"{CLAIM_LABEL}={name}")).items
+        return {int(one.metadata.annotations[SLOT_ANNOTATION]): one.spec.holder_identity for one in leases}
+
+    async def host_lease(self, name="sim"):
+        """A host's Lease, or None."""
+        try:
+            return await self.client.get(Lease, Key("llmkube-system", name))
         except NotFoundError:
             return None
 
@@ -256,7 +439,6 @@ async def open_world(*, seed=0, settings=None):
     server = ApiServer(Store(), utcnow=utcnow, rng=random.Random(seed))
     await server.ensure_namespaces()
     await server.ensure(all_crds())
-    faults = Faults()
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
         outer.start_soon(server.run_housekeeping)
         machine = Machine(outer, settings.grace_seconds)
@@ -265,13 +447,14 @@ async def open_world(*, seed=0, settings=None):
             outer.start_soon(
                 lambda: run_controller(Client(direct), controller, utcnow=utcnow, rng=random.Random(seed + 1))
             )
-            world = World(Client(direct), machine, faults, settings, seed, transport, outer)
+            world = World(Client(direct), Host(settings, machine, seed, transport, outer), seed, transport, outer)
             await world.start_agent()
             yield world
-            machine.finish_requests()
-            await world.stop_agent()
-            assert not machine.live(), "an engine outlived its agent"
-            if not faults.down:
+            for host in world.hosts.values():
+                host.machine.finish_requests()
+                await host.stop_agent()
+                assert not host.machine.live(), "an engine outlived its agent"
+            if not any(host.faults.down or host.faults.kind or host.network.dead for host in world.hosts.values()):
                 await _assert_withdrawn(world)
         outer.cancel_scope.cancel()
 

@@ -118,7 +118,7 @@ async def test_a_download_tells_how_far_it_is(open_host, autojump_clock):
                 await trio.sleep(0.25)
         told = [line for line in seen if line.startswith("downloading") and "left" in line]
         assert 7 <= len(told) <= 10
-        assert told[3].startswith("downloading: 373.5 KiB of 933.8 KiB (40 %), 46.7 KiB/s, 12")
+        assert told[3].startswith("downloading: 420.2 KiB of 933.8 KiB (45 %), 46.7 KiB/s, 11")
         moments = [seen[line] for line in told]
         assert min(b - a for a, b in itertools.pairwise(moments)) > 1.5
         status, reason, message = await host.world.condition("Loaded")

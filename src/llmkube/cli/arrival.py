@@ -1,7 +1,7 @@
 """Waiting until a service that was deployed is Ready, or until it is known why it will not be."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import attrs
@@ -30,10 +30,17 @@ _PASSING: Final = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", 
 
 @attrs.frozen
 class Failure:
-    """The service will not be Ready without somebody doing something: what is wrong, as one word and as sentences."""
+    """The service will not be Ready without somebody doing something.
+
+    Attributes:
+        reason: What is wrong, as one word.
+        message: The same as sentences.
+        about: The kind whose present spec is at fault; empty where nobody says which spec it is about.
+    """
 
     reason: str
     message: str
+    about: str = ""
 
 
 @attrs.frozen
@@ -49,10 +56,10 @@ def stand_of(service: InferenceService, model: Model | None, now: datetime.datet
     """Judge a service by the conditions that are about its newest spec."""
     if model is None:
         message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
-        return Stand(0, failure=Failure("ModelNotFound", message))
+        return Stand(0, failure=Failure("ModelNotFound", message, service.RESOURCE.kind))
     accepted = current(service.status.conditions, "Accepted", service.metadata.generation)
     if accepted is not None and accepted.status == "False":
-        return Stand(0, failure=Failure(accepted.reason, accepted.message))
+        return Stand(0, failure=Failure(accepted.reason, accepted.message, service.RESOURCE.kind))
     if service.spec.replicas == 0 or service.spec.suspend:
         return Stand(len(STEPS) if service.status.phase in {"Stopped", "Suspended"} else 0, "stopping")
     fetched = current(model.status.conditions, "Fetched", model.metadata.generation)
@@ -65,9 +72,10 @@ def _stand_without_file(
     service: InferenceService, model: Model, fetched: Condition | None, now: datetime.datetime
 ) -> Stand:
     if fetched is not None and fetched.reason not in _PASSING:
-        return Stand(0, failure=Failure(fetched.reason, fetched.message))
+        return Stand(0, failure=Failure(fetched.reason, fetched.message, model.RESOURCE.kind))
     available = current(service.status.conditions, "Available", service.metadata.generation)
     if available is not None and available.reason == "NoHost":
+        # About no spec, so it is given time: the agent that makes it untrue may just be starting.
         return Stand(0, available.message, Failure("NoHost", available.message))
     words = [*progress(model), *last_error(service, model), *next_retry(service, model, now)]
     return Stand(0, ", ".join(words) or "waiting for an agent")
@@ -95,7 +103,7 @@ class Arrival:
         followed: The objects, as the API tells them.
         key: The service.
         changed: Whether the deployment changed something that was there before: then "Ready" has to hold for a moment.
-        known: Whether a failure in the objects can only be about this deployment, because all of it is new.
+        fresh: The kinds that this deployment changed: a failure about them is believed at once.
         display: Where the steps are shown.
         utcnow: For the time that is left until a retry.
     """
@@ -103,7 +111,7 @@ class Arrival:
     followed: Followed
     key: Key
     changed: bool
-    known: bool
+    fresh: Collection[str]
     display: Display
     utcnow: Callable[[], datetime.datetime]
     last: str = ""
@@ -120,14 +128,16 @@ class Arrival:
             model = self.followed.model_of(service)
             stand = stand_of(service, model, self.utcnow())
             failing_since = (failing_since or now) if stand.failure else None
-            # NoHost is always given time: the agent that makes it untrue may just be starting.
-            patient = not self.known or (stand.failure is not None and stand.failure.reason == "NoHost")
-            if stand.failure and failing_since is not None and (not patient or now - failing_since >= STALE_SECONDS):
+            if (
+                stand.failure
+                and failing_since is not None
+                and (stand.failure.about in self.fresh or now - failing_since >= STALE_SECONDS)
+            ):
                 return stand.failure
             arrived = stand.done == len(STEPS)
             ready_since = (ready_since or now) if arrived else None
             if ready_since is not None and (not self.changed or now - ready_since >= SETTLE_SECONDS):
-                if watch.laps or self.changed or self.known:  # what was Ready all along took no steps
+                if watch.laps or self.fresh:  # what was Ready all along took no steps
                     self._tell(watch, len(STEPS), service, model)
                 return None
             # After a change only the file's step is sure: for a moment it is still the old engine that is loaded.

@@ -22,6 +22,7 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.inspect import as_data as facts_as_data
 from llmkube.cli.inspect import described
 from llmkube.cli.options import HELP, guarded, output_option, settings_options
+from llmkube.cli.running import open_service_nursery
 from llmkube.k8s.auth import ClusterConfig, load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
@@ -266,29 +267,26 @@ async def _preload(
         await trio.lowlevel.checkpoint()
         return None if config.hf_token_file is None else read_token_file(config.hf_token_file)
 
-    async with (
-        open_downloader(
-            store,
-            limiter=limiter,
-            utcnow=partial(datetime.datetime.now, datetime.UTC),
-            rng=random.Random(),  # noqa: S311 - jitter, not a secret
-            endpoint=config.hub_endpoint,
-        ) as downloader,
-        trio.open_nursery() as nursery,
-    ):
+    async with open_downloader(
+        store,
+        limiter=limiter,
+        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        rng=random.Random(),  # noqa: S311 - jitter, not a secret
+        endpoint=config.hub_endpoint,
+    ) as downloader:
         with open_display(console) as display:
-            nursery.start_soon(display.run)
-            found = await fetch(
-                source,
-                store,
-                sha256=sha256,
-                progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
-                limiter=limiter,
-                downloader=downloader,
-                token=token,
-                policy=Policy(from_operator=True),
-            )
-            nursery.cancel_scope.cancel(reason="the file is here")
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(display.run)
+                found = await fetch(
+                    source,
+                    store,
+                    sha256=sha256,
+                    progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
+                    limiter=limiter,
+                    downloader=downloader,
+                    token=token,
+                    policy=Policy(from_operator=True),
+                )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
     return found
 

@@ -189,8 +189,14 @@ def absolute_source(text: str, folder: Path) -> str:
 class Applied:
     """One object, and what applying it did: `created`, `configured` or `unchanged`."""
 
-    title: str
+    kind: str
+    key: Key
     change: str
+
+    @property
+    def title(self) -> str:
+        """`Model default/chat`."""
+        return f"{self.kind} {self.key}"
 
 
 def _read(name: str, flags: Mapping[str, Any]) -> Order:
@@ -249,11 +255,11 @@ async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) ->
     except NotFoundError:
         before = None
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
-    title = f"{kind.RESOURCE.kind} {key}"
     if before is None or before.metadata.uid != after.metadata.uid:
-        return Applied(title, "created")
+        return Applied(kind.RESOURCE.kind, key, "created")
     # The generation, which only the spec moves: meanwhile somebody may have written a status.
-    return Applied(title, "unchanged" if before.metadata.generation == after.metadata.generation else "configured")
+    change = "unchanged" if before.metadata.generation == after.metadata.generation else "configured"
+    return Applied(kind.RESOURCE.kind, key, change)
 
 
 async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Console, seconds: float) -> None:
@@ -262,9 +268,10 @@ async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Con
         while key not in followed.services:  # what was applied is on its way to us
             version = followed.changed.version
             await followed.changed.wait_newer(version)
-        changes = {each.change for each in applied}
+        fresh = {each.kind for each in applied if each.change != "unchanged"}
+        changed = any(each.change == "configured" for each in applied)
         with open_display(console) as display:
-            arrival = Arrival(followed, key, "configured" in changes, changes == {"created"}, display, _now)
+            arrival = Arrival(followed, key, changed, fresh, display, _now)
             async with open_service_nursery() as moving:
                 moving.start_soon(display.run)
                 with trio.move_on_after(seconds) as waiting:

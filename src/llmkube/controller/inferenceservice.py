@@ -216,7 +216,11 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders:
     loaded = current(service.status.conditions, LOADED, generation)
     if loaded is not None and loaded.status == "False" and loaded.reason in FAILING_REASONS:
         return Verdict("Failed", loaded.reason, loaded.message)
-    if loaded is None and not claimed:
+    if file.phase != "Ready" and file.reason in TRANSIENT_REASONS:
+        return Verdict("Pending", file.reason, file.message)
+    conditions = service.status.conditions  # also about an older spec: somebody looks after it, and will see the new one
+    told = any(find_condition(conditions, kind) for kind in (ACCEPTED, LOADED))
+    if not told and not claimed:
         able = ", ".join(sorted(hosts.serving(accelerator_of(model))))
         return Verdict("Pending", NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}")
     if file.phase != "Ready":

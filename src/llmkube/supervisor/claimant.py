@@ -106,6 +106,8 @@ class Claimant:
         if isinstance(decision, Elsewhere):
             if running:
                 log.info("claimed elsewhere", name=key.name, namespace=key.namespace, hosts=list(decision.hosts))
+            else:
+                self.let_go(key)  # of a slot that is no longer there
             return False
         self._queue.add_nowait(key)
         return running or (decision.over is None and not self._rivals(wish))
@@ -214,8 +216,9 @@ class Claimant:
             return None
         lease_key = await self._write(wish, take)
         if lease_key is not None:
-            with trio.fail_after(WRITE_SECONDS):
-                await self._read(lease_key)
+            await self._read(lease_key)
+            if lease_key not in self._claims:
+                raise WorldError(f"the Lease {lease_key} is in the way, and is no claim")
         # The service may have gone, or changed its number of replicas, while we were writing.
         if self._interests.get(wish.key) is None:
             return 0.0

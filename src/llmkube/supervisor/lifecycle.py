@@ -94,13 +94,15 @@ def after_failure(
 ) -> tuple[RestartState, float]:
     """Return the new state and the seconds to wait before the next attempt; 0 means at once.
 
-    A port that somebody took before the engine could is no fault of the engine: the next one is tried at once.
+    A port that somebody took before the engine could is no fault of the engine: the next one is tried at once. But if
+    that does not help three times in a row, something else is wrong, and until it ends otherwise it is like any other.
     """
-    if failure.reason is Reason.PORT_TAKEN and state.port_tries < policy.port_tries:
+    taken = failure.reason is Reason.PORT_TAKEN
+    if taken and state.port_tries < policy.port_tries:
         return attrs.evolve(state, port_tries=state.port_tries + 1), 0.0
     failures = 1 if failure.ready_seconds >= policy.forgiven_after_seconds else state.failures + 1
     delay = 0.0 if failures == 1 else policy.backoff.delay(failures - 1, rng)
-    return RestartState(failures), delay
+    return RestartState(failures, state.port_tries if taken else 0), delay
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from llmkube import __version__
+from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.tick import wait_tick
@@ -43,8 +44,8 @@ log = structlog.get_logger(__name__)
 EXPIRES_AFTER_RENEWALS = 6
 """A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
 
-RETRY_SECONDS = 5.0
-"""The longest pause after a renewal that was missed: until the next one, nobody believes this host."""
+RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
+"""Pauses after missed renewals, where they are shorter than between two renewals."""
 
 ENGINE_LOOK_SECONDS = 60.0
 """How often to look whether the engine program has been replaced; a multiple of the renewals."""
@@ -125,7 +126,7 @@ class Presence:
     returned: Callable[[], None]
     present: trio.Event
     _engine: str = ""
-    _missed: bool = False
+    _missed: int = 0  # renewals in a row that did not work, or that nobody was awake for
 
     async def run(self) -> None:
         """Never return: look around and renew; a failed renewal is only missed, since the next one is never far."""
@@ -136,12 +137,12 @@ class Presence:
                 before = self._reading()
                 pause = self.settings.lease_renew_seconds
                 if self._missed:
-                    pause = min(pause, RETRY_SECONDS)
+                    pause = min(pause, RETRY.delay(self._missed, self.ports.rng))
                 await wait_tick(pause)
                 slept = slept_seconds(before, self._reading(), pause)
                 if slept:
                     log.info("the host has slept", seconds=round(slept))
-                    self._missed = True
+                    self._missed += 1
                     self.woke(slept)
                 await self.look_around()
 
@@ -166,13 +167,13 @@ class Presence:
             with trio.fail_after(self.settings.lease_renew_seconds):
                 await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
         except (LLMKubeError, trio.TooSlowError) as error:
-            if not self._missed:
+            self._missed += 1
+            if self._missed == 1:
                 log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
-            self._missed = True
             return
         self.present.set()
         if self._missed:
-            self._missed = False
+            self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
             self.returned()
 

@@ -15,7 +15,7 @@ waits: requests in flight, or questions that are not answered. An idle engine is
 |---|---|---|---|
 | stopped by a signal (state T), two looks in a row | hung | hung | it was continued meanwhile: fine |
 | requests wait, counters answer and stand still | 60 s | 10 min | 1 h |
-| questions are not answered, nor a request for one token | 60 s | 10 min | never |
+| questions are not answered, nor a request for one token | 60 s | 1 h | never |
 | nobody listens on the port | 60 s | 60 s | 5 min |
 
 CPU below 1 % is what a health check of somebody else costs a hung engine: without the second column it would hide the
@@ -31,8 +31,11 @@ from typing import Final, Literal
 
 import attrs
 
-OWN_CPU_SECONDS: Final = 0.05
-"""More than the answer to a question of ours costs an engine; CPU time is counted in steps of 0.01 s."""
+OWN_CPU_SECONDS: Final = 0.005
+"""More than the answer to a question of ours costs an engine.
+
+But less than a step of Linux's clock (0.01 s), or what a GPU engine does meanwhile would be taken for our doing.
+"""
 
 ALIVE_CPU_SHARE: Final = 0.01
 """Of one core. Below it is what answering other people's health checks costs."""
@@ -275,7 +278,7 @@ def _question(watch: Watch, now: float, limits: Limits) -> Ask:
 
 def _silent(watch: Watch, limits: Limits) -> bool:
     """Whether questions stay unanswered and nothing moves for long enough to ask for one token."""
-    still = watch.still_seconds >= limits.still_seconds or watch.faint_seconds >= limits.faint_seconds
+    still = watch.still_seconds >= limits.still_seconds or watch.faint_seconds >= limits.stuck_seconds
     return still and watch.unanswered >= 2
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.k8s import events
+from llmkube.k8s import events, hostwatch
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -16,7 +16,11 @@ PROGRAM: Final = Program(
         Need(Service, APPLY),
         # Both forms: an agent whose settings have changed takes the other one's back.
         *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),
+        # Once at its start: what an earlier agent on this host has left.
+        Need(EndpointSlice, frozenset({"list"})),
+        # Its own sign of life, and the claims: created, taken over, given up; those of all hosts are followed.
         Need(Lease, APPLY | {"delete"}, place="system"),
+        *hostwatch.NEEDS,
         # The one that `Model.spec.sourceSecretRef` names, when its file has to be fetched; never listed, never watched.
         Need(Secret, frozenset({"get"})),
         *events.NEEDS,

@@ -1,0 +1,119 @@
+"""An API server that is wrong in every way it can be costs no engine, and is told everything when it is right again."""
+
+import pytest
+import trio
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.resource import Key
+from sim.world import ANSWERS, agent_settings, open_world
+
+QUICK = agent_settings(lease_renew_seconds=5.0)
+KINDS = (*ANSWERS, "half-open")
+
+
+async def two_ready(world):
+    for name in ("chat", "embed"):
+        await world.apply(name)
+    for name in ("chat", "embed"):
+        await world.until(world.phase, "Ready", name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
+    """Ten minutes of nothing but wrong answers: engines serve, restart when they die, and all is told afterwards."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.kind = kind
+        world.network.sever()
+        await trio.sleep(300)
+        world.machine.kill("embed")
+        await trio.sleep(300)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert len(world.machine.starts("chat")) == 1
+        assert len(world.machine.starts("embed")) == 2
+        world.faults.kind = ""
+        for name in ("chat", "embed"):
+            await world.until(world.ready_addresses, 1, name, seconds=60)
+            await world.until(world.phase, "Ready", name, seconds=30)
+        assert len(world.machine.spawned) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, kind):
+    """A new agent that hears nothing but wrong answers adopts what runs and starts what ran last."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        await world.kill_agent()
+        world.machine.kill("embed")
+        world.faults.kind = kind
+        await world.start_agent()
+        await trio.sleep(60)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert len(world.machine.starts("chat")) == 1
+        world.faults.kind = ""
+        await world.until(world.ready_addresses, 1, "embed", seconds=90)
+
+
+async def test_a_slow_server_stops_no_service(autojump_clock):
+    """With ten seconds per answer, engines and endpoints stay, and a new service still starts."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.slow_seconds = 3.0
+        world.network.sever()
+        await trio.sleep(300)
+        assert await world.ready_addresses("chat") == 1
+        await world.apply("late")
+        await world.until(world.phase, "Ready", "late", seconds=120)
+        assert len(world.machine.spawned) == 3
+
+
+@pytest.mark.parametrize("kind", ["empty lists", "old lists"])
+async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clock, kind):
+    """A list without the services that we know stops none of them when a second look, 10 s later, finds them again."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.kind = kind
+        world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
+        await trio.sleep(8)
+        assert await world.ready_addresses("chat") == 1
+        world.faults.kind = ""
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 2
+        assert await world.ready_addresses("chat") == await world.ready_addresses("embed") == 1
+
+
+async def test_deleting_everything_is_believed_after_the_second_look(autojump_clock):
+    """Services that were deleted while nobody watched are stopped once two lists, 10 s apart, say so."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.down = True
+        world.network.sever()
+        await trio.sleep(5)
+        for name in ("chat", "embed"):
+            await world.delete(name)
+        world.faults.down = False
+        world.first.asleep_seconds = 60.0
+        await trio.sleep(9)
+        assert len(world.machine.live()) == 2
+        await world.until(lambda: live(world), [], seconds=60)
+
+
+async def live(world):
+    await trio.lowlevel.checkpoint()
+    return world.machine.live()
+
+
+async def test_what_was_undone_during_an_outage_is_said_again_at_once(autojump_clock):
+    """A status that somebody wiped and a slice that somebody deleted while the agent heard nothing are back on return."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.down = True
+        world.network.sever()
+        await trio.sleep(60)
+        with_slices = await world.slices("chat")
+        assert [ready for *_, ready in with_slices] == [False], "nobody believes a silent host"
+        world.faults.down = False
+        await world.until(world.slices, lambda seen: [ready for *_, ready in seen] == [True], "chat", seconds=20)
+        with pytest.raises(NotFoundError):
+            await world.client.get(InferenceService, Key("default", "never"))

@@ -1,0 +1,249 @@
+"""Several hosts, one cluster: each replica runs on one host, wherever hosts come, go, race and fall silent."""
+
+import trio
+
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.selectors import parse_selector
+from sim.machine import Script
+from sim.world import agent_settings, open_world
+
+QUICK = {"lease_renew_seconds": 5.0}
+
+
+def two_hosts(**changes):
+    return open_world(settings=agent_settings(**QUICK, **changes))
+
+
+async def live(world, name="chat"):
+    await trio.lowlevel.checkpoint()
+    return world.live(name)
+
+
+async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
+    """Of ten services that two hosts could serve, each runs on exactly one, and says so in its claim."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await trio.sleep(10)
+        for number in range(10):
+            await world.apply(f"s{number}")
+        await trio.sleep(60)
+        for number in range(10):
+            hosts = world.live(f"s{number}")
+            assert len(hosts) == 1
+            assert await world.claims(f"s{number}") == {0: hosts[0]}
+            assert await world.phase(f"s{number}") == "Ready"
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 10
+
+
+async def test_two_replicas_run_on_two_hosts(autojump_clock):
+    """replicas: 2 is one engine on each of two hosts; both count, and the phase is Ready only with both."""
+    async with two_hosts() as world:
+        mini = await world.add_host("mini")
+        mini.machine.default = Script(load_seconds=60)
+        await world.apply(replicas=2)
+        await world.until(world.phase, "Progressing")
+        assert (await world.service())["status"]["readyReplicas"] == 1
+        await world.until(world.phase, "Ready", seconds=70)
+        assert (await world.service())["status"]["readyReplicas"] == 2
+        assert world.live("chat") == ["mini", "sim"]
+        assert set((await world.claims()).values()) == {"mini", "sim"}
+        await world.apply(replicas=1)
+        await world.until(live, lambda hosts: len(hosts) == 1, world)
+        await world.until(world.claims, lambda claims: list(claims) == [0])
+        assert await world.phase() == "Ready"
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
+
+
+async def test_more_replicas_than_hosts_say_so(autojump_clock):
+    """Three replicas on two hosts are two engines and the reason NoHost."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply(replicas=3)
+        await trio.sleep(30)
+        assert world.live("chat") == ["mini", "sim"]
+        assert await world.phase() == "Progressing"
+        assert (await world.condition("Progressing"))[1] == "NoHost"
+
+
+async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
+    """When the power of a host fails, its endpoint goes and another host serves, all within 60 s."""
+    async with two_hosts() as world:
+        mini = await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (holder,) = world.live("chat")
+        other = "mini" if holder == "sim" else "sim"
+        await world.hosts[holder].die()
+        died = trio.current_time()
+        await world.until(live, [other], world, seconds=60)
+        await world.until(world.slices, lambda seen: [one[0] for one in seen if one[2]] == [other], seconds=60)
+        assert trio.current_time() - died < 60
+        assert await world.claims() == {0: other}
+        await world.until(world.phase, "Ready")
+        assert len(mini.machine.spawned) + len(world.machine.spawned) == 2
+
+
+async def test_nobody_serves_from_a_dead_host(autojump_clock):
+    """The endpoints of a host that died are taken out of service even when no other host can take over."""
+    async with two_hosts() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.first.die()
+        await world.until(world.ready_addresses, 0, seconds=45)
+        assert await world.phase() == "Pending"
+        await world.start_agent()
+        await world.until(world.ready_addresses, 1, seconds=30)
+
+
+async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
+    """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (holder,) = world.live("chat")
+        other = "mini" if holder == "sim" else "sim"
+        await world.hosts[holder].stop_agent()
+        await world.until(live, [other], world, seconds=3)
+        await world.hosts[holder].start_agent()
+        await trio.sleep(60)
+        assert world.live("chat") == [other]
+
+
+async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock):
+    """A host that is cut off keeps its engine; once it sees that another one has taken over, it stops its own."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (holder,) = world.live("chat")
+        other = "mini" if holder == "sim" else "sim"
+        world.hosts[holder].cut_off()
+        await trio.sleep(600)
+        assert world.live("chat") == ["mini", "sim"], "both serve while neither can know of the other"
+        ready = [host for host, _, ready in await world.slices() if ready]
+        assert ready == [other]
+        world.hosts[holder].cut_off(False)
+        await world.until(live, [other], world, seconds=60)
+        await trio.sleep(120)
+        assert world.live("chat") == [other]
+        assert await world.claims() == {0: other}
+        assert await world.slices() == [(other, world.hosts[other].settings.advertise_address, True)]
+        assert (await world.condition())[:2] == ("True", "Loaded")
+        assert await world.phase() == "Ready"
+
+
+async def test_an_outage_for_all_changes_no_host(autojump_clock):
+    """When nobody reaches the API server for an hour, nobody is declared dead afterwards and nothing moves."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        for name in ("a", "b", "c", "d"):
+            await world.apply(name)
+        await trio.sleep(30)
+        before = {name: world.live(name) for name in "abcd"}
+        for host in world.hosts.values():
+            host.cut_off()
+        await trio.sleep(600)
+        for host in world.hosts.values():
+            host.cut_off(False)
+        await trio.sleep(120)
+        assert {name: world.live(name) for name in "abcd"} == before
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 4
+
+
+async def test_the_host_with_the_file_comes_first_then_the_one_with_most_memory(autojump_clock):
+    """A new service goes to the host that has its file already, else to the one with most free memory."""
+    async with two_hosts() as world:
+        mini = await world.add_host("mini")
+        big = await world.add_host("big")
+        big.machine.free_bytes = 100 << 30
+        mini.machine.files.add("builtin://here")
+        await trio.sleep(15)
+        await world.apply("there", source="builtin://here")
+        await world.apply("new", source="builtin://new")
+        await trio.sleep(30)
+        assert world.live("there") == ["mini"]
+        assert world.live("new") == ["big"]
+
+
+async def test_a_race_for_one_slot_has_one_winner_and_no_noise(autojump_clock):
+    """Hosts that are equal in everything want a service at once: one gets it, the others write nothing more."""
+    async with two_hosts() as world:
+        for name in ("b", "c", "d"):
+            await world.add_host(name)
+        await trio.sleep(10)
+        for number in range(5):
+            await world.apply(f"s{number}")
+        await trio.sleep(60)
+        versions = {one.metadata.name: one.metadata.resource_version for one in (await all_claims(world))}
+        assert len(versions) == 5
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 5
+        await trio.sleep(600)
+        assert {one.metadata.name: one.metadata.resource_version for one in await all_claims(world)} == versions
+
+
+async def all_claims(world):
+    return (await world.client.list(Lease, label_selector="inference.llmkube.dev/claim")).items
+
+
+async def test_a_killed_agent_keeps_its_claims(autojump_clock):
+    """Through SIGKILL and restart of an agent with a rival beside it, the engine stays where it is, claimed all along."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (holder,) = world.live("chat")
+        versions = [one.metadata.resource_version for one in await all_claims(world)]
+        await world.hosts[holder].kill_agent()
+        await trio.sleep(10)
+        await world.hosts[holder].start_agent()
+        await trio.sleep(120)
+        assert world.live("chat") == [holder]
+        assert [one.metadata.resource_version for one in await all_claims(world)] == versions
+
+
+async def test_a_deleted_service_leaves_no_claim(autojump_clock):
+    """With the service, its claim goes; scaled to zero it stays, and the same host serves it again."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        before = world.live("chat")
+        await world.apply(replicas=0)
+        await world.until(world.phase, "Stopped")
+        assert await world.claims() == {0: before[0]}
+        await world.apply(replicas=1)
+        await world.until(live, before, world)
+        await world.delete()
+        await world.until(world.claims, {}, seconds=10)
+
+
+async def test_a_lost_claim_is_claimed_again_by_the_host_that_runs_it(autojump_clock):
+    """Somebody deletes a claim: the engine runs on, and its host has the claim back before a rival."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        before = world.live("chat")
+        (claim,) = await all_claims(world)
+        await world.client.delete(Lease, claim.key)
+        await trio.sleep(30)
+        assert await world.claims() == {0: before[0]}
+        assert world.live("chat") == before
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 1
+
+
+async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
+    """A host with --selector serves what has the label, and what nobody selects says NotClaimed."""
+    async with two_hosts(selector=parse_selector("team=ml")) as world:
+        await world.apply("plain")
+        await world.apply("chosen", labels={"team": "ml"})
+        await world.until(world.phase, "Ready", "chosen")
+        await trio.sleep(30)
+        assert world.live("plain") == []
+        assert await world.phase("plain") == "Pending"
+        assert (await world.condition("Progressing", "plain"))[1] == "NotClaimed"
+        await world.add_host("mini", selector=parse_selector(""))
+        await world.until(world.phase, "Ready", "plain")
+        assert world.live("plain") == ["mini"]
+        assert world.live("chosen") == ["sim"]

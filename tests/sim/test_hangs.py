@@ -1,0 +1,321 @@
+"""Hangs are noticed and work is left alone; loads take as long as they move; what answers is what was asked for.
+
+The second half is deliberate bugs, each of which must make one of these timelines fail.
+"""
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmkube.k8s.builtins import Event
+from llmkube.supervisor import health, progress
+from llmkube.supervisor.service import Runner
+from sim.machine import Script
+from sim.world import open_world
+
+HOUR = 3600.0
+
+
+async def serving(world, name="chat"):
+    """The engine of a service that is ready."""
+    await world.apply(name)
+    await world.until(world.ready_addresses, 1, name)
+    (child,) = world.machine.live(name)
+    return child
+
+
+async def stays(world, child, seconds):
+    """Nothing becomes of an engine that is all right: it is the same one, and it is in service all the time."""
+    for _ in range(int(seconds // 300)):
+        await trio.sleep(300)
+        assert world.machine.live(child.name) == [child], "an engine that works was ended"
+        assert await world.ready_addresses(child.name) == 1, "an engine that works was taken out of service"
+
+
+async def replaced(world, child, *, seconds):
+    """The endpoint goes, the engine ends and the next one serves; return what was said of it."""
+    await world.until(world.ready_addresses, 0, child.name, seconds=seconds)
+    assert child.exit is None, "the engine was ended before its endpoint was withdrawn"
+    await world.until(lambda: value(child.exit is not None), True, seconds=4)
+    await world.until(world.ready_addresses, 1, child.name, seconds=20)
+    return await told(world, "Hung")
+
+
+async def told(world, reason):
+    await trio.sleep(5)
+    events = [one for one in (await world.client.list(Event)).items if one.reason == reason]
+    assert events, "nobody was told"
+    return events[0].message
+
+
+async def value(one):
+    await trio.lowlevel.checkpoint()
+    return one
+
+
+# -- timelines ------------------------------------------------------------------------------------------------------
+
+
+async def long_prompt(world):
+    """An engine that answers nothing for an hour and a half while it computes is healthy."""
+    child = await serving(world)
+    child.mute, child.in_flight = True, 1
+    await stays(world, child, 1.5 * HOUR)
+
+
+async def on_a_gpu(world):
+    """An engine that takes a two-thousandth of a core is healthy while batches come to an end."""
+    child = await serving(world)
+    child.in_flight, child.pace = 4, 0.0005
+    await stays(world, child, HOUR / 2)
+
+
+async def at_rest(world):
+    """An engine without work is still, is left alone, and is asked something no more than once in four minutes."""
+    child = await serving(world)
+    await trio.sleep(HOUR / 4)
+    before = child.asked
+    await stays(world, child, HOUR)
+    assert child.asked - before <= 15
+    assert child.tokens_given == 0
+
+
+async def late_answers(world):
+    """An engine at rest that answers late, but computes a token when it is asked to, is healthy."""
+    child = await serving(world)
+    child.slow_seconds = 8
+    await stays(world, child, HOUR / 2)
+    assert child.tokens_given > 0
+
+
+async def short_stop(world):
+    """An engine that is stopped and continued within a few seconds is left alone."""
+    child = await serving(world)
+    for _ in range(20):
+        child.frozen = True
+        await trio.sleep(3)
+        child.frozen = False
+        await trio.sleep(7.3)
+    await stays(world, child, 600)
+
+
+async def frozen(world):
+    """An engine that is stopped by a signal is withdrawn within 10 seconds and replaced; its sibling is not touched."""
+    other = await serving(world, "embed")
+    child = await serving(world)
+    child.in_flight = 2
+    await trio.sleep(1.7)
+    child.frozen = True
+    assert "state T" in await replaced(world, child, seconds=10)
+    assert world.machine.live("embed") == [other]
+
+
+async def stuck_queue(world):
+    """An engine that answers every question while its requests stand still is replaced within two minutes."""
+    child = await serving(world)
+    child.in_flight, child.pace, child.counts = 3, 0.0, False
+    message = await replaced(world, child, seconds=120)
+    assert "3 requests wait, but nothing moves" in message
+    assert message.endswith("loading")  # its last words
+
+
+async def mute(world):
+    """An engine that accepts and never answers, and does not move, is replaced within six minutes."""
+    child = await serving(world)
+    await trio.sleep(600)
+    child.mute = True
+    assert "answers nothing, not even a request for one token" in await replaced(world, child, seconds=360)
+
+
+async def port_lost(world):
+    """An engine that listens no more is withdrawn within twenty seconds and replaced after a minute."""
+    child = await serving(world)
+    child.closed = True
+    await world.until(world.ready_addresses, 0, seconds=20)
+    await world.until(lambda: value(child.exit is not None), True, seconds=75)
+    await world.until(world.ready_addresses, 1, seconds=20)
+
+
+async def slow_load(world):
+    """A load of three hours in which something moves ends with a ready engine, the first that was started."""
+    world.machine.default = Script(load_seconds=3 * HOUR, words=("load_tensors: loading model tensors",))
+    await world.apply()
+    await trio.sleep(HOUR)
+    assert await world.phase() == "Creating"
+    _, reason, message = await world.condition()
+    assert reason == "Loading"
+    assert message.startswith("loading tensors, for 3")
+    await world.until(world.ready_addresses, 1, seconds=2 * HOUR + 60, step_seconds=30)
+    assert len(world.machine.spawned) == 1
+
+
+async def stalled_load(world):
+    """A load in which nothing moves for two minutes has failed, and is tried again."""
+    world.machine.default = Script(load_seconds=HOUR, stalls_after=30)
+    await world.apply()
+    await trio.sleep(140)
+    assert len(world.machine.spawned) == 1
+    world.machine.default = Script()
+    await world.until(world.ready_addresses, 1, seconds=40)
+    assert "no log line, no byte read" in await told(world, "LoadStalled")
+
+
+async def intruder(world):
+    """What another program answers on the engine's port is never called ready; three more ports are tried at once."""
+    world.machine.default = Script(load_seconds=1, intruder=True)
+    await world.apply()
+    for _ in range(30):
+        await trio.sleep(1)
+        assert await world.ready_addresses() == 0, "a stranger's port was published"
+    assert len(world.machine.spawned) >= 5
+    starts = world.machine.starts("chat")
+    assert starts[3] - starts[0] < 8  # a second to get ready, and one to stop
+    await world.until(world.condition, lambda seen: seen[1] == "PortTaken", seconds=30)
+    world.machine.default = Script(load_seconds=1)
+    await world.until(world.ready_addresses, 1, seconds=90)
+
+
+async def other_model(world):
+    """An engine that serves another model than the one that was asked for is never called ready."""
+    world.machine.default = Script(load_seconds=1, says="somebody-else")
+    await world.apply()
+    await trio.sleep(30)
+    assert await world.ready_addresses() == 0
+    await world.until(world.condition, lambda seen: "serves somebody-else instead of chat" in seen[2], seconds=30)
+
+
+TIMELINES = [
+    long_prompt,
+    on_a_gpu,
+    at_rest,
+    late_answers,
+    short_stop,
+    frozen,
+    stuck_queue,
+    mute,
+    port_lost,
+    slow_load,
+    stalled_load,
+    intruder,
+    other_model,
+]
+
+
+def run(timeline):
+    """A timeline in a world of its own, on a virtual clock."""
+
+    async def main():
+        async with open_world() as world:
+            await timeline(world)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
+def test_a_timeline_holds(timeline):
+    """What the timeline says of hangs, loads and strangers is so."""
+    run(timeline)
+
+
+async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
+    """An engine that ends because somebody has its port gets another one at once, three times, and then with pauses."""
+    async with open_world() as world:
+        words = ("llmkube-llama-server: cannot listen on 127.0.0.1 port 40001: Address already in use",)
+        world.machine.default = Script(life_seconds=0.5, words=words)
+        await world.apply()
+        await trio.sleep(30)
+        starts = world.machine.starts("chat")
+        assert starts[4] - starts[0] < 4  # three for the port, one as any first exit
+        assert len(starts) < 10
+        _, _, message = await world.until(world.condition, lambda seen: seen[1] == "PortTaken", seconds=30)
+        assert "somebody else took its port: llmkube-llama-server: cannot listen on" in message
+
+
+# -- deliberate bugs --------------------------------------------------------------------------------------------------
+
+
+def seen_as(**changes):
+    """A `_tally` that is shown something else than what is there; `None` means as in the look before."""
+    original = progress._tally
+
+    def tally(watch, before, look, seconds):
+        shown = {name: getattr(before, name) if given is None else given for name, given in changes.items()}
+        original(watch, before, attrs.evolve(look, **shown), seconds)
+
+    return tally
+
+
+def health_is_enough(watch, limits, original=progress._hung):
+    return original(watch, limits) if watch.unanswered or watch.stopped_looks or not watch.reachable else ""
+
+
+def hasty(watch, limits, original=progress._hung):
+    return "stopped" if watch.stopped_looks else original(watch, limits)
+
+
+def silence_is_enough(watch, limits, original=progress._hung):
+    return "silent" if watch.unanswered >= 2 else original(watch, limits)
+
+
+def rest_is_a_hang(watch, limits, original=progress._hung):
+    return "still" if watch.still_seconds >= limits.still_seconds else original(watch, limits)
+
+
+def no_tokens(watch, now, limits, original=progress._question):
+    asked = original(watch, now, limits)
+    return progress.Ask.COUNTERS if asked is progress.Ask.TOKEN else asked
+
+
+async def token_denied(engine):
+    await trio.lowlevel.checkpoint()
+    return progress.Answer("busy", token=False)
+
+
+def load_with_a_clock(load, look, now, limits, original=progress.step_load):
+    load, stalled = original(load, look, now, limits)
+    return load, stalled or ("too long" if now > 1800 else "")
+
+
+def load_without_end(load, look, now, limits):
+    return load, ""
+
+
+def drained_anyway(runner, url, can_end, original=Runner._drained):
+    return original(runner, url, lambda: True)
+
+
+async def nobody_is_a_stranger(runner, child, view, url):
+    await trio.lowlevel.checkpoint()
+    return ""
+
+
+MUTANTS = {
+    "CPU time is not seen": (progress, "_tally", seen_as(cpu_seconds=None), long_prompt),
+    "silence is a verdict": (progress, "_hung", silence_is_enough, long_prompt),
+    "counters are not read": (progress, "_tally", seen_as(answer=None, log_bytes=None, cpu_seconds=None), on_a_gpu),
+    "rest is a hang": (progress, "_hung", rest_is_a_hang, at_rest),
+    "an engine at rest is asked all the time": (progress, "SLOWEST_RHYTHM", 0, at_rest),
+    "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
+    "one look at a stopped process is enough": (progress, "_hung", hasty, short_stop),
+    "the state of the process is not read": (progress, "_tally", seen_as(state="S"), frozen),
+    "a hung engine is drained": (Runner, "_drained", drained_anyway, frozen),
+    "/health is believed": (progress, "_hung", health_is_enough, stuck_queue),
+    "our own questions are signs of life": (progress, "_tally", seen_as(asked=False), stuck_queue),
+    "the request for a token is forgotten": (progress, "_question", no_tokens, mute),
+    "nobody looks at the port": (progress, "_reach", lambda *_: None, port_lost),
+    "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
+    "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
+    "nobody asks who answers": (Runner, "_impostor", nobody_is_a_stranger, intruder),
+    "nobody asks what is served": (Runner, "_impostor", nobody_is_a_stranger, other_model),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_deliberate_bug_is_caught(name, monkeypatch):
+    """A program with this bug does not get through its timeline."""
+    owner, attribute, replacement, timeline = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    with pytest.raises(ExceptionGroup) as caught:
+        run(timeline)
+    assert caught.value.subgroup(AssertionError), caught.value

@@ -1,0 +1,181 @@
+"""What a host says of itself, and what it makes of sleep, wake and new addresses."""
+
+import trio
+
+from llmkube.k8s.builtins import Event
+from llmkube.supervisor.addresses import Reach
+from sim.world import ADDRESS, agent_settings, open_world
+
+QUICK = agent_settings(lease_renew_seconds=5.0, bind_address=ADDRESS)
+LAN = "192.0.2.77"
+
+
+def at(address, *others, problem=""):
+    """This host is reached at an address."""
+    return Reach(address, address or "127.0.0.1", "of a test", problem, frozenset({address, *others} - {None}))
+
+
+async def serving_at(world, reach):
+    """A host that has looked and found this, with one service that is ready."""
+    await world.stop_agent()
+    world.machine.reach = reach
+    await world.start_agent()
+    await world.apply()
+    await world.until(world.phase, "Ready")
+
+
+async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
+    """The Lease tells accelerators, engine, agent, memory, services and address, and is renewed every 5 s, not more."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await trio.sleep(70)
+        lease = await world.host_lease()
+        said = {name.partition("/")[2]: value for name, value in lease.metadata.annotations.items()}
+        assert said["accelerators"] == "metal"
+        assert said["engine"] == "llama-server sim"
+        assert said["agent-version"]
+        assert (int(said["memory-total-bytes"]), int(said["memory-free-bytes"])) == (64 << 30, 32 << 30)
+        assert (said["services"], said["address"]) == ("1", ADDRESS)
+        assert lease.spec.lease_duration_seconds == 30
+        seen = set()
+        for _ in range(600):
+            seen.add((await world.host_lease()).metadata.resource_version)
+            await trio.sleep(0.1)
+        assert 11 <= len(seen) <= 13
+
+
+async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock):
+    """After eight hours of sleep the engine is the same, and what others did to its endpoint meanwhile is mended."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        before = list(world.machine.spawned)
+        world.faults.kind = "half-open"  # asleep: nothing is said, and connections die without a word
+        world.network.sever()
+        await world.until(world.ready_addresses, 0, seconds=60)
+        world.first.asleep_seconds = 8 * 3600.0
+        world.faults.kind = ""
+        await world.until(world.ready_addresses, 1, seconds=15)
+        assert world.machine.spawned == before
+        await world.until(world.phase, "Ready", seconds=10)
+
+
+async def test_what_changed_while_a_host_slept_is_known_when_it_wakes(autojump_clock):
+    """An edit that a dead watch never told of is followed within seconds of the wake, not when the watch times out."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.network.hush()
+        await world.apply(contextSize=512)
+        await trio.sleep(20)
+        assert len(world.machine.spawned) == 1
+        world.first.asleep_seconds = 600.0
+        await world.until(lambda: count(world), 2, seconds=8)
+
+
+async def count(world):
+    await trio.lowlevel.checkpoint()
+    return len(world.machine.spawned)
+
+
+async def test_a_clock_that_is_set_kills_nothing(autojump_clock):
+    """The wall clock jumps an hour back and two ahead: no engine restarts, and the service stays Ready."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        for jump in (-3600.0, 7200.0, 0.0):
+            world.first.asleep_seconds = jump
+            await trio.sleep(60)
+            assert await world.ready_addresses() == 1
+        assert len(world.machine.spawned) == 1
+        assert await world.phase() == "Ready"
+
+
+async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
+    """The old address is lost: the slice names the new one within 5 s, and the engine is started again on it, once."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, at(ADDRESS))
+        world.machine.reach = at(LAN)
+        await world.until(world.slices, lambda seen: [one[1] for one in seen] == [LAN], seconds=5, step_seconds=0.1)
+        await world.until(world.slices, [("sim", LAN, True)], seconds=15)
+        await trio.sleep(60)
+        (engine,) = world.machine.live()
+        assert engine.argv[engine.argv.index("--host") + 1] == LAN
+        assert len(world.machine.spawned) == 2
+
+
+async def test_a_new_route_does_not_restart_an_engine_whose_address_is_still_here(autojump_clock):
+    """A second network comes up and the route moves there: the engine stays, and its slice names where it listens."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, at(ADDRESS))
+        world.machine.reach = at(LAN, ADDRESS)
+        await trio.sleep(60)
+        assert await world.slices() == [("sim", ADDRESS, True)]
+        assert len(world.machine.spawned) == 1
+
+
+async def test_a_host_without_a_network_for_a_while_unloads_nothing(autojump_clock):
+    """No address at all for ten minutes, then the old one again: the engine is the same."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, at(ADDRESS))
+        world.machine.reach = at(None, problem="no route")
+        await trio.sleep(600)
+        world.machine.reach = at(ADDRESS)
+        await trio.sleep(30)
+        assert len(world.machine.spawned) == 1
+        assert await world.slices() == [("sim", ADDRESS, True)]
+
+
+async def test_another_family_is_another_slice(autojump_clock):
+    """From IPv4 to IPv6, the old slice goes and the new one lists the engine on its IPv6 address."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, at(ADDRESS))
+        world.machine.reach = at("2001:db8::7")
+        await world.until(world.slices, [("sim", "2001:db8::7", True)], seconds=20)
+        (engine,) = world.machine.live()
+        assert engine.argv[engine.argv.index("--host") + 1] == "2001:db8::7"
+
+
+async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
+    """Without an address to advertise there is a condition, an Event and a line on the Lease; with one, it is taken back."""
+    async with open_world(settings=agent_settings(lease_renew_seconds=5.0, advertise_address=None)) as world:
+        await world.stop_agent()
+        world.machine.reach = at(None, problem="nothing here is reachable")
+        await world.start_agent()
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[:2] == ("False", "NoAddress"), "Published")
+        told = [(one.reason, one.message) for one in (await world.client.list(Event)).items]
+        assert ("NoAddress", "nothing here is reachable") in told
+        said = (await world.host_lease()).metadata.annotations
+        assert said["inference.llmkube.dev/address-reason"] == "nothing here is reachable"
+        world.machine.reach = at(LAN)
+        await world.until(world.slices, [("sim", LAN, True)], seconds=30)
+        await world.until(world.condition, lambda seen: seen[0] == "True", "Published")
+
+
+async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):
+    """The journal is lost and the engine with it: its slice is gone within 200 ms, before anything is started again."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.kill_agent()
+        world.machine.kill("chat")
+        world.machine.entries.clear()
+        world.machine.fetch_seconds["builtin://demo"] = 60.0
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=0.2, step_seconds=0.02)
+        await world.until(world.ready_addresses, 1, seconds=90)
+
+
+async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
+    """A slice of a service that this host does not serve any more is taken back by the next agent on it."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.kill_agent()
+        world.machine.kill("chat")
+        world.machine.entries.clear()
+        world.first.settings = agent_settings(lease_renew_seconds=5.0, accelerators=frozenset({"cpu"}))
+        await world.start_agent()
+        await world.until(world.slices, [], seconds=0.2, step_seconds=0.02)
