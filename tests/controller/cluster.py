@@ -17,7 +17,7 @@ from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.store import Store
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
-from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.builtins import Endpoint, EndpointSlice, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -25,11 +25,15 @@ from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.names import (
     ACCELERATORS_ANNOTATION,
     AGENT_MANAGER,
+    CLAIM_LABEL,
+    CLAIMED_ANNOTATION,
     CONTROLLER_FIELD_MANAGER,
     HOST_LABEL,
     MANAGED_BY_LABEL,
     SERVICE_LABEL,
     SERVICE_NAME_LABEL,
+    SLOT_ANNOTATION,
+    claim_name,
     label_value,
     service_name,
     slice_name,
@@ -117,6 +121,15 @@ class Cluster:
         }
         await self._apply(Lease, host, manifest, namespace="llmkube-system")
 
+    async def claim(self, name: str = "chat", host: str = "studio") -> None:
+        """A host's claim on the one replica of a service."""
+        annotations = {CLAIMED_ANNOTATION: f"ml/{name}", SLOT_ANNOTATION: "0"}
+        manifest = {
+            "metadata": {"labels": {CLAIM_LABEL: label_value(name)}, "annotations": annotations},
+            "spec": {"holderIdentity": host},
+        }
+        await self._apply(Lease, claim_name("ml", name, 0), manifest, namespace="llmkube-system")
+
     async def run_host(self, host: str = "studio", accelerators: str = "metal") -> None:
         while True:
             await self.renew(host, accelerators)
@@ -142,6 +155,10 @@ class Cluster:
             "ports": [{"name": "http", "port": 50123, "protocol": "TCP"}],
         }
         await self._apply(EndpointSlice, slice_name(service_name(name), host), body)
+
+    async def endpoints(self, name: str = "chat", host: str = "studio") -> tuple[Endpoint, ...]:
+        """What one host has published of a service."""
+        return (await self.client.get(EndpointSlice, Key("ml", slice_name(service_name(name), host)))).endpoints
 
     async def bring_up(self) -> None:
         """One service, published and ready on one live host, and everything settled."""

@@ -90,7 +90,7 @@ ROWS = [
     (service(loaded("CrashLoopBackOff")), model(), [], STUDIO, "Failed", "CrashLoopBackOff"),
     (service(loaded("EngineExited")), fetched_model(), [slice_of("studio")], STUDIO, "Failed", "EngineExited"),
     (service(loaded("EngineNotFound")), fetched_model(), [], STUDIO, "Failed", "EngineNotFound"),
-    (service(loaded("LoadTimedOut")), fetched_model(), [], STUDIO, "Failed", "LoadTimedOut"),
+    (service(loaded("LoadStalled")), fetched_model(), [], STUDIO, "Failed", "LoadStalled"),
     (service(loaded("Invalid")), fetched_model(), [], STUDIO, "Failed", "Invalid"),
     (service(loaded("InternalError")), fetched_model(), [], STUDIO, "Failed", "InternalError"),
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
@@ -177,7 +177,7 @@ def test_counting(isvc, slices, hosts, replicas):
             },
         ),
         (
-            service(),
+            service(loaded("Loading")),
             fetched_model(),
             [],
             STUDIO,

@@ -37,6 +37,8 @@ async def test_a_service_goes_from_nothing_to_ready_and_away(autojump_clock):
         assert await cluster.where() == "Pending/NoHost"
         assert (await cluster.model()).status.phase == "Pending"
         await cluster.renew()
+        assert await cluster.where() == "Pending/NotClaimed"
+        await cluster.claim()
         assert await cluster.where() == "Pending/Pending"
         await cluster.report_model("Fetching")
         assert await cluster.where() == "Pending/Fetching"
@@ -157,8 +159,41 @@ async def test_a_silent_host_loses_its_services(autojump_clock):
         available = find_condition(status.conditions, "Available")
         assert (available.status, available.reason) == ("False", "NoHost")
         assert not (await cluster.model()).status.accelerator_ready
+        assert [each.conditions.ready for each in await cluster.endpoints()] == [False], "a cluster still routes to it"
         await cluster.renew()
+        assert await cluster.where() == "Creating/Creating"
+        await cluster.publish()
         assert await cluster.where() == "Ready/InferenceReady"
+
+
+async def test_a_host_that_comes_back_in_time_keeps_its_endpoints(autojump_clock):
+    """A slice that is published before the controller hears of the renewed Lease is not taken out of service."""
+    async with open_cluster() as cluster:
+        await cluster.bring_up()
+        await trio.sleep(60)
+        assert await cluster.where() == "Pending/NoHost"
+        cluster.faults.delays["leases"] = 3600.0
+        await cluster.faults.cut()
+        cluster.faults.down = False
+        await cluster.renew()
+        await cluster.publish()
+        await trio.sleep(30)
+        assert [each.conditions.ready for each in await cluster.endpoints()] == [True]
+
+
+async def test_a_hostless_slice_is_nobodys_word(autojump_clock):
+    """A slice of ours without the name of a host is taken out of service, once."""
+    async with open_cluster() as cluster:
+        await cluster.bring_up()
+        await cluster.client.patch(
+            EndpointSlice, Key("ml", "chat.studio"), {"metadata": {"labels": {"inference.llmkube.dev/host": None}}}
+        )
+        await trio.sleep(SETTLED)
+        (piece,) = (await cluster.client.list(EndpointSlice)).items
+        assert [each.conditions.ready for each in piece.endpoints] == [False]
+        await trio.sleep(30)
+        (again,) = (await cluster.client.list(EndpointSlice)).items
+        assert again.metadata.resource_version == piece.metadata.resource_version
 
 
 async def test_a_host_that_leaves_in_good_order_is_not_waited_for(autojump_clock):
@@ -248,6 +283,8 @@ async def test_odd_names_are_woken_by_their_slices(autojump_clock, name):
         await cluster.publish(name)
         assert await cluster.where(name) == "Ready/InferenceReady"
         await cluster.client.delete(EndpointSlice, Key("ml", slice_name(service_name(name), "studio")))
+        assert await cluster.where(name) == "Pending/NotClaimed"
+        await cluster.claim(name)
         assert await cluster.where(name) == "Creating/Creating"
 
 
@@ -371,7 +408,7 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
         StatusWriter(None, InferenceService),
     )  # no client: nothing is sent
     recorder = EventRecorder("test", "", utcnow, random.Random(0))
-    controller = operator._Controller(None, ControllerSettings(), utcnow, None, writer, queue, queue, recorder)
+    controller = operator._Controller(None, ControllerSettings(), utcnow, None, writer, queue, queue, queue, recorder)
     wire = encode(service())
     controller.services.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
     newer = {"metadata": {"name": "phi", "namespace": "ml", "resourceVersion": "9"}, "spec": {"source": {"url": "x"}}}

@@ -22,7 +22,8 @@ NOT_GGUF = "llmkube-llama-server: the model text.gguf is not a GGUF file: it sta
 TRUNCATED = """\
 0.00.004.013 I srv          init: loading model
 0.00.004.067 I srv    load_model: loading model 'trunc.gguf'
-0.00.004.758 E llama_model_load: error loading model: tensor 'blk.1.ffn_down.weight' data is not within the file bounds, model is corrupted or incomplete
+0.00.004.758 E llama_model_load: error loading model: tensor 'blk.1.ffn_down.weight' data is \
+not within the file bounds, model is corrupted or incomplete
 0.00.004.768 E llama_model_load_from_file_impl: failed to load model
 0.00.004.770 E cmn  common_init_: failed to load model 'trunc.gguf'
 0.00.004.771 E srv    load_model: failed to load model, 'trunc.gguf'

@@ -5,6 +5,7 @@ from llmkube.runtimes.llama_flags import (
     check_extra_args,
     flags_in,
     parse_help,
+    parse_switches,
     parse_version,
     render_extra_args,
 )
@@ -63,6 +64,20 @@ model and memory:
 def test_help_gives_its_flags_and_no_others(text, flags):
     """Every flag that the help lists is found, and none that its descriptions mention or say was removed."""
     assert parse_help(text) == frozenset(flags.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "switches"),
+    [
+        (LLAMA_SERVER_HELP, "-h --help --usage -kvo --kv-offload -nkvo --no-kv-offload --mlock"),
+        (ARGPARSE_HELP, "-h --help --no-ui --no-webui"),
+        ("-fa,   --flash-attn                     enable Flash Attention (default: disabled)", "-fa --flash-attn"),
+        ("", ""),
+    ],
+)
+def test_a_switch_is_a_flag_without_a_value(text, switches):
+    """Flags whose names are followed by a placeholder or a choice take a value, all others do not."""
+    assert parse_switches(text) == frozenset(switches.split())
 
 
 @pytest.mark.parametrize(

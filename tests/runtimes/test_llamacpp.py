@@ -68,6 +68,58 @@ def test_an_old_engine_is_given_only_what_it_knows():
                                             "--no-webui")  # fmt: skip
 
 
+VALUE = EngineInfo("llama-server", "2", frozenset({"--flash-attn"}))
+SWITCH = EngineInfo("llama-server", "2", frozenset({"--flash-attn"}), frozenset({"--flash-attn"}))
+LACKING = EngineInfo("llama-server", "2", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("engine", "accelerator", "wish", "flag", "ignored"),
+    [
+        (VALUE, "metal", None, ["--flash-attn", "on"], ()),
+        (VALUE, "metal", False, ["--flash-attn", "off"], ()),
+        (VALUE, "metal", True, ["--flash-attn", "on"], ()),
+        (VALUE, "cpu", None, ["--flash-attn", "auto"], ()),
+        (VALUE, "cpu", True, ["--flash-attn", "on"], ()),
+        (SWITCH, "metal", None, ["--flash-attn"], ()),
+        (SWITCH, "metal", False, [], ()),
+        (SWITCH, "metal", True, ["--flash-attn"], ()),
+        (SWITCH, "cpu", None, [], ()),
+        (SWITCH, "cpu", True, ["--flash-attn"], ()),
+        (LACKING, "metal", None, [], ()),
+        (LACKING, "metal", True, [], ("spec.flashAttention",)),
+        (LACKING, "metal", False, [], ("spec.flashAttention",)),
+    ],
+)
+def test_flash_attention_is_asked_for_as_the_build_has_it(engine, accelerator, wish, flag, ignored):
+    """Unset on metal means on, a given value wins, a switch is left out for off; what a build lacks is reported."""
+    result = planned({} if wish is None else {"flashAttention": wish}, of=model(accelerator), engine=engine)
+    layers = result.argv.index("--n-gpu-layers") + 2
+    assert list(result.argv[layers:]) == flag
+    assert result.not_honoured == ignored
+
+
+@pytest.mark.parametrize(
+    ("flags", "rendered"),
+    [
+        (["--load-mode"], ["--load-mode", "mmap+mlock"]),
+        (["--mlock"], ["--mlock"]),
+        (["--mlock", "--load-mode"], ["--mlock"]),
+    ],
+)
+def test_mlock_is_asked_for_as_the_build_has_it(flags, rendered):
+    """Whoever writes --mlock gets it, under whatever name."""
+    engine = EngineInfo("llama-server", "2", frozenset(flags))
+    assert list(planned({"extraArgs": ["--mlock"]}, engine=engine).argv[-len(rendered) :]) == rendered
+
+
+def test_mlock_on_a_build_without_it_is_a_refusal():
+    """What the build lacks is said of the field, and is not left to a crash loop."""
+    with pytest.raises(PlanError, match="no flag --mlock") as refused:
+        planned({"extraArgs": ["--mlock"]}, engine=EngineInfo("llama-server", "2", frozenset({"--threads"})))
+    assert refused.value.field == "spec.extraArgs"
+
+
 @pytest.mark.parametrize(
     ("spec", "wanted"),
     [

@@ -246,6 +246,11 @@ def seen_as(**changes):
     return tally
 
 
+def blind(watch, look, now, limits, original=progress.step):
+    answer = look.answer and attrs.evolve(look.answer, counters=(0.0,))
+    return original(watch, attrs.evolve(look, answer=answer, cpu_seconds=1.0), now, limits)
+
+
 def health_is_enough(watch, limits, original=progress._hung):
     return original(watch, limits) if watch.unanswered or watch.stopped_looks or not watch.reachable else ""
 
@@ -293,7 +298,7 @@ async def nobody_is_a_stranger(runner, child, view, url):
 MUTANTS = {
     "CPU time is not seen": (progress, "_tally", seen_as(cpu_seconds=None), long_prompt),
     "silence is a verdict": (progress, "_hung", silence_is_enough, long_prompt),
-    "counters are not read": (progress, "_tally", seen_as(answer=None, log_bytes=None, cpu_seconds=None), on_a_gpu),
+    "counters are not read": (health, "step", blind, on_a_gpu),
     "rest is a hang": (progress, "_hung", rest_is_a_hang, at_rest),
     "an engine at rest is asked all the time": (progress, "SLOWEST_RHYTHM", 0, at_rest),
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),

@@ -3,11 +3,13 @@ from pathlib import Path
 
 import trio
 
+from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.agent import _Agent
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Ports
@@ -35,6 +37,21 @@ class Forgetful:
         await trio.lowlevel.checkpoint()
 
 
+class Alone:
+    """Claims on a host that has no rivals."""
+
+    synced = True
+
+    def consult(self, wish, *, running):
+        return True
+
+    def speaks(self, wish):
+        return True
+
+    def let_go(self, key):
+        pass
+
+
 def new_agent():
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
@@ -42,8 +59,9 @@ def new_agent():
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
     rng = random.Random(0)
     ports = Ports(None, None, Forgetful(), None, utcnow, rng)
+    claimant = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return _Agent(settings, ports, Outbox(rng), events, Known(model), Known(service))
+    return _Agent(settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach("192.0.2.1")))
 
 
 async def test_two_marks_before_the_first_step_make_one_task():

@@ -38,6 +38,17 @@ def test_just_under_five_minutes_forgive_nothing():
     assert exits(299, 299)[-1] > 0
 
 
+def test_three_ports_are_tried_at_once_and_no_more():
+    """After three taken ports in a row the next ones come at a crash loop's pace; another failure resets that."""
+    state, delays, rng = RestartState(), [], random.Random(0)
+    for reason in [Reason.PORT_TAKEN] * 7 + [Reason.HUNG] + [Reason.PORT_TAKEN] * 2:
+        state, delay = after_failure(POLICY, state, Failure(reason, ""), rng)
+        delays.append(delay)
+    assert delays[:4] == [0, 0, 0, 0]  # three for the port, one as the first failure of any kind
+    assert all(delay > 0 for delay in delays[4:8])
+    assert delays[8:] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")],

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from llmkube import __version__
+from llmkube.base.errors import UserError
 from llmkube.base.http import run_server
 from llmkube.base.logs import configure_logging
 from llmkube.base.probes import probes_handler
@@ -33,6 +34,7 @@ from llmkube.cli.running import (
 from llmkube.cli.state import held_state_dir, holder_of
 from llmkube.k8s.auth import ClusterConfig
 from llmkube.k8s.client import open_client
+from llmkube.k8s.selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -89,8 +91,8 @@ async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
     """Decide what the flags leave open: the host's name, and the address at which the cluster reaches it.
 
-    Without --host-ip that is the address from which this host talks to the API server. If only this host could reach
-    that one (an API server on the loopback address), engines stay on the loopback address and nothing is published.
+    Without --host-ip that is the address from which this host talks to the API server, for a start: the agent looks
+    again and again, and knows more ways when the API server is on this machine (`supervisor.addresses`).
     """
     assert config.state_dir is not None, "load() decides it"
     url = urlsplit(server_url)
@@ -105,13 +107,28 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         llama_server=str(llama_server),
         advertise_address=address,
         bind_address=address or LOOPBACK,
+        api_server=server_url,
+        host_ip=address if config.host_ip is not None else None,
         namespace=config.namespace,
+        selector=selector_of(config.selector),
         accelerators=frozenset(config.accelerator),
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
         drain_seconds=config.drain_seconds,
         **download_settings(config),
     )
+
+
+def selector_of(text: str) -> Selector:
+    """Return the selector.
+
+    Raises:
+        UserError: It is none; the sentence names the flag.
+    """
+    try:
+        return parse_selector(text)
+    except UserError as exc:
+        raise UserError(f"--selector: {exc}") from exc
 
 
 async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:

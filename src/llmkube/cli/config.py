@@ -81,6 +81,9 @@ class AgentConfig:
 
     host_ip: str | None = _HOST_IP
     namespace: str | None = _NAMESPACE
+    selector: str = setting(
+        "", help="Only serve InferenceServices with these labels, such as team=ml; without it, all of them."
+    )
     model_store: Path | None = _MODEL_STORE
     llama_server: Path | None = _LLAMA_SERVER
     port: int = setting(

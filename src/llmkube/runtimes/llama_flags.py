@@ -8,11 +8,27 @@ from llmkube.runtimes.plan import EngineInfo, PlanError
 
 _FIELD: Final = "spec.extraArgs"
 _FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
+_FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){_FLAG.pattern}", re.ASCII)
 _GONE: Final = "argument has been removed"  # newer builds list flags only to say so
 
 
 def parse_help(text: str) -> frozenset[str]:
     """Return every flag that a `--help` lists, long and short, whether llama-server or argparse wrote it."""
+    return frozenset(flag for names in _entries(text) for flag in _FLAG_IN_NAMES.findall(names))
+
+
+def parse_switches(text: str) -> frozenset[str]:
+    """Return those of them that take no value; a flag that once was a switch may want one in a later build."""
+    switches: set[str] = set()
+    for names in _entries(text):
+        flags = _FLAG_IN_NAMES.findall(names)
+        if not _FLAG_IN_NAMES.sub("", names).strip(" ,"):
+            switches.update(flags)
+    return frozenset(switches)
+
+
+def _entries(text: str) -> Iterator[str]:
+    """Yield what stands before each description: a flag's names and its value's."""
     entries: list[tuple[str, str]] = []
     for line in text.splitlines():
         if re.match(r" {0,4}-{1,2}[A-Za-z]", line):
@@ -22,12 +38,7 @@ def parse_help(text: str) -> frozenset[str]:
         elif entries and line.strip():
             names, description = entries[-1]
             entries[-1] = (names, f"{description} {line.strip()}")
-    return frozenset(
-        match.group()
-        for names, description in entries
-        if _GONE not in description
-        for match in re.finditer(rf"(?<![\w<{{\[-]){_FLAG.pattern}", names)
-    )
+    yield from (names for names, description in entries if _GONE not in description)
 
 
 def parse_version(text: str) -> str:

@@ -14,12 +14,19 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.environment import plan_environment
-from llmkube.runtimes.llama_flags import check_extra_args, flags_in, parse_help, parse_version, render_extra_args
+from llmkube.runtimes.llama_flags import (
+    check_extra_args,
+    flags_in,
+    parse_help,
+    parse_switches,
+    parse_version,
+    render_extra_args,
+)
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError, Slot
 from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.store import WeightsFile
 
-__all__ = ["check", "mode_of", "parse_help", "parse_version", "plan"]
+__all__ = ["check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
 
 RUNTIME: Final = "llamacpp"
 DEFAULT_CONTEXT: Final = 4096
@@ -150,7 +157,18 @@ def _add_placement(line: _Line, spec: InferenceServiceSpec, model: Model) -> Non
     if hardware.gpu and hardware.gpu.count == 1 and on_gpu:
         line.honoured.add("Model.spec.hardware.gpu.count")  # a Mac has one
     flash = {True: "on", False: "off", None: "on" if hardware.accelerator == "metal" else "auto"}
-    line.add("spec.flashAttention", "--flash-attn", flash[spec.flash_attention])
+    _add_flash_attention(line, flash[spec.flash_attention])
+
+
+def _add_flash_attention(line: _Line, wish: str) -> None:
+    """Write the flag as this build has it: older ones have a switch, whose absence means off."""
+    path, flag = "spec.flashAttention", "--flash-attn"
+    if flag not in line.engine.switches:
+        line.add(path, flag, wish)
+    elif wish == "on":
+        line.add(path, flag)
+    else:
+        line.honoured.add(path)
 
 
 def _add_memory(line: _Line, spec: InferenceServiceSpec) -> None:

@@ -24,11 +24,12 @@ class Slot(StrEnum):
 
 @attrs.frozen
 class EngineInfo:
-    """One engine binary as its own `--help` describes it."""
+    """One engine binary as its own `--help` describes it; `switches` are those of its flags that take no value."""
 
     program: str
     version: str
     flags: frozenset[str]
+    switches: frozenset[str] = frozenset()
 
     def first_known(self, *flags: str) -> str | None:
         """Return the first of these spellings that the engine understands."""

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.runtimes.llamacpp import parse_help, parse_version
+from llmkube.runtimes.llamacpp import parse_help, parse_switches, parse_version
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.child import Ending, adopt_child, open_child
 from llmkube.supervisor.journal import EngineRecord
@@ -58,7 +58,7 @@ class LocalEngines:
         if identity not in self._known:
             text = await self._output(program, "--help")
             version = parse_version(await self._output(program, "--version"))
-            self._known[identity] = EngineInfo(program, version, parse_help(text))
+            self._known[identity] = EngineInfo(program, version, parse_help(text), parse_switches(text))
         return self._known[identity]
 
     async def _output(self, program: str, flag: str) -> str:

@@ -1,0 +1,192 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.supervisor import vitals
+from llmkube.supervisor.progress import Look
+from llmkube.supervisor.vitals import (
+    FRESH_SECONDS,
+    PORT_SWEEPS,
+    Patient,
+    Rounds,
+    Sweep,
+    families,
+    memory_kills,
+    sign_of,
+)
+from waiting import until
+
+SPIN = "import time; end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+REST = "import time; time.sleep(600)"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
+
+
+@contextmanager
+def running(code):
+    """A Python program in a session of its own."""
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def patient(pid, port=1, log_path=Path("/nowhere")):
+    return Patient(pid, "127.0.0.1", port, log_path)
+
+
+@pytest.mark.e2e
+async def test_cpu_time_of_a_process_moves_while_it_works():
+    """Two looks at a busy process differ in CPU time; two at one that sleeps do not."""
+    with running(SPIN) as busy, running(REST) as idle:
+        first = sign_of(busy.pid).cpu_seconds
+        await until(lambda: sign_of(busy.pid).cpu_seconds > first)
+        await until(lambda: sign_of(idle.pid).state == "S")
+        assert sign_of(idle.pid).resident_bytes > 0
+
+
+@pytest.mark.e2e
+async def test_a_stopped_process_shows_it():
+    """SIGSTOP is seen as state T, and SIGCONT as its end."""
+    with running(SPIN) as process:
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: sign_of(process.pid).state == "T")
+        process.send_signal(signal.SIGCONT)
+        await until(lambda: sign_of(process.pid).state == "R")
+
+
+@pytest.mark.e2e
+async def test_the_work_of_a_process_below_counts():
+    """An engine behind a wrapper script is seen through it: its CPU time, and that it is stopped."""
+    with running(PARENT) as process:
+        await until(lambda: families([process.pid])[process.pid])
+        (child,) = families([process.pid])[process.pid]
+        sweep = Sweep()
+        before = sweep([patient(process.pid)], frozenset())[process.pid].cpu_seconds
+        await until(lambda: sweep([patient(process.pid)], frozenset())[process.pid].cpu_seconds > before + 0.05)
+        os.kill(child, signal.SIGSTOP)
+        await until(lambda: sweep([patient(process.pid)], frozenset())[process.pid].state == "T")
+
+
+def test_a_process_that_is_gone_is_not_seen():
+    """There is no look at a process that has ended."""
+    with running(REST) as process:
+        pass
+    assert sign_of(process.pid) is None
+    assert Sweep()([patient(process.pid)], frozenset()) == {}
+
+
+def test_a_listener_is_seen_in_every_second_sweep():
+    """The port of an engine is found in the host's table while somebody listens there, and not when nobody does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        sweep = Sweep()
+        looks = [sweep([patient(os.getpid(), port)], frozenset())[os.getpid()] for _ in range(2 * PORT_SWEEPS)]
+    assert [look.listening for look in looks] == [None, True, None, True]
+    sweep([patient(os.getpid(), port)], frozenset())
+    assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
+
+
+def test_without_a_table_the_port_is_tried(monkeypatch):
+    """Where the kernel has no table of listeners, a connection tells."""
+    monkeypatch.setattr(vitals, "_listening_ports", lambda: None)
+    sweep = Sweep(count=1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is True
+    sweep([patient(os.getpid(), port)], frozenset())
+    assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
+
+
+def test_the_log_that_grows_is_seen(tmp_path):
+    """The size of the log file is part of a look; one that is not there yet is empty."""
+    log, pid, sweep = tmp_path / "log", os.getpid(), Sweep()
+    assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 0
+    log.write_text("12345")
+    assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 5
+
+
+def test_psutil_tells_the_same():
+    """On a system without /proc the same look comes from psutil."""
+    ours, theirs = sign_of(os.getpid()), vitals._sign_by_psutil(os.getpid())
+    assert theirs.state in ("R", "S")
+    assert abs(ours.cpu_seconds - theirs.cpu_seconds) < 5
+    assert theirs.resident_bytes > 0
+    assert vitals._sign_by_psutil(2**22 + 1) is None
+
+
+def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
+    """The counter of version 2 control groups is read, else that of version 1, else there is none."""
+    v2, v1 = tmp_path / "memory.events", tmp_path / "memory.oom_control"
+    monkeypatch.setattr(vitals, "_memory_files", lambda: iter((v2, v1)))
+    assert memory_kills() >= 0
+    v1.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert memory_kills() == 2
+    v2.write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert memory_kills() == 3
+
+
+class Counting:
+    """A sweep that takes a while and counts itself."""
+
+    def __init__(self):
+        self.patients = []
+
+    def __call__(self, patients, loading):
+        self.patients.append(([one.pid for one in patients], loading))
+        return {one.pid: Look("S", 1.0) for one in patients if one.pid != 13}
+
+
+async def test_one_sweep_serves_all_who_look_on_the_same_tick():
+    """Fifty services that look together cost one call into a thread."""
+    counting = Counting()
+    rounds, clock = Rounds(counting), trio.current_time
+    for pid in range(1, 51):
+        await rounds.look(patient(pid), loading=False)
+    counting.patients.clear()
+    rounds._seen_at = clock() - FRESH_SECONDS
+    seen = []
+
+    async def look(pid):
+        seen.append(await rounds.look(patient(pid), loading=pid == 3))
+
+    async with trio.open_nursery() as nursery:
+        for pid in range(1, 51):
+            nursery.start_soon(look, pid)
+    assert len(counting.patients) == 1
+    assert len(seen) == 50
+    assert seen.count(None) == 1  # of the process that has ended
+
+
+async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):
+    """After a minute without a question an engine is not looked at any more."""
+    counting = Counting()
+    rounds = Rounds(counting)
+    await rounds.look(patient(1), loading=True)
+    monkeypatch.setattr(vitals, "FORGOTTEN_SECONDS", 0.0)
+    rounds._seen_at = float("-inf")
+    monkeypatch.setattr(vitals, "FRESH_SECONDS", 0.0)
+    await trio.lowlevel.checkpoint()
+    monkeypatch.setattr(vitals, "FORGOTTEN_SECONDS", 1e-9)
+    await rounds.look(patient(2), loading=False)
+    assert counting.patients[0] == ([1], frozenset({1}))
+    assert 1 not in counting.patients[-1][0]
+
+
+async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
+    """Whoever looks for all may be cancelled: the next one looks."""
+    rounds = Rounds(Counting())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await rounds.look(patient(1), loading=False)
+    with trio.fail_after(5):
+        assert await rounds.look(patient(2), loading=False) is not None
