@@ -25,6 +25,7 @@ from llmkube.cli.apply import Applier
 from llmkube.cli.manifests import demo_manifests
 from llmkube.k8s.auth import load_config
 from llmkube.k8s.client import open_client
+from llmkube.supervisor.processes import OWNER_VARIABLE, marked
 
 KILLS, CLIENTS = 100, 4
 STEP_SECONDS = 60.0  # a step that takes longer has gone wrong
@@ -92,6 +93,16 @@ async def open_program(folder: Path, *args: str, ready: str) -> AsyncIterator[Pr
             await program.end(signal.SIGTERM)
 
 
+@asynccontextmanager
+async def no_engine_left(folder: Path) -> AsyncIterator[None]:
+    """End the engine of a killed agent, should the measurement break off between two agents."""
+    try:
+        yield
+    finally:
+        for process in marked(OWNER_VARIABLE, str(folder)):
+            process.kill()
+
+
 @attrs.define
 class Count:
     """What became of the requests."""
@@ -107,6 +118,7 @@ async def ask(http: HttpClient, url: str, count: Count) -> None:
             answer = await http.request("POST", f"{url}/v1/chat/completions", headers=JSON_BODY, body=QUESTION)
         except HttpError:
             count.lost += 1
+            await trio.sleep(0.01)  # an engine that is gone shall not take the whole processor along
         else:
             count.answered += answer.status == 200
             count.lost += answer.status != 200
@@ -142,7 +154,10 @@ async def measure(run: Run) -> None:
         folder = Path(name)
         for part in ("server", "controller", "agent"):
             (folder / part).mkdir()
-        async with open_program(folder / "server", "apiserver", "--port", "0", ready="Kubernetes API on"):
+        async with (
+            no_engine_left(folder / "agent"),
+            open_program(folder / "server", "apiserver", "--port", "0", ready="Kubernetes API on"),
+        ):
             control = ("controller", "--accelerator", "cpu")
             async with (
                 open_program(folder / "controller", *control, ready='"controller started"'),
@@ -152,10 +167,11 @@ async def measure(run: Run) -> None:
                 agent = await start(folder / "agent", *AGENT)
                 await agent.line_with('"agent started"')
                 await Applier(client).apply_all(demo_manifests(), lambda _: None)
+                place = json.loads(await agent.line_with('"registered endpoint"'))
                 line = json.loads(await agent.line_with('"started inference service"'))
                 async with trio.open_nursery() as clients:
                     for _ in range(CLIENTS):
-                        clients.start_soon(ask, http, f"http://127.0.0.1:{line['port']}", count)
+                        clients.start_soon(ask, http, f"http://{place['hostIP']}:{place['port']}", count)
                     agent, seconds, engines = await kill_and_adopt(folder / "agent", kills, count, agent)
                     clients.cancel_scope.cancel(reason="measured")
                 await agent.end(signal.SIGTERM)

@@ -4,11 +4,11 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 
 NOW = datetime.datetime(2025, 6, 1, 12, 0, 0, tzinfo=datetime.UTC)

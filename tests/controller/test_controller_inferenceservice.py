@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.objects import NOBODY, NOW, STUDIO, condition, fetched_model, model, service, slice_of
-from llmkube.k8s.hosts import Hosts
 from llmkube.controller.inferenceservice import (
     PRIORITY_WEIGHTS,
     Replicas,
@@ -18,6 +17,7 @@ from llmkube.controller.inferenceservice import (
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES, InferenceServiceStatus
 from llmkube.k8s.fields import slots
+from llmkube.k8s.hosts import Hosts
 
 TWO_HOSTS = Hosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
 SETTINGS = ControllerSettings()

@@ -31,6 +31,7 @@ LABELS = {"team": "ml", "app.kubernetes.io/name": "chat", "empty": ""}
         ("app.kubernetes.io/name=chat,team in (ml,web),!tier", True),
         ("team=ml,tier", False),
         ("empty=", True),
+        ("team=", False),
     ],
 )
 def test_what_a_selector_selects(text, selected):
@@ -40,11 +41,8 @@ def test_what_a_selector_selects(text, selected):
     assert selector.text == text
 
 
-@pytest.mark.parametrize("text", ["team=", "=ml", "team in ml", "team in ()x", "a b", "team=ml,", "-a", "a=b=c", "a>1"])
+@pytest.mark.parametrize("text", ["=ml", "team in ml", "team in ()x", "a b", "team=ml,", "-a", "a=b=c", "a>1"])
 def test_what_is_no_selector_is_refused_with_its_part(text):
     """A typo is an error at the start, not a host that serves nothing."""
-    if text == "team=":
-        assert not parse_selector(text).matches(LABELS)
-        return
     with pytest.raises(UserError, match="is not a label selector"):
         parse_selector(text)

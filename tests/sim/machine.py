@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import AdoptError
-from llmkube.supervisor.journal import Entry, dump, load
+from llmkube.supervisor.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.ports import HostFacts
 from llmkube.supervisor.progress import Look
@@ -49,6 +50,7 @@ class Script:
         stalls_after: Seconds after which a load moves no more.
         says: The model id that it answers to, if not the one that was asked for.
         intruder: Another program has its port and answers 200; the engine itself never gets there.
+        deaf: It never listens on the port that it was given.
     """
 
     load_seconds: float = 5.0
@@ -59,6 +61,7 @@ class Script:
     stalls_after: float = math.inf
     says: str = ""
     intruder: bool = False
+    deaf: bool = False
 
 
 @attrs.define(eq=False)
@@ -82,6 +85,7 @@ class SimChild:
     log_offset: int = 0
     cookie: str = ""
     in_flight: int = 0
+    owners: int = 0  # how many agents look after it: one, or none while none runs
 
     async def last_lines(self, count):
         await trio.lowlevel.checkpoint()
@@ -138,6 +142,14 @@ class SimChild:
 
 
 @attrs.define(eq=False)
+class Trap:
+    """A point in the agent's dealings with its machine where it stops until it is released, or killed there."""
+
+    hit: trio.Event = attrs.field(factory=trio.Event)
+    released: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
 class Machine:
     """`Engines`, `Weights` and the network of one simulated host; it also keeps the books that invariants read.
 
@@ -151,6 +163,12 @@ class Machine:
         files: The sources whose files are here.
         free_bytes: Memory that programs could still get.
         reach: How this host is reached, if it is asked; without one, the settings say it.
+        doubles: Services that had two live engines at some moment.
+        disk_full: The journal cannot be written.
+        spawn_fails: No process can be started.
+        no_engine: The engine program is not there.
+        traps: Where the agent is to be stopped: `intent`, `spawn`, `record`, `remove`.
+        changed: Called when an engine has been started or has ended, or has got or lost the one who looks after it.
     """
 
     nursery: trio.Nursery
@@ -167,11 +185,25 @@ class Machine:
     files: set[str] = attrs.field(factory=set)
     free_bytes: int = 32 << 30
     reach: Reach | None = None
+    doubles: list[str] = attrs.field(factory=list)
+    disk_full: bool = False
+    spawn_fails: bool = False
+    no_engine: bool = False
+    traps: dict[str, Trap] = attrs.field(factory=dict)
+    changed: Callable[[], None] = lambda: None  # noqa: E731 - a field's default
 
     # -- what the supervisor sees ---------------------------------------------------------------------------------
 
+    async def _pass(self, point):
+        await trio.lowlevel.checkpoint()
+        if trap := self.traps.get(point):
+            trap.hit.set()
+            await trap.released.wait()
+
     async def info(self):
         await trio.lowlevel.checkpoint()
+        if self.no_engine:
+            raise NetworkDownError("the engine program is not there")
         return EngineInfo("/sim/llama-server", "sim", HELP_FLAGS)
 
     def free_port(self, host):
@@ -180,13 +212,15 @@ class Machine:
 
     @asynccontextmanager
     async def open_child(self, command, parting):
-        await trio.lowlevel.checkpoint()
+        await self._pass("spawn")
+        if self.spawn_fails:
+            raise NetworkDownError("cannot start a process: resource temporarily unavailable")
         argv = command.argv
         name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
-        twins = [child for child in self.live() if child.name == name]
-        assert not twins, f"two live engines for {name}"
+        if self.live(name):
+            self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
-        child.cookie = command.cookie
+        child.cookie, child.closed = command.cookie, child.script.deaf
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
         self.nursery.start_soon(self._live, child)
@@ -204,9 +238,12 @@ class Machine:
 
     @asynccontextmanager
     async def _owned(self, child, parting):
+        child.owners += 1
+        self.changed()
         try:
             yield
         finally:
+            child.owners -= 1
             if not (parting.keep or self.agent_killed):
                 with trio.move_on_after(self.grace_seconds + 5, shield=True):
                     if child.exit is None:
@@ -215,12 +252,14 @@ class Machine:
                         child.end(-9 if stubborn else 0)
 
     async def write(self, entry):
-        await trio.lowlevel.checkpoint()
+        await self._pass("record" if entry.engine and entry.engine.pid else "intent")
+        if self.disk_full:
+            raise JournalError("cannot write the journal: no space left on device")
         if not self.agent_killed:
             self.entries[entry.key] = load(json.loads(json.dumps(dump(entry))))
 
     async def remove(self, key):
-        await trio.lowlevel.checkpoint()
+        await self._pass("remove")
         if not self.agent_killed:
             self.entries.pop(key, None)
 
@@ -281,6 +320,7 @@ class Machine:
             child.ready = child.exit is None
             await child.ended.wait()
         child.end(child.script.exit_code)
+        self.changed()
 
     async def _connection(self, child, stream):
         async def answer(exchange):

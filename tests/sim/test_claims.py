@@ -1,9 +1,13 @@
 """Several hosts, one cluster: each replica runs on one host, wherever hosts come, go, race and fall silent."""
 
+from contextlib import asynccontextmanager
+from unittest.mock import patch
+
 import trio
 
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.selectors import parse_selector
+from llmkube.supervisor import claims
 from sim.machine import Script
 from sim.world import agent_settings, open_world
 
@@ -12,6 +16,13 @@ QUICK = {"lease_renew_seconds": 5.0}
 
 def two_hosts(**changes):
     return open_world(settings=agent_settings(**QUICK, **changes))
+
+
+@asynccontextmanager
+async def at_once():
+    """Nobody hesitates: all hosts want the same slot at the same moment."""
+    with patch.object(claims, "hesitation_seconds", lambda *args, **kwargs: 0.0):
+        yield
 
 
 async def live(world, name="chat"):
@@ -40,9 +51,15 @@ async def test_two_replicas_run_on_two_hosts(autojump_clock):
     async with two_hosts() as world:
         mini = await world.add_host("mini")
         mini.machine.default = Script(load_seconds=60)
+        await trio.sleep(10)
         await world.apply(replicas=2)
         await world.until(world.phase, "Progressing")
+        await trio.sleep(10)
         assert (await world.service())["status"]["readyReplicas"] == 1
+        assert (await world.claims())[0] == "mini", "equal in everything, so the name decides"
+        for _ in range(100):
+            assert (await world.condition())[:2] == ("False", "Loading"), "the first replica speaks, and no other one"
+            await trio.sleep(0.2)
         await world.until(world.phase, "Ready", seconds=70)
         assert (await world.service())["status"]["readyReplicas"] == 2
         assert world.live("chat") == ["mini", "sim"]
@@ -159,16 +176,18 @@ async def test_the_host_with_the_file_comes_first_then_the_one_with_most_memory(
         big.machine.free_bytes = 100 << 30
         mini.machine.files.add("builtin://here")
         await trio.sleep(15)
-        await world.apply("there", source="builtin://here")
-        await world.apply("new", source="builtin://new")
+        for number in range(4):
+            await world.apply(f"there{number}", source="builtin://here")
+            await world.apply(f"new{number}", source=f"builtin://new{number}")
         await trio.sleep(30)
-        assert world.live("there") == ["mini"]
-        assert world.live("new") == ["big"]
+        for number in range(4):
+            assert world.live(f"there{number}") == ["mini"]
+            assert world.live(f"new{number}") == ["big"]
 
 
 async def test_a_race_for_one_slot_has_one_winner_and_no_noise(autojump_clock):
     """Hosts that are equal in everything want a service at once: one gets it, the others write nothing more."""
-    async with two_hosts() as world:
+    async with two_hosts() as world, at_once():
         for name in ("b", "c", "d"):
             await world.add_host(name)
         await trio.sleep(10)
@@ -187,7 +206,7 @@ async def all_claims(world):
 
 
 async def test_a_killed_agent_keeps_its_claims(autojump_clock):
-    """Through SIGKILL and restart of an agent with a rival beside it, the engine stays where it is, claimed all along."""
+    """Through SIGKILL and restart of an agent with a rival beside it, the engine stays, claimed all along."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await world.apply()

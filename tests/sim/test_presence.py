@@ -105,6 +105,16 @@ async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
         assert len(world.machine.spawned) == 2
 
 
+async def test_a_new_gateway_moves_the_slice_and_no_engine(autojump_clock):
+    """Behind a virtual machine's gateway engines listen on the loopback address: only what is published changes."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, Reach(ADDRESS, "127.0.0.1", "a gateway"))
+        world.machine.reach = Reach(LAN, "127.0.0.1", "another gateway")
+        await world.until(world.slices, [("sim", LAN, True)], seconds=5, step_seconds=0.1)
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
+
+
 async def test_a_new_route_does_not_restart_an_engine_whose_address_is_still_here(autojump_clock):
     """A second network comes up and the route moves there: the engine stays, and its slice names where it listens."""
     async with open_world(settings=QUICK) as world:
@@ -138,7 +148,7 @@ async def test_another_family_is_another_slice(autojump_clock):
 
 
 async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
-    """Without an address to advertise there is a condition, an Event and a line on the Lease; with one, it is taken back."""
+    """Without an address to advertise there are a condition, an Event and a word on the Lease, until there is one."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0, advertise_address=None)) as world:
         await world.stop_agent()
         world.machine.reach = at(None, problem="nothing here is reachable")

@@ -53,12 +53,20 @@ class Faults:
         errors: The next so many requests are answered with 503.
         kind: How every answer is wrong, one of `ANSWERS`; empty for none.
         slow_seconds: How long every answer takes.
+        lost_answers: So many of the next writes are carried out, and then the connection breaks off.
+        no_status: Status is refused, as by a webhook.
+        twice: Watches tell everything twice.
+        torn: A watch that breaks off does so in the middle of a line.
     """
 
     down: bool = False
     errors: int = 0
     kind: str = ""
     slow_seconds: float = 0.0
+    lost_answers: int = 0
+    no_status: bool = False
+    twice: bool = False
+    torn: bool = False
 
 
 def _refused(code, message="sorry"):
@@ -114,10 +122,17 @@ class Network(httpx.AsyncBaseTransport):
             await trio.sleep_forever()
         if self.faults.kind in ANSWERS:
             return ANSWERS[self.faults.kind](request)
+        if self.faults.no_status and request.url.path.endswith("/status"):
+            return _refused(422, "the webhook says no")(request)
         response = await self.transport.handle_async_request(request)
+        if self.faults.lost_answers and request.method != "GET":
+            self.faults.lost_answers -= 1
+            await response.aread()
+            raise httpx.ReadError("connection reset", request=request)
         if self.faults.kind in {"empty lists", "old lists"} and _is_list(request):
             return await self._lie(response)
-        response.stream = _CutStream(response.stream, self.cut, self.silence)
+        watches = self.faults if "watch" in request.url.params else Faults()
+        response.stream = _CutStream(response.stream, self.cut, self.silence, watches)
         return response
 
     async def _lie(self, response):
@@ -154,6 +169,7 @@ class _CutStream(httpx.AsyncByteStream):
     inner: httpx.AsyncByteStream
     cut: trio.Event
     silence: trio.Event
+    faults: Faults
 
     async def __aiter__(self):  # noqa: ASYNC900 - httpx asks for one
         chunks = self.inner.__aiter__()
@@ -171,10 +187,14 @@ class _CutStream(httpx.AsyncByteStream):
                     await trio.sleep_forever()
                 nursery.cancel_scope.cancel()
             if chunk is None:
+                if self.faults.torn:
+                    yield b'{"type":"MODIFIED","object":{"kind":"Infer'
                 raise httpx.ReadError("connection reset")
             if not chunk:
                 return
             yield chunk
+            if self.faults.twice:
+                yield chunk
 
     async def aclose(self):
         await self.inner.aclose()
@@ -194,6 +214,7 @@ class Host:
     _nursery: trio.Nursery
     faults: Faults = attrs.field(factory=Faults)
     asleep_seconds: float = 0.0
+    running: bool = False
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
     _stop: trio.CancelScope = attrs.field(init=False)
@@ -209,6 +230,7 @@ class Host:
         self.machine.agent_killed = False
         self.network = Network(self._transport, self.faults)
         self.agent = await self._nursery.start(self._run_agent)
+        self.running = True
 
     def utcnow(self):
         """The wall clock of this host."""
@@ -238,7 +260,12 @@ class Host:
 
     async def stop_agent(self):
         """SIGTERM: the agent ends in its own order."""
+        self.running = False
         self._stop.cancel(reason="the agent is stopped")
+        await self.wait_stopped()
+
+    async def wait_stopped(self):
+        """Return when no agent is left of it."""
         await self._stopped.wait()
 
     async def kill_agent(self):
@@ -260,12 +287,46 @@ class Host:
 
 
 @attrs.define(eq=False)
+class Controller:
+    """The controller, with a way of its own to the API server."""
+
+    settings: ControllerSettings
+    seed: int
+    _transport: httpx.AsyncBaseTransport
+    _nursery: trio.Nursery
+    faults: Faults = attrs.field(factory=Faults)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    network: Network = attrs.field(init=False)
+
+    def start(self):
+        """A new controller process."""
+        self.scope = trio.CancelScope()
+        self.network = _open_network(self._transport, self.faults)
+        self._nursery.start_soon(self._run)
+
+    def kill(self):
+        """SIGKILL."""
+        self.network.dead = True
+        self.scope.cancel(reason="killed")
+
+    async def _run(self):
+        with self.scope:
+            async with httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http:
+                await run_controller(Client(http), self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
+
+
+_open_network = Network  # the agents' is replaced by a test that records what they ask for
+
+
+@attrs.define(eq=False)
 class World:
     """What a timeline holds in its hands; without a host's name, everything is about the first one."""
 
     client: Client
     first: Host
     seed: int
+    server: ApiServer
+    controller: Controller
     _transport: httpx.AsyncBaseTransport
     _nursery: trio.Nursery
     hosts: dict[str, Host] = attrs.field(factory=dict)
@@ -310,14 +371,14 @@ class World:
         """SIGKILL to the first agent."""
         await self.first.kill_agent()
 
-    async def add_host(self, name, **changes):
+    async def add_host(self, name, *, reach=None, **changes):
         """One more machine, with an address and an agent of its own."""
         number = len(self.hosts)
         address = f"192.0.2.{10 + number}"
         settings = attrs.evolve(
             self.settings, host_name=name, **{"advertise_address": address, "bind_address": address, **changes}
         )
-        machine = Machine(self._nursery, settings.grace_seconds)
+        machine = Machine(self._nursery, settings.grace_seconds, reach=reach)
         host = Host(settings, machine, self.seed + 10 * number, self._transport, self._nursery)
         self.hosts[name] = host
         await host.start_agent()
@@ -327,7 +388,9 @@ class World:
         """On which hosts an engine of a service runs, in order."""
         return sorted(name for name, host in self.hosts.items() for _ in host.machine.live(service))
 
-    async def apply(self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", labels=None, **spec):
+    async def apply(
+        self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", labels=None, **spec
+    ):
         """Create or change a Model and an InferenceService as a user would."""
         model = model or name
         body = {"source": source, "hardware": {"accelerator": accelerator}}
@@ -433,27 +496,29 @@ def agent_settings(**changes):
 
 
 @asynccontextmanager
-async def open_world(*, seed=0, settings=None):
+async def open_world(*, seed=0, settings=None, store=None, reach=None):
     """Start everything; leaving the block stops the agent in order and checks that nothing is left."""
     settings = settings or agent_settings()
-    server = ApiServer(Store(), utcnow=utcnow, rng=random.Random(seed))
+    server = ApiServer(store or Store(), utcnow=utcnow, rng=random.Random(seed))
     await server.ensure_namespaces()
     await server.ensure(all_crds())
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
         outer.start_soon(server.run_housekeeping)
-        machine = Machine(outer, settings.grace_seconds)
+        machine = Machine(outer, settings.grace_seconds, reach=reach)
         async with httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as direct:
-            controller = ControllerSettings(host_accelerators=settings.accelerators)
-            outer.start_soon(
-                lambda: run_controller(Client(direct), controller, utcnow=utcnow, rng=random.Random(seed + 1))
+            controller = Controller(
+                ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer
             )
-            world = World(Client(direct), Host(settings, machine, seed, transport, outer), seed, transport, outer)
+            controller.start()
+            first = Host(settings, machine, seed, transport, outer)
+            world = World(Client(direct), first, seed, server, controller, transport, outer)
             await world.start_agent()
             yield world
             for host in world.hosts.values():
                 host.machine.finish_requests()
                 await host.stop_agent()
                 assert not host.machine.live(), "an engine outlived its agent"
+                assert not host.machine.doubles, "two live engines for one service"
             if not any(host.faults.down or host.faults.kind or host.network.dead for host in world.hosts.values()):
                 await _assert_withdrawn(world)
         outer.cancel_scope.cancel()

@@ -25,6 +25,7 @@ class Known(dict):
     def __init__(self, *objects):
         super().__init__({one.key: one for one in objects})
         self.synced = trio.Event()
+        self.synced.set()
 
     def expect(self, keys):
         assert not keys
@@ -61,7 +62,9 @@ def new_agent():
     ports = Ports(None, None, Forgetful(), None, utcnow, rng)
     claimant = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return _Agent(settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach("192.0.2.1")))
+    return _Agent(
+        settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach("192.0.2.1"))
+    )
 
 
 async def test_two_marks_before_the_first_step_make_one_task():

@@ -93,7 +93,9 @@ def test_a_claim_is_read_as_it_was_written():
     """What a host writes is what every host understands."""
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     lease = decode(Lease, claims.claim_manifest(service, 1, "me", "system", NOW))
-    assert claims.claim_of(lease) == Claim(CHAT, 1, "me", Key("system", "claim.ns.chat.1"), lease.metadata.resource_version)
+    assert claims.claim_of(lease) == Claim(
+        CHAT, 1, "me", Key("system", "claim.ns.chat.1"), lease.metadata.resource_version
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ from llmkube.controller.conditions import (
     current,
     settle,
 )
-from llmkube.k8s.hosts import Hosts
 from llmkube.controller.model import (
     NO_HOST,
     TRANSIENT_REASONS,
@@ -53,6 +52,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
 
 ACCEPTED: Final = "Accepted"
@@ -218,7 +218,9 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders:
         return Verdict("Failed", loaded.reason, loaded.message)
     if file.phase != "Ready" and file.reason in TRANSIENT_REASONS:
         return Verdict("Pending", file.reason, file.message)
-    conditions = service.status.conditions  # also about an older spec: somebody looks after it, and will see the new one
+    conditions = (
+        service.status.conditions
+    )  # also about an older spec: somebody looks after it, and will see the new one
     told = any(find_condition(conditions, kind) for kind in (ACCEPTED, LOADED))
     if not told and not claimed:
         able = ", ".join(sorted(hosts.serving(accelerator_of(model))))

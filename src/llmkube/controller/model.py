@@ -15,8 +15,8 @@ import datetime
 from typing import Any, Final
 
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
-from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.hosts import Hosts
 
 FETCHED: Final = "Fetched"
 NO_HOST: Final = "NoHost"

@@ -36,7 +36,7 @@ class Diagnosis:
 
     Attributes:
         cause: What kind of end it was.
-        summary: One clause that says so, with the engine's decisive words.
+        summary: One clause that says so, with the engine's decisive words; "" when they say nothing that is known.
         next_step: What the user can do about it; "" where nothing is obvious.
     """
 
@@ -151,17 +151,17 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0) -
         step = "this build may not suit this processor" if -code == signal.SIGILL else ""
         return Diagnosis(Cause.CRASH, f"it crashed with {_name(-code)}", step)
     if code is not None and code < 0:
-        return Diagnosis(Cause.SIGNAL, f"somebody other than LLMKube sent it {_name(-code)}")
+        return Diagnosis(Cause.SIGNAL, f"LLMKube did not send {_name(-code)}")
     if code == 0:
         return Diagnosis(Cause.UNKNOWN, "it ended without an error, as if somebody had asked it to")
-    return Diagnosis(Cause.UNKNOWN, "it did not say why in words that are known")
+    return Diagnosis(Cause.UNKNOWN, "")
 
 
 def _killed(memory_kills: int) -> Diagnosis:
     if memory_kills:
         said = "the kernel killed a process here for want of memory, and this one ended by SIGKILL"
         return Diagnosis(Cause.MEMORY_KILL, said, _LESS_MEMORY)
-    said = "somebody other than LLMKube sent it SIGKILL; the kernel does that on a host that is short of memory"
+    said = "LLMKube did not send it; on a host that is short of memory the kernel does"
     return Diagnosis(Cause.SIGNAL, said)
 
 

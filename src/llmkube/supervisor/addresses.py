@@ -1,8 +1,8 @@
 """Where a cluster reaches this host's engines: which address, why that one, and what to listen on for it. Pure.
 
-Engines listen on the advertised address itself, never on all addresses. Where an address is not this machine's own (the
-gateway of a virtual machine in which the cluster runs, which forwards to this machine's loopback address) they listen on
-the loopback address.
+Engines listen on the advertised address itself, never on all addresses. Where an address is not this machine's own (it
+is the gateway of a virtual machine in which the cluster runs, and leads to this machine's loopback address) they listen
+on the loopback address.
 
 An engine that listens on an address which the host has lost cannot be reached by anybody and is started again on the
 new one. As long as the host has the address, the engine stays where it is and its slice says so: a new route is no

@@ -178,6 +178,8 @@ class _Agent:
 
     def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
         running, service = self.running.get(key), self.services.get(key)
+        if service is None and not self.services.synced.is_set():
+            return  # marked by a claim: what has not been listed yet is not known to be gone
         current = running.desired.value if running else None
         model = self.models.get(model_key(service)) if service else None
         wish = desired_here(service, model, current, self.settings.accelerators)
@@ -253,10 +255,15 @@ async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
     events = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
-    hosts = HostWatch(client, settings.lease_namespace, lambda: agent.mark_all())
-    claimant = Claimant(
-        client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark=lambda key: agent.mark(key)
-    )
+
+    def mark(key: Key) -> None:  # the agent comes after those who wake it
+        agent.mark(key)
+
+    def mark_all() -> None:
+        agent.mark_all()
+
+    hosts = HostWatch(client, settings.lease_namespace, mark_all)
+    claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address))
     agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach)
     wakes = Mailbox(0.0)
@@ -291,7 +298,7 @@ async def _run_shielded(
             outer.start_soon(claimant.run)
             outer.start_soon(presence.run)
             outer.start_soon(agent.run_moves)
-            outer.start_soon(_run_second_words, hosts, agent.outbox)
+            outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
             outer.start_soon(withdraw_strangers, client, settings, agent.outbox, agent.running)
             outer.start_soon(events.run, client)
             async with trio.open_nursery() as services:
@@ -321,15 +328,19 @@ async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[floa
             nursery.cancel_scope.cancel(reason="the host has slept")
 
 
-async def _run_second_words(hosts: HostWatch, outbox: Outbox) -> None:
-    """Never return: say what stands once more some time after hosts have come or gone."""
+async def _run_second_words(hosts: HostWatch, host: str, outbox: Outbox) -> None:
+    """Never return: say what stands once more some time after other hosts have come or gone."""
     while True:
-        version, before = hosts.news.version, hosts.book.hosts
-        while hosts.book.hosts == before:
+        version, before = hosts.news.version, _others(hosts, host)
+        while _others(hosts, host) == before:
             await hosts.news.wait_newer(version)
             version = hosts.news.version
         await trio.sleep(SETTLE_SECONDS)
         outbox.repeat_nowait()
+
+
+def _others(hosts: HostWatch, host: str) -> frozenset[str]:
+    return frozenset(hosts.book.hosts.accelerators) - {host}
 
 
 def _stop_seconds(settings: AgentSettings) -> float:

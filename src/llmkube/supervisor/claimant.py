@@ -8,7 +8,6 @@ and the one that loses leaves it alone until something changes. Without an API s
 import datetime
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Final, Never
 
 import attrs
@@ -36,6 +35,10 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS: Final = 5.0
 WORKERS: Final = 4
+
+LEISURE_SECONDS: Final = 0.25
+"""A host that is alone writes its claim after the engine has been started, and not just then."""
+
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 
@@ -226,13 +229,14 @@ class Claimant:
         return None
 
     async def _hesitate(self, interest: _Interest, take: Take) -> float:
-        """Return how much longer to leave a free slot to better hosts; the time runs from when it was seen free."""
+        """Return how much longer to leave a free slot alone; the time runs from when it was seen free."""
         wish, now = interest.wish, trio.current_time()
         rivals = self._rivals(wish)
-        if not rivals:
-            return 0.0
         before = self._due.get(wish.key)
         if before is None or before[0] != take:
+            if not rivals:
+                self._due[wish.key] = (take, now + LEISURE_SECONDS)
+                return LEISURE_SECONDS
             mine = self.hosts.book.free_bytes.get(self.host, 0)
             place = claims.rank(self.host, {**rivals, self.host: mine})
             has_file = interest.running or await self.has_file(wish.model)

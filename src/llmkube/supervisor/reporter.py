@@ -110,7 +110,9 @@ class Reporter:
         if problem:
             self._warn("NoAddress", problem)
         if problem or self._of_service.holds("Published") is not None:
-            self._set("Published", not problem, "NoAddress" if problem else "Published", problem or self.reach.value.why)
+            self._set(
+                "Published", not problem, "NoAddress" if problem else "Published", problem or self.reach.value.why
+            )
             self._write_status()
 
     def accepted(self, not_honoured: tuple[str, ...]) -> None:
@@ -211,7 +213,7 @@ class Reporter:
             if (how := ended()) is not None:
                 self.amend(Reason.ENGINE_EXITED, f"the engine ended: {how}")
             elif not parting.keep:
-                await self._withdraw()
+                await self._withdraw()  # noqa: ASYNC102 - it shields itself, with a deadline
 
     async def _withdraw(self) -> None:
         self.amend(Reason.STOPPING, "the endpoint is withdrawn")

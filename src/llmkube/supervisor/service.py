@@ -282,7 +282,8 @@ class Runner:
         why = classify(ended.code if ended else None, lines, memory_kills=child.memory_kills())
         when = "while loading" if ready_at is None else "while serving"
         reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
-        return Failure(reason, f"the engine ended {when}: {ended}: {why}{words}", seconds)
+        because = f": {why}" if why.summary else ""
+        return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
 
     async def _load(self, child: Child, launch: Launch, view: ServiceView, engine: health.Engine) -> Failure | None:
         """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""

@@ -24,9 +24,7 @@ LIST_SECONDS = 15.0
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
 
 
-async def withdraw_strangers(
-    client: Client, settings: AgentSettings, outbox: Outbox, running: Container[Key]
-) -> None:
+async def withdraw_strangers(client: Client, settings: AgentSettings, outbox: Outbox, running: Container[Key]) -> None:
     """Take back the slices of this host that belong to no service that it looks after; return once that is told.
 
     Of the services in `running` their own reporters speak.

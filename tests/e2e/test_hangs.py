@@ -1,0 +1,200 @@
+"""A real engine that is stopped is replaced, one that computes is left alone, and a taken port is not served from."""
+
+import datetime
+import json
+import os
+import random
+import signal
+import struct
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from e2e.addresses import own_address
+from e2e.separate_programs import DEMO, chat, logs, open_cluster
+from e2e.up_process import ANSWER
+from llmkube.base.http import Headers, Response, open_http_client, open_listeners, run_server
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.builtins import Event
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.events import EventRecorder
+from llmkube.runtimes.registry import plan_for
+from llmkube.supervisor import health
+from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.engines import LocalEngines
+from llmkube.supervisor.outbox import Outbox
+from llmkube.supervisor.ports import Command, Parting, Ports
+from llmkube.supervisor.progress import Limits
+from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.service import Runner
+from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.target import Launch
+from llmkube.weights.gguf import read_header
+from llmkube.weights.store import WeightsFile
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+ENGINE = f"{sys.prefix}/bin/llmkube-llama-server"
+MODEL = Path(__file__).parents[2] / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
+HASTY = Limits(tick_seconds=1.1, ask_seconds=2.2, still_seconds=3.0)
+PROMPT_TOKENS = 17 * 1000
+
+
+async def test_a_stopped_engine_is_withdrawn_within_ten_seconds_and_replaced(tmp_path):
+    """After kill -STOP the slice says not ready within ten seconds, and a new engine answers behind it."""
+    address = own_address()
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        first = cluster.engine()
+        async with cluster.open_slices() as seen:
+            first.send_signal(signal.SIGSTOP)
+            with trio.fail_after(10):
+                await until(lambda: seen and not seen[0][0])
+            await until(lambda: seen[-1][0])
+        assert cluster.engine().pid != first.pid
+        assert not first.is_running()
+        assert await chat(f"http://{address}:{seen[-1][2]}") == ANSWER
+        events = (await cluster.client.list(Event, namespace=DEMO.namespace)).items
+        assert any("the process is stopped (state T)" in one.message for one in events if one.reason == "Hung")
+    (failed,) = logs(agent, "inference service failed")
+    assert failed["reason"] == "Hung"
+
+
+def settings(tmp_path, **changes):
+    return AgentSettings("box", tmp_path / "state", tmp_path / "store", ENGINE, **changes)
+
+
+def long_model(tmp_path):
+    """The demo model, said to be trained for long prompts: it computes nonsense, but as long as a real one."""
+    data, key = bytearray(MODEL.read_bytes()), b"llama.context_length"
+    at = data.index(key) + len(key) + 4
+    data[at : at + 4] = struct.pack("<I", 2 * PROMPT_TOKENS)
+    path = tmp_path / "long.gguf"
+    path.write_bytes(data)
+    return path
+
+
+@asynccontextmanager
+async def real_engine(tmp_path, model):
+    """A bundled engine, how to ask it, and how to look at it."""
+    engines = LocalEngines(settings(tmp_path))
+    port = engines.free_port("127.0.0.1")
+    launch = launched(model, await engines.info())
+    argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port)
+    command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie="test-of-hangs")
+    async with open_http_client() as http, engines.open_child(command, Parting()) as child:
+        engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
+        await health.wait_ready(http, engine.ready_url)
+        yield child, engine, partial(child.look, "127.0.0.1", port, loading=False)
+
+
+def wish(**spec):
+    names = {"name": "chat", "namespace": "default"}
+    model = {"metadata": names, "spec": {"source": "builtin://demo", "hardware": {"accelerator": "cpu"}}}
+    service = {"metadata": names, "spec": {"modelRef": "chat", **spec}}
+    return Desired(decode(InferenceService, service), decode(Model, model))
+
+
+def launched(model, engine, **spec):
+    wanted, facts = wish(contextSize=2 * PROMPT_TOKENS, **spec), read_header(model)
+    weights = WeightsFile(model, model.stat().st_size, None, "test")
+    return Launch(plan_for(wanted.service, wanted.model, weights, facts, engine, alias="chat"), weights)
+
+
+async def test_a_long_prompt_is_left_alone_and_a_stop_in_its_middle_is_not(tmp_path):
+    """An engine at a prompt longer than the limits is not called hung; stopped in the middle of the next it is."""
+    async with real_engine(tmp_path, long_model(tmp_path)) as (child, engine, look), trio.open_nursery() as nursery:
+        verdict = []
+
+        async def watch():
+            verdict.append(await health.watch(engine, look, lambda _: None, HASTY))
+
+        async def prompt():
+            body = {"model": "chat", "prompt": "What is LLMKube? " * (PROMPT_TOKENS // 17), "max_tokens": 1}
+            json_type = Headers.of({"Content-Type": "application/json"})
+            url = f"{engine.url}/v1/completions"
+            return await engine.http.request("POST", url, headers=json_type, body=json.dumps(body).encode())
+
+        nursery.start_soon(watch)
+        for _ in range(2):
+            assert (await prompt()).status == 200
+        assert verdict == []
+        nursery.start_soon(prompt)
+        await trio.sleep(0.2)
+        os.kill(child.pid, signal.SIGSTOP)
+        with trio.fail_after(10):
+            await until(lambda: verdict)
+        assert "state T" in verdict[0]
+        nursery.cancel_scope.cancel()
+
+
+@attrs.define(eq=False)
+class Elsewhere:
+    """Engines of this machine for which the first ports that they get are others' already."""
+
+    engines: LocalEngines
+    taken: list[int]
+
+    def free_port(self, host):
+        return self.taken.pop() if self.taken else self.engines.free_port(host)
+
+    def __getattr__(self, name):
+        return getattr(self.engines, name)
+
+
+class Nowhere:
+    """A journal that forgets."""
+
+    async def write(self, entry):
+        await trio.lowlevel.checkpoint()
+
+    async def remove(self, key):
+        await trio.lowlevel.checkpoint()
+
+
+async def stranger(exchange):
+    """Another program that answers everything with 200, as many do."""
+    await exchange.respond(Response.json(200, {"data": [{"id": "something-else"}]}))
+
+
+async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path):
+    """While a stranger answers on the engine's port nothing is ready; it gets another port, and serves there."""
+    host = settings(tmp_path)
+    (listener,) = await open_listeners("127.0.0.1", 0)
+    taken = listener.socket.getsockname()[1]
+    engines, views = Elsewhere(LocalEngines(host), [taken, taken]), []
+    rng = random.Random(0)
+
+    def utcnow():
+        return datetime.datetime.now(datetime.UTC)
+
+    async with open_http_client() as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, stranger, [listener])
+        reporter = Reporter(
+            wish(),
+            host,
+            Outbox(rng),
+            EventRecorder("test", "box", utcnow, rng),
+            utcnow,
+            lambda: views.append(reporter.view),
+            Mailbox(Reach(None)),
+        )
+        runner = Runner(reporter, Ports(engines, None, Nowhere(), http, utcnow, rng), host, Parting())
+        nursery.start_soon(runner.run, Mailbox(launched(MODEL, await engines.info())))
+        await until(lambda: views and views[-1].ready)
+        assert views[-1].port != taken
+        assert not any(view.ready and view.port == taken for view in views)
+        told = [view.message for view in views if view.reason == "PortTaken"]
+        assert len(told) == 2
+        assert views[-1].restarts == 2
+        nursery.cancel_scope.cancel()

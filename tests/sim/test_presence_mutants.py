@@ -1,0 +1,170 @@
+"""Deliberate bugs in presence, claims, wake and addresses: each must break its timeline, or that proves nothing."""
+
+import inspect
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmkube.controller import operator
+from llmkube.controller.loop import leaves
+from llmkube.k8s import reflector
+from llmkube.supervisor import agent, claimant, claims, presence
+from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.claimant import Claimant
+from llmkube.supervisor.outbox import Outbox
+from llmkube.supervisor.reporter import Reporter
+from sim import test_api_faults, test_claims, test_presence
+
+
+def always(value):
+    def answer(*args, **kwargs):
+        return value
+
+    return answer
+
+
+async def nothing(*args, **kwargs):
+    await trio.lowlevel.checkpoint()
+
+
+def everybody_lives(original):
+    class Everybody(frozenset):
+        def __contains__(self, host):
+            return True
+
+    return lambda host, slots, held, alive: original(host, slots, held, Everybody())
+
+
+def never_yields(original):
+    def consult(self, wish, *, running):
+        return original(self, wish, running=running) or running
+
+    return consult
+
+
+def deaf_after_loss(original):
+    async def write(self, wish, take):
+        await original(self, wish, take)  # whoever has it: we believe that it is us
+        self._note(*mine(self, wish, take))
+
+    def mine(self, wish, take):
+        lease = claims.claim_name(wish.key.namespace, wish.key.name, take.slot)
+        key = reflector.Key(self.settings.lease_namespace, lease)
+        return key, claims.Claim(wish.key, take.slot, self.host, key, "999999999")
+
+    return write
+
+
+MUTANTS = {
+    "nobody asks": (
+        Claimant,
+        "consult",
+        always(True),
+        test_claims.test_two_hosts_share_the_services_and_run_none_twice,
+    ),
+    "the loser of a race does not see it": (
+        Claimant,
+        "_write",
+        deaf_after_loss(Claimant._write),
+        test_claims.test_a_race_for_one_slot_has_one_winner_and_no_noise,
+    ),
+    "a dead host's claims hold for ever": (
+        claims,
+        "judge",
+        everybody_lives(claims.judge),
+        test_claims.test_a_dead_host_is_replaced_within_a_minute,
+    ),
+    "a returned host does not yield": (
+        Claimant,
+        "consult",
+        never_yields(Claimant.consult),
+        test_claims.test_a_partitioned_host_serves_on_and_yields_on_return,
+    ),
+    "nobody hesitates": (
+        claims,
+        "hesitation_seconds",
+        always(0.0),
+        test_claims.test_the_host_with_the_file_comes_first_then_the_one_with_most_memory,
+    ),
+    "claims are never given up": (Claimant, "let_go", always(None), test_claims.test_a_deleted_service_leaves_no_claim),
+    "one slot for any number of replicas": (
+        claimant,
+        "slots",
+        always(1),
+        test_claims.test_two_replicas_run_on_two_hosts,
+    ),
+    "every replica speaks": (
+        Claimant,
+        "speaks",
+        always(True),
+        test_claims.test_two_replicas_run_on_two_hosts,
+    ),
+    "a dead host's endpoints stay": (
+        operator,
+        "is_in_service",
+        always(False),
+        test_claims.test_nobody_serves_from_a_dead_host,
+    ),
+    "sleep goes unnoticed": (
+        presence,
+        "slept_seconds",
+        always(0.0),
+        test_presence.test_what_changed_while_a_host_slept_is_known_when_it_wakes,
+    ),
+    "nothing is said again on return": (
+        Outbox,
+        "repeat_nowait",
+        always(None),
+        test_api_faults.test_what_was_undone_during_an_outage_is_said_again_at_once,
+    ),
+    "slices stay where they were": (
+        Reporter,
+        "moved",
+        always(None),
+        test_presence.test_a_new_gateway_moves_the_slice_and_no_engine,
+    ),
+    "engines stay on lost addresses": (
+        Reach,
+        "serves",
+        always(True),
+        test_presence.test_slices_follow_a_new_address_within_seconds,
+    ),
+    "no address is as good as another": (
+        presence,
+        "settle",
+        lambda before, now: now,
+        test_presence.test_a_host_without_a_network_for_a_while_unloads_nothing,
+    ),
+    "what an earlier agent published stays": (
+        agent,
+        "withdraw_strangers",
+        nothing,
+        test_presence.test_what_is_not_served_here_any_more_is_withdrawn,
+    ),
+    "the first list is believed": (
+        reflector.Cache,
+        "is_doubtful",
+        always(False),
+        test_api_faults.test_deleting_everything_is_believed_after_the_second_look,
+    ),
+}
+
+
+def run(timeline):
+    """A timeline of another file, on a clock of its own."""
+    arguments = dict.fromkeys(inspect.signature(timeline).parameters)
+    trio.run(lambda: timeline(**arguments), clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name, monkeypatch):
+    """A program with this bug does not get through its timeline."""
+    owner, attribute, replacement, timeline = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    failed = []
+    try:
+        run(timeline)
+    except (AssertionError, ExceptionGroup) as error:  # what breaks off beside the failure is in the group as well
+        failed = [type(leaf) for leaf in leaves(error)]
+    assert AssertionError in failed
