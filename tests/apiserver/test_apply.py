@@ -102,7 +102,7 @@ def owned(obj: Any, manager: str) -> Any:
     for entry in obj["metadata"].get("managedFields", ()):
         if entry["manager"] == manager:
             fields = fields.union(FieldSet.parse(entry["fieldsV1"]))
-    return fields.to_json()
+    return fields.json
 
 
 def test_the_first_apply_writes_an_entry_in_kubernetes_form():

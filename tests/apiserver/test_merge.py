@@ -63,7 +63,7 @@ OWNED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("applied", "wire"), OWNED)
 def test_an_applied_object_owns_its_leaves(applied: dict[str, Any], wire: dict[str, Any]):
     """Scalars, atomic values, items, empty maps and undeclared keys are owned; declared structures are not."""
-    assert paths_of(applied, SCHEMA).to_json() == wire
+    assert paths_of(applied, SCHEMA).json == wire
 
 
 DIFFERENCES: list[tuple[Any, Any, Any, Any, Any]] = [
@@ -92,9 +92,9 @@ DIFFERENCES: list[tuple[Any, Any, Any, Any, Any]] = [
 def test_a_difference_names_every_changed_path(old: Any, new: Any, added: Any, modified: Any, removed: Any):
     """Whole structures that come or go are named together with what is in them; order alone is no change."""
     change = compare(old, new, SCHEMA)
-    assert change.added.to_json() == added
-    assert change.modified.to_json() == modified
-    assert change.removed.to_json() == removed
+    assert change.added.json == added
+    assert change.modified.json == modified
+    assert change.removed.json == removed
 
 
 def _ports(*numbers: int) -> dict[str, Any]:

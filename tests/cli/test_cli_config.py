@@ -86,12 +86,25 @@ def test_no_cluster_anywhere_is_an_error(tmp_path):
         find_config(None, None, tmp_path / "state", {"HOME": str(tmp_path)})
 
 
-def test_an_agent_beside_its_server_publishes_nothing(tmp_path):
-    """With the API server on the loopback address no address is advertised, and engines stay on loopback, too."""
+def test_an_agent_beside_its_server_begins_with_no_address(tmp_path):
+    """With the API server on the loopback address none is known at first; the agent is told where to look for one."""
     settings = agent_settings(AgentConfig(state_dir=tmp_path), "https://127.0.0.1:6443", Path("/bin/engine"))
     assert (settings.advertise_address, settings.bind_address) == (None, "127.0.0.1")
+    assert settings.api_server == "https://127.0.0.1:6443"
+    assert settings.host_ip is None
     assert settings.accelerators == {"metal"}
     assert settings.store_dir == tmp_path / "store"
+
+
+def test_a_selector_that_is_none_names_its_flag(tmp_path):
+    """A typo in --selector is an error at the start; a good one selects."""
+    config = AgentConfig(state_dir=tmp_path, selector="team in ml")
+    with pytest.raises(UserError, match=r"--selector: .*team in ml"):
+        agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
+    config = AgentConfig(state_dir=tmp_path, selector="team=ml")
+    settings = agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
+    assert settings.selector.matches({"team": "ml"})
+    assert not settings.selector.matches({})
 
 
 def test_an_agents_flags_reach_it(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmkube.k8s.names import endpoint_url, host_id, label_value, service_name, slice_name
+from llmkube.k8s.names import claim_name, endpoint_url, host_id, label_value, service_name, slice_name
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -121,3 +121,28 @@ def test_endpoint_url_names_port_and_path():
         == "http://chat.ml.svc.cluster.local:8080/v1/chat/completions"
     )
     assert endpoint_url("chat", "ml", 80, "", "corp.example") == "http://chat.ml.svc.corp.example:80"
+
+
+@given(
+    st.tuples(labels, object_names, st.integers(0, 99)),
+    st.tuples(labels, object_names, st.integers(0, 99)),
+)
+def test_two_claims_share_a_name_only_if_they_are_one(one, other):
+    """Namespace, service and slot can be told from the name of a claim, which a Lease may have."""
+    names = [claim_name(*each) for each in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+    assert all(len(name) <= 253 and DNS_1123_SUBDOMAIN.fullmatch(name) for name in names)
+
+
+def test_long_names_make_claims_of_their_own():
+    """Services that differ in their last characters only do not share a claim."""
+    one, other = claim_name("n" * 63, "a" * 252 + "b", 1), claim_name("n" * 63, "a" * 252 + "c", 1)
+    assert one != other
+    assert len(one) <= 253
+
+
+@pytest.mark.parametrize("name", ["claim.default.chat.0", "llmkube-controller", "llmkube-controller.ml"])
+def test_a_host_is_never_called_like_another_lease(name):
+    """A host with the name of a claim, or of the controller's Lease, has a Lease of another name."""
+    assert host_id(name) != name
+    assert host_id(host_id(name)) == host_id(name)

@@ -190,7 +190,7 @@ class Machine:
     spawn_fails: bool = False
     no_engine: bool = False
     traps: dict[str, Trap] = attrs.field(factory=dict)
-    changed: Callable[[], None] = lambda: None  # noqa: E731 - a field's default
+    changed: Callable[[], None] = lambda: None
 
     # -- what the supervisor sees ---------------------------------------------------------------------------------
 
@@ -243,13 +243,19 @@ class Machine:
         try:
             yield
         finally:
-            child.owners -= 1
             if not (parting.keep or self.agent_killed):
-                with trio.move_on_after(self.grace_seconds + 5, shield=True):
-                    if child.exit is None:
-                        stubborn = child.script.stop_seconds > self.grace_seconds
-                        await trio.sleep(min(child.script.stop_seconds, self.grace_seconds))
-                        child.end(-9 if stubborn else 0)
+                self.nursery.start_soon(self._term, child)
+                with trio.move_on_after(self.grace_seconds, shield=True):
+                    await child.ended.wait()
+                if not self.agent_killed:
+                    child.end(-9)
+            child.owners -= 1
+            self.changed()
+
+    async def _term(self, child):
+        await trio.sleep(child.script.stop_seconds)
+        if not child.frozen:
+            child.end(0)
 
     async def write(self, entry):
         await self._pass("record" if entry.engine and entry.engine.pid else "intent")

@@ -150,6 +150,27 @@ async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock)
         assert await world.phase() == "Ready"
 
 
+async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock):
+    """A host that died and comes back to find its service elsewhere does not start it at its next start offline."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (holder,) = world.live("chat")
+        other = "mini" if holder == "sim" else "sim"
+        host = world.hosts[holder]
+        await host.die()
+        await world.until(live, [other], world, seconds=60)
+        await host.start_agent()
+        await trio.sleep(60)
+        await host.kill_agent()
+        host.faults.down = True
+        await host.start_agent()
+        await trio.sleep(120)
+        assert world.live("chat") == [other]
+        host.cut_off(False)
+
+
 async def test_an_outage_for_all_changes_no_host(autojump_clock):
     """When nobody reaches the API server for an hour, nobody is declared dead afterwards and nothing moves."""
     async with two_hosts() as world:

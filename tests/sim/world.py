@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import attrs
@@ -100,12 +100,36 @@ ANSWERS = {
 
 
 @attrs.define(eq=False)
+class _Cut:
+    """The moment when every open connection breaks off; a task for each of them would be the larger part of a run."""
+
+    scopes: set[trio.CancelScope] = attrs.field(factory=set)
+    done: bool = False
+
+    @contextmanager
+    def held(self):
+        with trio.CancelScope() as scope:
+            if self.done:
+                scope.cancel()
+            self.scopes.add(scope)
+            try:
+                yield
+            finally:
+                self.scopes.discard(scope)
+
+    def make(self):
+        self.done = True
+        for scope in self.scopes:
+            scope.cancel(reason="the connection is cut")
+
+
+@attrs.define(eq=False)
 class Network(httpx.AsyncBaseTransport):
     """The way to the API server, with faults."""
 
     transport: httpx.AsyncBaseTransport
     faults: Faults
-    cut: trio.Event = attrs.field(factory=trio.Event)
+    cut: _Cut = attrs.field(factory=_Cut)
     silence: trio.Event = attrs.field(factory=trio.Event)
     dead: bool = False
 
@@ -152,8 +176,8 @@ class Network(httpx.AsyncBaseTransport):
 
     def sever(self):
         """Break every open connection off."""
-        self.cut.set()
-        self.cut = trio.Event()
+        self.cut.make()
+        self.cut = _Cut()
 
 
 def _is_list(request):
@@ -167,7 +191,7 @@ def _is_list(request):
 @attrs.define(eq=False)
 class _CutStream(httpx.AsyncByteStream):
     inner: httpx.AsyncByteStream
-    cut: trio.Event
+    cut: _Cut
     silence: trio.Event
     faults: Faults
 
@@ -175,17 +199,10 @@ class _CutStream(httpx.AsyncByteStream):
         chunks = self.inner.__aiter__()
         while True:
             chunk = None
-            async with trio.open_nursery() as nursery:
-
-                async def on_cut(scope=nursery.cancel_scope):
-                    await self.cut.wait()
-                    scope.cancel()
-
-                nursery.start_soon(on_cut)
+            with self.cut.held():
                 chunk = await anext(chunks, b"")
                 if self.silence.is_set():
                     await trio.sleep_forever()
-                nursery.cancel_scope.cancel()
             if chunk is None:
                 if self.faults.torn:
                     yield b'{"type":"MODIFIED","object":{"kind":"Infer'
@@ -215,6 +232,7 @@ class Host:
     faults: Faults = attrs.field(factory=Faults)
     asleep_seconds: float = 0.0
     running: bool = False
+    starts: int = 0  # no two agents throw the same dice: cookies would be the same
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
     _stop: trio.CancelScope = attrs.field(init=False)
@@ -228,6 +246,7 @@ class Host:
     async def start_agent(self):
         """A new agent process on the same machine; what the last one left is what it finds."""
         self.machine.agent_killed = False
+        self.starts += 1
         self.network = Network(self._transport, self.faults)
         self.agent = await self._nursery.start(self._run_agent)
         self.running = True
@@ -238,7 +257,7 @@ class Host:
 
     async def _run_agent(self, task_status):
         self._stop, self._stopped = trio.CancelScope(), trio.Event()
-        machine, rng = self.machine, random.Random(self.seed + 2)
+        machine, rng = self.machine, random.Random(self.seed + 2 + 1000 * self.starts)
         with self._stop:
             async with (
                 httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http,

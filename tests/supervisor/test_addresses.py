@@ -1,6 +1,7 @@
 """Where a cluster reaches a host, decided from what a look at its network has shown."""
 
 import pytest
+import trio
 
 from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, is_usable, settle
 from llmkube.supervisor.network import LocalNetwork, host_facts
@@ -99,6 +100,24 @@ async def test_this_machine_can_be_looked_at():
         assert (reach.address is None) == bool(reach.problem)
         assert reach.address is None or is_usable(reach.address)
     assert (await LocalNetwork("https://127.0.0.1", "203.0.113.9").look()).problem
+
+
+async def test_names_are_not_asked_for_with_every_look(monkeypatch):
+    """A look every few seconds does not ask the name servers every few seconds."""
+    asked = []
+
+    async def getaddrinfo(host, port, **_):
+        await trio.lowlevel.checkpoint()
+        asked.append(host)
+        if host != "localhost":
+            raise OSError("no such name")
+        return [(2, 2, 17, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", getaddrinfo)
+    network = LocalNetwork("https://localhost:6443")
+    before = await network.look()
+    assert await network.look() == before
+    assert asked == ["localhost", *NAMES_FOR_NODES]
 
 
 def test_this_machine_has_memory():

@@ -249,7 +249,8 @@ async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
 
 async def test_only_the_family_that_listens_has_the_port(tmp_path):
     """A port is a child's if the child, or one below it, listens on it, and nobody else's."""
-    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(600)"
+    listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+    code = listen + "print(s.getsockname()[1], flush=True); time.sleep(600)"
     with trio.fail_after(20):
         async with opened(tmp_path / "a", code) as one, opened(tmp_path / "b", code) as other:
             port = int(await first_line(one))

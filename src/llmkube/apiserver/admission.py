@@ -81,7 +81,7 @@ class Admission:
         Raises:
             RequestRefusedError: 422.
         """
-        completed, _ = strategy.complete(target.kind, merged, applied=True)
+        completed = strategy.complete_applied(target.kind, merged, target.subresource)
         if old is None:
             return self._new(tx, target, _without(completed, _SERVERS_OWN))
         return self._changed(target, old, completed)
@@ -113,7 +113,8 @@ class Admission:
         _judge(target, stamped, old)
         if target.ref.kind == CRDS and not target.subresource and "deletionTimestamp" not in stamped["metadata"]:
             stamped["status"] = crds.accepted_status(stamped, self._timestamp())
-        return None if same_but_for_times(old, stamped) else stamped
+            return None if same_but_for_times(old, stamped) else stamped
+        return stamped
 
 
 def complain(complaints: Sequence[str], options: WriteOptions) -> list[str]:

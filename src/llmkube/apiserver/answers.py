@@ -17,12 +17,13 @@ from llmkube.apiserver.table import partial_metadata, table
 from llmkube.base.http import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
 
 
 def encode(content: Any) -> bytes:
     """Return JSON as bytes, compact, in UTF-8."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return _COMPACT.encode(content).encode()
 
 
 def answer(status: int, content: Any, warnings: Sequence[str] = ()) -> Response:

@@ -131,17 +131,20 @@ def server_side_apply(
     writer = managed.applier(manager, subresource)
 
     last = managers.get(writer)
-    managers[writer] = Entry(paths_of(applied, schema).without_below(reset), version, last.time if last else "")
+    named = paths_of(applied, schema).without_below(reset)
+    owned = named.difference(_IDENTITY)
+    managers[writer] = Entry(named, version, last.time if last else "")
     merged = merge(base, applied, schema)
-    if last is not None:
+    if last is not None and owned == last.fields:
+        owned = last.fields  # the very same, whose JSON is known
+    elif last is not None:
         merged = _without_abandoned(merged, managers, last.fields, schema)
 
     change = compare(base, merged, schema).without_below(reset)
     managers = _settle(managers, writer, change, force=force)
     if writer in managers:
-        entry = managers[writer]
-        fields = entry.fields.difference(_IDENTITY)
-        managers[writer] = Entry(fields, version, now if change or live is None else entry.time)
+        changed_at = now if change or live is None else managers[writer].time
+        managers[writer] = Entry(owned, version, changed_at)
     return _written(live, merged, managed.capped(managers))
 
 
@@ -177,8 +180,9 @@ def record_write(
     managers = _settle(managers, None, change, force=True)
     if taken:
         writer = managed.updater(manager, version, subresource)
-        before = managers.get(writer)
-        managers[writer] = Entry(taken.union(before.fields) if before else taken, version, now)
+        before = managers[writer].fields if writer in managers else fieldset.NOTHING
+        fresh = taken.difference(before)
+        managers[writer] = Entry(before.union(fresh) if fresh else before, version, now)
     return _written(live, wanted, managed.capped(managers))
 
 

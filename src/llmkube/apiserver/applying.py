@@ -74,7 +74,7 @@ class Applying:
         if stored is None:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
-            bodies.check_shape(merged)
+            bodies.check_shape(_of_clients(merged))
         new = self._admission.applied(tx, target, old, merged)
         if new is None:
             return answered(target, old or {}, warnings=warnings)
@@ -101,6 +101,14 @@ class Applying:
             raise bad_request(str(exc)) from exc
         except MergeError as exc:
             raise _not_typed(target, wanted["metadata"], str(exc)) from exc
+
+
+def _of_clients(merged: JsonObject) -> JsonObject:
+    """Return what clients can have got wrong: not what is written down about them."""
+    metadata = merged.get("metadata")
+    if not isinstance(metadata, dict):
+        return merged
+    return {"metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
 
 
 def _not_typed(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:

@@ -126,13 +126,14 @@ def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
 
 def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     """Judge the rules of one value, not of what is in it."""
-    if not schema.rules:
+    rules = [rule for rule in schema.rules if not _is_settled(rule, value, old)]
+    if not rules:
         return
     typed = to_cel(value, schema)
     typed_old = None if old is None else to_cel(old, schema)
-    for rule in schema.rules:
+    for rule in rules:
         try:
-            error = _apply_rule(rule, (value, old), (typed, typed_old))
+            error = _apply_rule(rule, typed, typed_old)
         except RuleError as exc:  # it cannot be run on this value
             bad = schema.type if schema.type in {"object", "array"} else value
             said = _MISSING.sub(r"no such key: \1", str(exc))
@@ -144,22 +145,27 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Fie
             yield attrs.evolve(error, path=where, bad_value=shown)
 
 
-def _apply_rule(rule: Rule, values: tuple[Any, Any], typed: tuple[Any, Any]) -> FieldError | None:
-    """Judge one rule on (new, old) as JSON and as CEL values; the caller says where and what it was.
+def _is_settled(rule: Rule, new: Any, old: Any) -> bool:
+    """Whether a rule has nothing to say: it is about a change where there is none, or has let the value through."""
+    try:
+        expression = compiled(rule.rule)
+    except RuleError:
+        return False  # which is to be told
+    if expression.uses_old_self:
+        return old is None
+    return old is not None and same(new, old)  # what was stored under an older rule may stay
+
+
+def _apply_rule(rule: Rule, typed: Any, typed_old: Any) -> FieldError | None:
+    """Judge one rule on CEL values; the caller says where and what it was.
 
     Raises:
         RuleError: The rule cannot be run on this value.
     """
-    new, old = values
-    expression = compiled(rule.rule)
-    if expression.uses_old_self and old is None:
-        return None
-    if not expression.uses_old_self and old is not None and same(new, old):
-        return None  # what was stored under an older rule may stay
-    held = expression.evaluate(*typed)
+    held = compiled(rule.rule).evaluate(typed, typed_old)
     if not isinstance(held, ct.BoolType):
         raise RuleError("the result is no boolean")
-    return None if held else FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, *typed))
+    return None if held else FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, typed, typed_old))
 
 
 def _message(rule: Rule, typed: Any, typed_old: Any) -> str:

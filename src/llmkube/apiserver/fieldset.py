@@ -8,6 +8,7 @@ Facts: `sigs.k8s.io/structured-merge-diff`, packages `fieldpath` and `value`.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final, Self
 
 import attrs
@@ -40,7 +41,7 @@ def value(item: Any) -> str:
     return f"v:{compact(item)}"
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class FieldSet:
     """An immutable set of paths.
 
@@ -76,6 +77,8 @@ class FieldSet:
 
     def union(self, other: "FieldSet") -> "FieldSet":
         """Every path of either."""
+        if not self or not other:
+            return self or other
         names = self.children.keys() | other.children.keys()
         return _tree(
             self.members | other.members, {name: self.below(name).union(other.below(name)) for name in names}
@@ -83,6 +86,8 @@ class FieldSet:
 
     def intersection(self, other: "FieldSet") -> "FieldSet":
         """Every path of both."""
+        if not self or not other:
+            return NOTHING
         names = self.children.keys() & other.children.keys()
         return _tree(
             self.members & other.members, {name: self.below(name).intersection(other.below(name)) for name in names}
@@ -90,6 +95,8 @@ class FieldSet:
 
     def difference(self, other: "FieldSet") -> "FieldSet":
         """Every path of this that is not in the other."""
+        if not self or not other:
+            return self
         return _tree(
             self.members - other.members,
             {name: child.difference(other.below(name)) for name, child in self.children.items()},
@@ -97,6 +104,8 @@ class FieldSet:
 
     def without_below(self, other: "FieldSet") -> "FieldSet":
         """Every path of this that is neither in the other nor below one of the other's paths."""
+        if not self or not other:
+            return self
         return _tree(
             self.members - other.members,
             {
@@ -140,11 +149,15 @@ class FieldSet:
                 children[element] = child
         return cls(frozenset(members), children)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, in Kubernetes' order: fields, keyed items, values, indexes."""
+    @cached_property
+    def json(self) -> Mapping[str, Any]:
+        """The JSON form, in Kubernetes' order: fields, keyed items, values, indexes; not to be edited."""
+        return self._written()
+
+    def _written(self) -> dict[str, Any]:
         written: dict[str, Any] = {}
         for element in self._elements():
-            inner = self.below(element).to_json()
+            inner = self.below(element)._written()  # noqa: SLF001 (its own kind)
             written[element] = {".": {}, **inner} if inner and element in self.members else inner
         return written
 

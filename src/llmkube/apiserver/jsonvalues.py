@@ -18,6 +18,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 """No value at all, where None is JSON's null."""
 
+_SORTED: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
@@ -62,7 +63,7 @@ def compact(value: Any) -> str:
     """Return the one spelling of a value: no spaces, keys sorted; equal values spell the same."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return _SORTED.encode(value)
 
 
 def json_type(value: Any) -> str:

@@ -10,10 +10,13 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from llmkube.apiserver.byidentity import ByIdentity
 from llmkube.apiserver.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.schema import JsonObject
 
 Operation = Literal["Apply", "Update"]
+
+_NO_FIELDS: Final[JsonObject] = {}
 
 MAX_UPDATERS: Final = 10
 ANCIENT: Final = "ancient-changes"
@@ -71,7 +74,7 @@ def parse(raw: Any) -> Managers:
             raise FieldSetError("an entry of managedFields needs an operation, Apply or Update")
         if item.get("fieldsType") != "FieldsV1":
             raise FieldSetError(f"unsupported fieldsType {item.get('fieldsType')!r} in managedFields")
-        fields = FieldSet.parse(item.get("fieldsV1") or {})
+        fields = _fields(item.get("fieldsV1") or _NO_FIELDS)
         operation: Operation = item["operation"]
         version = item.get("apiVersion") or ""
         writer = Writer(
@@ -129,6 +132,10 @@ def capped(managers: Managers) -> Managers:
     return kept
 
 
+_fields: Final = ByIdentity(FieldSet.parse, capacity=512)
+"""Reads an entry's `fieldsV1`: most writes leave the entries of all other managers as they are."""
+
+
 def all_owned(managers: Mapping[Writer, Entry]) -> FieldSet:
     """Return what anybody owns."""
     return functools.reduce(FieldSet.union, (entry.fields for entry in managers.values()), FieldSet())
@@ -145,7 +152,7 @@ def _entry_json(writer: Writer, entry: Entry) -> JsonObject:
         "apiVersion": entry.api_version,
         "time": entry.time,
         "fieldsType": "FieldsV1",
-        "fieldsV1": entry.fields.to_json(),
+        "fieldsV1": entry.fields.json,
         "subresource": writer.subresource,
     }
     return {name: value for name, value in written.items() if value != ""}

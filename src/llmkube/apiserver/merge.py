@@ -88,6 +88,8 @@ def compare(old: Any, new: Any, schema: Schema) -> Comparison:
 
 
 def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, list[Path]]) -> None:
+    if old is new:
+        return  # `merge` shares what it leaves alone
     leaf = _is_leaf_pair(schema, old, new)
     if old is ABSENT:
         found["added"].append(path)

@@ -38,6 +38,8 @@ class _Transport(httpx.AsyncBaseTransport):
         self._nursery.start_soon(exchange.run, self._handler)
         with exchange.abandoned_on_error():
             head = await exchange.wait_head()
+        if head.body is not None:
+            return httpx.Response(head.status, headers=list(head.headers), content=head.body)
         return httpx.Response(head.status, headers=list(head.headers), stream=_Body(exchange))
 
 
@@ -45,6 +47,7 @@ class _Transport(httpx.AsyncBaseTransport):
 class _Head:
     status: int
     headers: Headers
+    body: bytes | None = None  # all of it; None when it comes in pieces
 
 
 class _MemoryExchange:
@@ -81,18 +84,20 @@ class _MemoryExchange:
         return self._head
 
     async def respond(self, response: Response) -> None:
-        async with self.stream(response.status, response.headers) as send:
-            if response.body:
-                await send(response.body)
+        await trio.lowlevel.checkpoint()
+        self._begin(_Head(response.status, response.headers, response.body))
+
+    def _begin(self, head: _Head) -> None:
+        assert self._head is None, "one answer to one request"
+        self._head = head
+        self._headed.set()
 
     def stream(self, status: int, headers: Headers) -> AbstractAsyncContextManager[SendChunk]:
         return self._stream(status, headers)
 
     @asynccontextmanager
     async def _stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
-        assert self._head is None, "one answer to one request"
-        self._head = _Head(status, headers)
-        self._headed.set()
+        self._begin(_Head(status, headers))
         yield self._send.send
         self._finished = True
 

@@ -83,6 +83,27 @@ def complete(
     return completed, unknown if kind.builtin else tuple(sorted(unknown))
 
 
+def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
+    """Return an object that an apply has made in its stored shape.
+
+    What was written down about its managers is in that shape already, and of what an apply to a custom object's status
+    has made, `prepare` takes the status only.
+    """
+    metadata = obj["metadata"]
+    if subresource == "status" and not kind.builtin:
+        completed, _ = complete(kind, {"status": obj["status"]} if "status" in obj else {}, applied=True)
+        return {**_without_status(obj), **{name: completed[name] for name in ("status",) if name in completed}}
+    managers = {name: metadata[name] for name in ("managedFields",) if name in metadata}
+    rest = {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+    completed, _ = complete(kind, rest, applied=True)
+    completed["metadata"] |= managers
+    return completed
+
+
+def _without_status(obj: Mapping[str, Any]) -> JsonObject:
+    return {name: value for name, value in obj.items() if name != "status"}
+
+
 def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
     """Return what kube-apiserver warns of although it takes it."""
     return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind, obj).advice(obj)]
@@ -97,7 +118,7 @@ def prepare(
     `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
     everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
     """
-    prepared: JsonObject = copy(obj)
+    prepared = _editable(obj, deep=kind.builtin)
     if kind.builtin:
         defaults.nullify(prepared, kind.schema)
     if old is None:
@@ -111,11 +132,19 @@ def prepare(
         kept = "spec" if through_status else "status"
         prepared.pop(kept, None)
         if kept in old:
-            prepared[kept] = copy(old[kept])
+            prepared[kept] = old[kept]
     _keep_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
     if not through_status:
         _behaviour(kind, prepared).prepare(prepared, old)
     return prepared
+
+
+def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
+    """Return a copy whose metadata can be edited in place, and with `deep` everything below its other fields too."""
+    copied = {name: copy(value) if deep and name != "metadata" else value for name, value in obj.items()}
+    if is_object(obj.get("metadata")):
+        copied["metadata"] = dict(obj["metadata"])
+    return copied
 
 
 def _keep_metadata(kind: KindInfo, tag: JsonObject, before: Mapping[str, Any]) -> None:
@@ -230,11 +259,10 @@ def _behaviour(kind: KindInfo, obj: Mapping[str, Any]) -> builtins.Behaviour:
 
 
 def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:
-    kept: JsonObject = copy(old)
-    kept.pop("status", None)
+    tag, sent = dict(old.get("metadata") or {}), obj.get("metadata") or {}
+    kept = {**_without_status(old), "metadata": tag}
     if "status" in obj:
         kept["status"] = obj["status"]
-    tag, sent = kept.setdefault("metadata", {}), obj.get("metadata") or {}
     if "managedFields" in sent:
         tag["managedFields"] = sent["managedFields"]
     else:

@@ -23,7 +23,7 @@ SETTLE_SECONDS: Final = 1.0
 """After a change, how long "Ready" has to hold: for a moment it is still the old engine that is ready."""
 
 # What no waiting cures; a first exit is restarted at once, and a crash loop goes on trying but is told.
-_HOPELESS: Final = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadTimedOut", "InternalError"})
+_HOPELESS: Final = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadStalled", "InternalError"})
 # Reasons of `Fetched=False` that are tried again and often go away.
 _PASSING: Final = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
 

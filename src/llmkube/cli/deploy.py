@@ -66,7 +66,7 @@ _WAYS_OUT: Final[Mapping[str, str]] = {
     "Invalid": "the field that stands in the way is named above: deploy again without its flag, or with another value",
     "EngineNotFound": "install llama-server on the host, or tell the agent where it is with --llama-server",
     "CrashLoopBackOff": "`llmkube logs {name}` has all that the engine wrote",
-    "LoadTimedOut": "`llmkube logs {name}` has all that the engine wrote; a smaller --context-size loads faster",
+    "LoadStalled": "`llmkube logs {name}` has all that the engine wrote; a smaller --context-size loads faster",
 }
 
 

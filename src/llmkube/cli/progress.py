@@ -13,7 +13,7 @@ STEPS = ("fetch", "load", "ready")
 """What happens to a service, in this order, before it can be asked."""
 
 # Reasons of `Loaded` after which waiting is no plan; a first exit is restarted at once and is not among them.
-_HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadTimedOut", "InternalError", "ScaledToZero"})
+_HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadStalled", "InternalError", "ScaledToZero"})
 # Reasons of `Fetched` that pass by themselves.
 _PASSING = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
 

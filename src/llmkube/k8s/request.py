@@ -15,6 +15,8 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, and every server since 1.16 knows this media type
 JSON = "application/json"
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 @attrs.frozen
 class ApiRequest:
@@ -133,4 +135,4 @@ def _params(**params: str) -> tuple[tuple[str, str], ...]:
 
 
 def _json(data: Any) -> bytes:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _COMPACT.encode(data).encode()

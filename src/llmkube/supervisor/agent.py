@@ -170,6 +170,11 @@ class _Agent:
             for key in self.ports.left:
                 if key not in self.running and key not in self.services:
                     await self.ports.journal.remove(key)
+        if self._synced():
+            await trio.sleep(SETTLE_SECONDS)
+            for key in self.ports.left:
+                if key not in self.running:  # another host has it by now: the next start must not bring it back
+                    await self.ports.journal.remove(key)
             return
         log.warning("the API server does not answer; serving what was asked for last", services=len(self.ports.left))
         for key, entry in self.ports.left.items():

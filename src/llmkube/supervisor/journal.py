@@ -94,8 +94,8 @@ def load(data: Mapping[str, Any]) -> Entry:
     Raises:
         ValueError: It is of another format, or not whole.
     """
-    if data.get("format") != FORMAT:
-        raise ValueError(f"format {data.get('format')!r}, not {FORMAT}")
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ValueError(f"not an entry of format {FORMAT}")
     try:
         plan = dict(data["plan"])
         plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])

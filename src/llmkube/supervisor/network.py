@@ -18,7 +18,19 @@ ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
 
 
+KNOWN_SECONDS = 60.0
+"""How long a name's addresses are believed, while this machine's own stay the same: a look every few seconds must not
+be a question to a name server every few seconds."""
+
+
 @attrs.frozen
+class _Answer:
+    own: frozenset[str]
+    until: float
+    targets: list[tuple[str, int]]
+
+
+@attrs.define(eq=False)
 class LocalNetwork:
     """This machine, as the clients of its engines see it.
 
@@ -29,6 +41,7 @@ class LocalNetwork:
 
     api_server: str
     given: str | None = None
+    _answers: dict[str, _Answer] = attrs.field(factory=dict)
 
     async def look(self) -> Reach:
         """Say how this host is reached now."""
@@ -46,24 +59,27 @@ class LocalNetwork:
             await trio.lowlevel.checkpoint()
             return Surroundings(own)
         url = urlsplit(self.api_server)
-        targets = await _resolve(url.hostname or "", url.port or 443)
+        targets = await self._addresses(url.hostname or "", url.port or 443, own)
         towards = _source_towards(targets)
         same_machine = bool(towards) and ipaddress.ip_address(towards).is_loopback
         if not same_machine:
             return Surroundings(own, towards)
-        named = tuple([(name, found) for name in NAMES_FOR_NODES for found in await _addresses_of(name)])
+        named = tuple([(name, host) for name in NAMES_FOR_NODES for host, _ in await self._addresses(name, 443, own)])
         lan = next(filter(None, (_source_towards([(address, 9)]) for address in ELSEWHERE)), "")
         return Surroundings(own, towards, same_machine, named, lan)
+
+    async def _addresses(self, name: str, port: int, own: frozenset[str]) -> list[tuple[str, int]]:
+        known = self._answers.get(name)
+        if known is None or known.own != own or known.until <= trio.current_time():
+            targets = await _resolve(name, port)
+            known = self._answers[name] = _Answer(own, trio.current_time() + KNOWN_SECONDS, targets)
+        return known.targets
 
 
 def host_facts() -> HostFacts:
     """Say how much memory this machine has, and how much of it programs could still get."""
     memory = psutil.virtual_memory()
     return HostFacts(memory.total, memory.available)
-
-
-async def _addresses_of(name: str) -> list[str]:
-    return [str(target[0]) for target in await _resolve(name, 443)]
 
 
 async def _resolve(host: str, port: int) -> list[tuple[str, int]]:

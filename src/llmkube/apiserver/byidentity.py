@@ -1,0 +1,31 @@
+"""What was made of a value that is never edited is found again by the value itself, without looking into it."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import attrs
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@attrs.define(eq=False)
+class ByIdentity(Generic[K, V]):
+    """A function of frozen values that remembers its newest results.
+
+    It holds on to the values, so that no identity is used twice; an old one gives way to a new one.
+    """
+
+    make: Callable[[K], V]
+    capacity: int
+    _made: dict[int, tuple[K, V]] = attrs.field(factory=dict, init=False)
+
+    def __call__(self, value: K) -> V:
+        """Return what `make` makes of the value, made once."""
+        found = self._made.get(id(value))
+        if found is None:
+            found = value, self.make(value)
+            if len(self._made) >= self.capacity:
+                del self._made[next(iter(self._made))]
+            self._made[id(value)] = found
+        return found[1]

@@ -1,0 +1,91 @@
+"""`python -m tests.sim`: run seeds and print the scorecard; `--seed` replays one, `--mutants` counts the deliberate bugs."""
+
+import argparse
+import functools
+import gc
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from sim import score  # noqa: E402 - `tests` has to be on the path first
+from sim.faults import FAULTS  # noqa: E402
+
+
+def main():
+    """Return the exit code: 0 if nothing was violated."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="replay one seed, print its timeline, shrink it if it fails")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--hosts", type=int, choices=(1, 2), help="hosts in every world; without it, the seed says")
+    parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes of peace at the end")
+    parser.add_argument("--faults", action="store_true", help="print the table of faults")
+    parser.add_argument("--mutants", action="store_true", help="run the deliberate bugs")
+    options = parser.parse_args()
+    if options.faults:
+        for name, row in FAULTS.items():
+            print(f"{name:26} {row.codes:10} {row.phrase}")
+        print(f"{len(FAULTS)} faults")
+        return 0
+    if options.mutants:
+        from sim.test_mutants import count  # noqa: PLC0415 - needs pytest, which the seeds do not
+
+        return count()
+    if options.seed is not None:
+        return replay(options)
+    return many(options)
+
+
+def replay(options):
+    """Run one seed with everything shown."""
+    timeline = score.timeline_of(options.seed, options.hosts)
+    print(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
+    for happening in timeline.happenings:
+        print(f"  {happening}")
+    result = score.play(timeline, quiet_minutes=options.quiet_minutes)
+    report(result)
+    if not result.violations:
+        print(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
+        return 0
+    short = score.shrink(timeline, quiet_minutes=options.quiet_minutes)
+    print("shrunk to")
+    for happening in short.happenings:
+        print(f"  {happening} (dice {happening.seed})")
+    report(score.play(short, quiet_minutes=options.quiet_minutes))
+    return 1
+
+
+def many(options):
+    """Run many seeds, side by side if asked to."""
+    card = score.Scorecard()
+    run = functools.partial(score.run_seed, hosts=options.hosts, quiet_minutes=options.quiet_minutes)
+    seeds = range(options.first, options.first + options.seeds)
+    gc.freeze()  # what stands from the start is not looked through again and again
+    gc.set_threshold(50_000, 20, 50)
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        for result in pool.imap_unordered(run, seeds):
+            card.results.append(result)
+            report(result)
+    print(card)
+    kinds = sum((result.faults for result in card.results), Counter())
+    print("never injected:", ", ".join(sorted(FAULTS.keys() - kinds.keys())) or "none")
+    return 1 if card.failed else 0
+
+
+def report(result):
+    """Print what was violated."""
+    for violation in result.violations:
+        print(f"seed {result.seed}: {violation}", flush=True)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of strings must not tell two replays apart
+        os.execve(  # noqa: S606 - the same interpreter and arguments
+            sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
+    sys.exit(main())

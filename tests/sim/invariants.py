@@ -1,0 +1,295 @@
+"""What must hold at every moment, and what must be true when the faults have stopped.
+
+The books are kept by events (a write to the store, an engine that starts or ends), not by polls, and nothing is read
+through the API: the simulated world is asked nothing that its programs could notice.
+"""
+
+import math
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from llmkube.apiserver.store import Ref, Store
+from llmkube.k8s.names import HOST_LABEL
+from llmkube.k8s.resource import Key
+
+SERVICES = "inferenceservices.inference.llmkube.dev"
+SLICES = "endpointslices.discovery.k8s.io"
+LEASES = "leases.coordination.k8s.io"
+EVENTS = "events"
+
+READY_SECONDS = 2.0
+"""How long an endpoint may stay ready after its engine has ended, while agent and API server are there."""
+
+ORPHAN_SECONDS = 5.0
+"""How long an engine may run without anybody who looks after it, while an agent runs."""
+
+AGENT_SETTLES_SECONDS = 5.0
+API_SETTLES_SECONDS = 40.0
+"""After an outage a write may wait for the end of its back-off (30 s and a jitter)."""
+
+COLUMNS = ("lost", "orphans", "double", "false ready", "stuck", "restless", "bugs")
+
+
+@attrs.frozen
+class Violation:
+    """Something that must never be."""
+
+    column: str
+    at: float
+    text: str
+
+    def __str__(self):
+        return f"{self.column} at {self.at:.1f} s: {self.text}"
+
+
+class WatchedStore(Store):
+    """A store that says what is written; virtual time and the API server notice nothing of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.listener = lambda change: None
+
+    def apply(self, changes):
+        super().apply(changes)
+        for change in changes:
+            self.listener(change)
+
+
+@attrs.define(eq=False)
+class Books:
+    """What has been seen of one world, and what of it must not be.
+
+    Attributes:
+        world: Whose books these are.
+        store: What its API server holds.
+        violations: What must never be, each once.
+        quiet_since: From when on nothing may be written, started or ended; `math.inf` while things happen.
+    """
+
+    world: object
+    store: WatchedStore
+    violations: list[Violation] = attrs.field(factory=list)
+    quiet_since: float = math.inf
+    last_change: float = 0.0
+    _ready: dict = attrs.field(factory=dict)  # (host, service) -> (address, port), as published
+    _suspects: dict = attrs.field(factory=dict)  # what looks wrong, and since when
+    _told: set = attrs.field(factory=set)
+    _news: trio.Event = attrs.field(factory=trio.Event)
+    _disturbed: dict = attrs.field(factory=dict)  # by host: how many faults its way to the API server has
+    _calm_since: dict = attrs.field(factory=dict)
+    _started: dict = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self):
+        self.store.listener = self._written
+        for host in self.world.hosts.values():
+            host.machine.changed = self._moved
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def disturbed(self, host):
+        """Inside, a host cannot be held to what it should tell the API server."""
+        self._disturbed[host.name] = self._disturbed.get(host.name, 0) + 1
+        try:
+            yield
+        finally:
+            self._disturbed[host.name] -= 1
+            self._calm_since[host.name] = trio.current_time()
+            self.look()
+
+    def started(self, host):
+        """A new agent runs on a host."""
+        self._started[host.name] = trio.current_time()
+        self.look()
+
+    def violate(self, column, text, once=None):
+        """Note what must never be."""
+        if (column, once or text) not in self._told:
+            self._told.add((column, once or text))
+            self.violations.append(Violation(column, trio.current_time(), text))
+
+    def look(self):
+        """Have everything looked at again."""
+        self._news.set()
+
+    def _moved(self):
+        self.last_change = trio.current_time()
+        for host in self.world.hosts.values():
+            if host.machine.doubles:
+                self.violate("double", f"two live engines for {host.machine.doubles[0]} on {host.name}")
+        if trio.current_time() > self.quiet_since:
+            self.violate("restless", "an engine was started or ended")
+        self.look()
+
+    def _written(self, change):
+        kind, now = change.ref.kind, trio.current_time()
+        labels = change.after["metadata"].get("labels") or {}
+        heartbeat = kind == LEASES and not change.removed and HOST_LABEL in labels
+        expired = kind == EVENTS and change.removed
+        if not (heartbeat or expired):
+            self.last_change = now
+            if now > self.quiet_since:
+                self.violate("restless", f"{change.type} {kind} {change.ref.key}: {_difference(change)}", once=kind)
+        if kind == SLICES:
+            self._published(change, labels)
+        elif kind == SERVICES and not change.removed:
+            self._watch_for_bugs(change.after)
+
+    def _published(self, change, labels):
+        place = labels.get(HOST_LABEL), labels.get("kubernetes.io/service-name"), change.ref.key.name
+        ready = [one for one in change.after.get("endpoints") or [] if one["conditions"].get("ready")]
+        if change.removed or not ready:
+            self._ready.pop(place, None)
+        else:
+            self._ready[place] = (ready[0]["addresses"][0], change.after["ports"][0]["port"])
+        self.look()
+
+    def _watch_for_bugs(self, service):
+        for condition in service.get("status", {}).get("conditions", []):
+            if condition["reason"] == "InternalError":
+                self.violate("bugs", condition["message"])
+
+    # -- what must hold at every moment --------------------------------------------------------------------------------
+
+    async def run(self):
+        """Never return: look whenever something has happened, and again when what looks wrong has lasted too long."""
+        while True:
+            self._news = trio.Event()
+            due = self._judge()
+            with trio.move_on_at(due):
+                await self._news.wait()
+
+    def _judge(self):
+        """Note what has been wrong for too long; return when to look again."""
+        now, seen, due = trio.current_time(), {}, math.inf
+        for suspect, column, text, until in self._wrong(now):
+            since = seen[suspect] = self._suspects.get(suspect, now)
+            limit = max(until, since + (READY_SECONDS if column == "false ready" else ORPHAN_SECONDS))
+            if now >= limit:
+                self.violate(column, f"{text} since {since:.1f} s", once=suspect)
+            else:
+                due = min(due, limit)
+        self._suspects = seen
+        return due
+
+    def _wrong(self, now):
+        for host in self.world.hosts.values():
+            if not host.running:
+                continue
+            settled = self._started.get(host.name, 0.0) + AGENT_SETTLES_SECONDS
+            for child in host.machine.live():
+                if not child.owners:
+                    yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
+            if self._disturbed.get(host.name):
+                continue
+            settled = max(settled, self._calm_since.get(host.name, -math.inf) + API_SETTLES_SECONDS)
+            for place, (address, port) in self._ready.items():
+                if place[0] == host.name and not any(child.port == port for child in host.machine.live(place[1])):
+                    yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
+
+    # -- what must be true in the end ----------------------------------------------------------------------------------
+
+    def problems(self, wishes):
+        """Return what is not as it was wished, each as (column, text)."""
+        return [problem for name in wishes.names for problem in self._problems_of(name, wishes.specs.get(name))]
+
+    def _problems_of(self, name, spec):
+        service = self.store.get(_ref(SERVICES, name))
+        on = {host.name: host.machine.live(name) for host in self.world.hosts.values()}
+        count = sum(map(len, on.values()))
+        ready = {place[0]: where for place, where in self._ready.items() if place[1] == name}
+        if spec is None:
+            if service is not None or count or ready:
+                yield "lost", f"{name} was deleted: {count} engines, ready on {sorted(ready)}"
+            return
+        replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
+        wanted = min(replicas, len(on))
+        if spec.get("extraArgs") and replicas:  # refused: what ran before may go on, nothing has to
+            if count > wanted:
+                yield "double", f"{name}: {count} engines, {wanted} wanted at most"
+            if _condition(service, "Accepted") != ("False", "Invalid"):
+                yield "lost", f"{name} is refused, but says {_condition(service, 'Accepted')}"
+            return
+        if count != wanted:
+            yield ("double" if count > wanted else "stuck"), f"{name}: {count} engines, {wanted} wanted; {_said(service)}"
+        for child in (child for children in on.values() for child in children):
+            if (where := _differs(child, spec)) is not None:
+                yield "lost", f"{name} runs as it was not wished: {where}"
+        living = {host: (_argument(one, "--host"), one.port) for host, ones in on.items() for one in ones}
+        if ready != living:
+            yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_said(service)}"
+        phase = "Suspended" if spec.get("suspend") else "Stopped" if not replicas else "Ready"
+        phase = "Progressing" if wanted < replicas else phase
+        if service is None or service.get("status", {}).get("phase") != phase:
+            yield "stuck", f"{name} is not {phase}; {_said(service)}"
+        elif wanted and _condition(service, "Loaded")[0] != "True":
+            yield "stuck", f"{name} is {phase}, but not Loaded; {_said(service)}"
+
+
+@attrs.define(eq=False)
+class Wishes:
+    """What the user has asked for last, and so what must be true in the end."""
+
+    names: tuple[str, ...]
+    specs: dict[str, dict] = attrs.field(factory=dict)
+    labels: dict[str, str] = attrs.field(factory=dict)
+
+    async def apply(self, world, name, **changes):
+        """Create or change a service."""
+        self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
+        labels = {"team": self.labels[name]} if name in self.labels else None
+        await world.apply(name, labels=labels, **self.specs[name])
+
+    async def delete(self, world, name):
+        """Delete a service."""
+        self.specs.pop(name)
+        await world.delete(name)
+
+
+def _ref(kind, name):
+    return Ref(kind, Key("default", name))
+
+
+def _condition(service, kind):
+    for one in ((service or {}).get("status") or {}).get("conditions", []):
+        if one["type"] == kind:
+            return one["status"], one["reason"]
+    return "", ""
+
+
+def _said(service):
+    if service is None:
+        return "it is not there"
+    status = service.get("status") or {}
+    loaded = [one for one in status.get("conditions", []) if one["type"] == "Loaded"]
+    words = f"{loaded[0]['reason']}: {loaded[0].get('message', '')[:80]}" if loaded else "nothing is said"
+    return f"phase {status.get('phase')}, {words}"
+
+
+def _argument(child, flag):
+    return child.argv[child.argv.index(flag) + 1]
+
+
+def _differs(child, spec):
+    context, model = str(spec.get("contextSize", 4096)), spec["source"].replace("/", "_")
+    seen = _argument(child, "--ctx-size"), _argument(child, "--model").rpartition("/")[2]
+    return None if seen == (context, model) else f"{seen} instead of {(context, model)}"
+
+
+def _difference(change):
+    """Which top-level parts of an object a write has changed, shortly."""
+    if change.before is None:
+        return "new"
+    parts = []
+    for part in ("metadata", "spec", "status", "endpoints", "ports"):
+        before, after = change.before.get(part), change.after.get(part)
+        if before != after:
+            if isinstance(before, dict) and isinstance(after, dict):
+                skip = {"resourceVersion", "managedFields"}
+                keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+                parts += [f"{part}.{key}: {before.get(key)} -> {after.get(key)}" for key in keys if key not in skip]
+            else:
+                parts.append(f"{part}: {before} -> {after}")
+    return "; ".join(parts)[:600]

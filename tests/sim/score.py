@@ -1,0 +1,256 @@
+"""Seeds, timelines and the scorecard: one seed is half an hour in which anything may happen, and half an hour of peace.
+
+A seed is replayed by its number, since every die in it is seeded: the timeline's, the programs', Trio's scheduler. A
+timeline that fails is shrunk by leaving events out; each event has dice of its own, so the rest stays as it was.
+"""
+
+import logging
+import math
+import random
+import time
+from collections import Counter
+
+import attrs
+import structlog
+import trio
+from trio.testing import MockClock
+
+from sim.faults import CALM, FAULTS, USERS, NotNow, Stage, at
+from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
+from sim.world import ADDRESS, agent_settings, open_world
+
+NAMES = ("a", "b", "c")
+MINUTE = 60.0
+BUSY_SECONDS = 30 * MINUTE
+CONVERGED_SECONDS = 900.0
+"""After this long in peace what is not as it was wished is stuck; repeats (300 s) and silent watches (180 s) are slow."""
+
+SETTLED_SECONDS = 60.0
+"""The last word about what has just come to rest may take this long; after that there is silence."""
+
+trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # the order of tasks is drawn from `_r`, and from nothing else
+
+
+@attrs.frozen
+class Happening:
+    """One event of a timeline: when, what, and its own dice."""
+
+    at: float
+    name: str
+    seed: int
+
+    def __str__(self):
+        row = FAULTS.get(self.name)
+        return f"{self.at:7.1f} s  {self.name:26} " + (f"{row.phrase} [{row.codes}]" if row else "(user)")
+
+
+@attrs.frozen
+class Timeline:
+    """All that one run depends on."""
+
+    seed: int
+    hosts: int
+    renew_seconds: float
+    looks: bool
+    happenings: tuple[Happening, ...]
+
+
+@attrs.define
+class Result:
+    """What became of a timeline.
+
+    `converged_seconds` is how long after the last fault everything was as it had been wished, to stay so.
+    """
+
+    seed: int
+    violations: list[Violation] = attrs.field(factory=list)
+    faults: Counter = attrs.field(factory=Counter)
+    converged_seconds: float = math.nan
+    simulated_seconds: float = 0.0
+    real_seconds: float = 0.0
+    engines: int = 0
+    trace: list = attrs.field(factory=list)  # what happened when: two runs of one timeline have the same
+
+
+def timeline_of(seed, hosts=None):
+    """Draw a timeline."""
+    rng = random.Random(seed)
+    hosts = hosts or (1 if rng.random() < 0.7 else 2)
+    renew_seconds = rng.choice((5.0, 15.0, 30.0))
+    looks = rng.random() < 0.5
+    able = sorted(name for name, row in FAULTS.items() if row.hosts <= hosts)
+    happenings = [Happening(rng.uniform(0, 20), "create", rng.getrandbits(32)) for _ in NAMES]
+    for names, count in ((able, rng.randint(5, 20)), (sorted(USERS), rng.randint(3, 12))):
+        happenings += [
+            Happening(rng.uniform(10, BUSY_SECONDS - 20), rng.choice(names), rng.getrandbits(32)) for _ in range(count)
+        ]
+    return Timeline(seed, hosts, renew_seconds, looks, tuple(sorted(happenings, key=lambda one: one.at)))
+
+
+async def _happen(stage, happening, result):
+    await trio.sleep_until(happening.at)
+    known = FAULTS.get(happening.name)
+    inject = known.inject if known else USERS[happening.name]
+    result.trace.append((happening.name, trio.current_time()))
+    try:
+        await inject(stage, random.Random(happening.seed))
+    except NotNow:
+        return
+    finally:
+        stage.books.look()
+    if known:
+        result.faults[happening.name] += 1
+
+
+async def _play(timeline, quiet_minutes, result):
+    settings = agent_settings(
+        bind_address=ADDRESS, lease_renew_seconds=timeline.renew_seconds, reassert_seconds=300.0
+    )
+    reach = at(ADDRESS) if timeline.looks else None
+    store = WatchedStore()
+    async with open_world(seed=timeline.seed, settings=settings, store=store, reach=reach) as world:
+        for number in range(1, timeline.hosts):
+            await world.add_host(f"host{number}", reach=at(f"192.0.2.{20 + number}") if timeline.looks else None)
+        books = Books(world, store)
+        stage = Stage(world, Wishes(NAMES), books)
+        for host in world.hosts.values():
+            host.machine.default = CALM
+            books.started(host)
+        async with trio.open_nursery() as watching:
+            watching.start_soon(books.run)
+            async with trio.open_nursery() as nursery:
+                for happening in timeline.happenings:
+                    nursery.start_soon(_happen, stage, happening, result)
+                await trio.sleep_until(BUSY_SECONDS)
+                nursery.cancel_scope.cancel(reason="the faults stop")
+            await stage.heal()
+            await _converge(stage, result)
+            if not books.violations:
+                books.quiet_since = trio.current_time()
+                await trio.sleep(quiet_minutes * MINUTE)
+                books.quiet_since = math.inf
+                for column, text in books.problems(stage.wishes):
+                    books.violate(column, f"after the quiet time {text}")
+            watching.cancel_scope.cancel()
+        result.violations = books.violations
+        result.engines = sum(len(host.machine.spawned) for host in world.hosts.values())
+        for host in world.hosts.values():
+            result.trace += [(host.name, name, starts) for name, starts in sorted(host.machine.spawned_at.items())]
+        result.trace.append(store.revision)
+        result.simulated_seconds = trio.current_time()
+
+
+async def _converge(stage, result):
+    """Wait until everything is as it was wished, and has been for a while."""
+    healed = trio.current_time()
+    while True:
+        problems = stage.books.problems(stage.wishes)
+        changed = stage.books.last_change
+        if not problems and trio.current_time() >= max(healed, changed) + SETTLED_SECONDS:
+            break
+        if problems and trio.current_time() - healed > CONVERGED_SECONDS:
+            for column, text in problems:
+                stage.books.violate(column, text)
+            return
+        if trio.current_time() - healed > 2 * CONVERGED_SECONDS:
+            stage.books.violate("restless", "as it was wished, but it never comes to rest")
+            return
+        await trio.sleep(1.0)
+    result.converged_seconds = max(0.0, changed - healed)
+
+
+def play(timeline, *, quiet_minutes=30.0):
+    """Run a timeline; whatever goes wrong is in the result."""
+    result = Result(timeline.seed)
+    began = time.perf_counter()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    state = trio._core._run._r.getstate()
+    trio._core._run._r.seed(timeline.seed)
+    try:
+        trio.run(_play, timeline, quiet_minutes, result, clock=MockClock(autojump_threshold=0))
+    except (Exception, ExceptionGroup) as error:  # noqa: BLE001 - what crashes a world is a finding
+        result.violations.append(Violation("bugs", math.nan, f"the world ended: {_words(error)}"))
+    finally:
+        trio._core._run._r.setstate(state)
+        structlog.reset_defaults()
+    result.real_seconds = time.perf_counter() - began
+    return result
+
+
+def _words(error):
+    while isinstance(error, BaseExceptionGroup):
+        asserts, _ = error.split(AssertionError)
+        error = (asserts or error).exceptions[0]
+    frame, where = error.__traceback__, ""
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        if "llmkube" in code.co_filename or "/sim/" in code.co_filename:
+            where = f"{code.co_filename.rpartition('/')[2]}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return f"{error!r} at {where}"
+
+
+def run_seed(seed, *, hosts=None, quiet_minutes=30.0):
+    """Draw a seed's timeline and run it."""
+    return play(timeline_of(seed, hosts), quiet_minutes=quiet_minutes)
+
+
+def shrink(timeline, *, quiet_minutes=30.0, budget_seconds=120.0):
+    """Return a shorter timeline that fails in the same column: events are left out in ever smaller portions."""
+    deadline = time.perf_counter() + budget_seconds
+    column = play(timeline, quiet_minutes=quiet_minutes).violations[0].column
+    if column != "restless":
+        quiet_minutes = 0.0
+
+    def fails(happenings):
+        seen = play(attrs.evolve(timeline, happenings=tuple(happenings)), quiet_minutes=quiet_minutes).violations
+        return any(one.column == column for one in seen)
+
+    left, portion = list(timeline.happenings), len(timeline.happenings) // 2
+    while portion and time.perf_counter() < deadline:
+        start, smaller = 0, False
+        while start < len(left) and time.perf_counter() < deadline:
+            without = left[:start] + left[start + portion :]
+            if fails(without):
+                left, smaller = without, True
+            else:
+                start += portion
+        if not (smaller and portion == 1):
+            portion //= 2
+    return attrs.evolve(timeline, happenings=tuple(left))
+
+
+def percentile(values, share):
+    """The value below which a share of all values lies; nan of none."""
+    values = sorted(value for value in values if not math.isnan(value))
+    return values[min(len(values) - 1, int(share * len(values)))] if values else math.nan
+
+
+@attrs.define
+class Scorecard:
+    """What many seeds have shown, in one line."""
+
+    results: list[Result] = attrs.field(factory=list)
+    began: float = attrs.field(factory=time.perf_counter)
+
+    @property
+    def failed(self):
+        """The results that show a violation."""
+        return [result for result in self.results if result.violations]
+
+    def __str__(self):
+        faults = sum((result.faults for result in self.results), Counter())
+        hours = sum(result.simulated_seconds for result in self.results) / 3600
+        violations = Counter(column for result in self.results for column in {one.column for one in result.violations})
+        converged = [result.converged_seconds for result in self.results]
+        real = time.perf_counter() - self.began
+        return ", ".join(
+            (
+                f"seeds {len(self.results)}",
+                f"simulated hours {hours:.0f}",
+                f"faults {faults.total()} of {len(faults)} kinds",
+                *(f"{column} {violations[column]}" for column in COLUMNS),
+                f"convergence p50 {percentile(converged, 0.5):.0f} s p99 {percentile(converged, 0.99):.0f} s",
+                f"{hours / real:.2f} simulated hours per second",
+            )
+        )

@@ -1,0 +1,115 @@
+"""Three hosts through timelines that nobody thought of: in the end every replica runs once, where it is claimed."""
+
+import logging
+import os
+
+import structlog
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from sim.machine import Script
+from sim.world import agent_settings, open_world
+
+EXAMPLES = int(os.environ.get("LLMKUBE_SIM_EXAMPLES", "25")) // 2
+NAMES = ("a", "b")
+HOSTS = ("sim", "mini", "studio")
+
+names, hosts = st.sampled_from(NAMES), st.sampled_from(HOSTS)
+steps = st.one_of(
+    st.tuples(st.just("sleep"), st.floats(0, 90)),
+    st.tuples(st.just("replicas"), names, st.integers(0, 4)),
+    st.tuples(st.just("delete"), names),
+    st.tuples(st.just("cut"), hosts, st.booleans()),
+    st.tuples(st.just("agent"), hosts, st.sampled_from(["stop", "kill", "die", "start"])),
+    st.tuples(st.just("sleeps"), hosts, st.floats(0, 7200)),
+    st.tuples(st.just("engine"), hosts, names),
+)
+
+
+async def take(world, wishes, down, step):
+    """Let one thing happen."""
+    match step:
+        case ("sleep", seconds):
+            await trio.sleep(seconds)
+        case ("replicas", name, replicas):
+            wishes[name] = replicas
+            await world.apply(name, replicas=replicas)
+        case ("delete", name) if wishes.pop(name, None) is not None:
+            await world.delete(name)
+        case ("cut", host, yes):
+            world.hosts[host].cut_off(yes)
+        case ("agent", host, "start") if host in down:
+            down.remove(host)
+            await world.hosts[host].start_agent()
+        case ("agent", host, how) if how != "start" and host not in down:
+            down.add(host)
+            await {"stop": Host.stop, "kill": Host.kill, "die": Host.die}[how](world.hosts[host])
+        case ("sleeps", host, seconds):
+            world.hosts[host].asleep_seconds += seconds
+        case ("engine", host, name) if world.hosts[host].machine.live(name):
+            world.hosts[host].machine.kill(name)
+
+
+class Host:
+    """The ways in which an agent ends."""
+
+    @staticmethod
+    async def stop(host):
+        await host.stop_agent()
+
+    @staticmethod
+    async def kill(host):
+        await host.kill_agent()
+
+    @staticmethod
+    async def die(host):
+        await host.die()
+
+
+async def converge(world, wishes, down):
+    """Everything is well again; a little later every replica runs once, as claimed, and nothing moves any more."""
+    for name, host in world.hosts.items():
+        host.cut_off(False)
+        if name in down:
+            await host.start_agent()
+    await trio.sleep(300)
+    for name in NAMES:
+        wanted = min(wishes.get(name, 0), len(HOSTS))
+        live = world.live(name)
+        assert len(live) == len(set(live)) == wanted, f"{name} runs on {live}, wanted {wanted}"
+        claims = await world.claims(name)
+        assert len(claims) == min(max(1, wishes[name]), len(HOSTS)) if name in wishes else not claims
+        assert set(live) <= set(claims.values()), f"{name} runs on {live}, claimed by {claims}"
+        assert sorted(host for host, _, ready in await world.slices(name) if ready) == live
+        if wanted and wanted == wishes[name]:
+            assert await world.phase(name) == "Ready"
+    before = [await world.claims(name) for name in NAMES], [world.live(name) for name in NAMES]
+    spawned = sum(len(host.machine.spawned) for host in world.hosts.values())
+    await trio.sleep(300)
+    assert before == ([await world.claims(name) for name in NAMES], [world.live(name) for name in NAMES])
+    assert spawned == sum(len(host.machine.spawned) for host in world.hosts.values())
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(timeline=st.lists(steps, max_size=20), seed=st.integers(0, 2**16))
+def test_any_timeline_of_three_hosts_ends_with_each_replica_once(timeline, seed):
+    """Hosts that stop, die, sleep, lose their network and come back in any order leave nothing twice or out."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+    async def main():
+        wishes, down = {}, set()
+        async with open_world(seed=seed, settings=agent_settings(lease_renew_seconds=5.0)) as world:
+            for name in HOSTS[1:]:
+                await world.add_host(name)
+            for host in world.hosts.values():
+                host.machine.default = Script(load_seconds=3, stop_seconds=1)
+            for step in timeline:
+                await take(world, wishes, down, step)
+            await converge(world, wishes, down)
+
+    try:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        structlog.reset_defaults()

@@ -1,0 +1,137 @@
+import json
+import stat
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.runtimes.plan import LaunchPlan, Slot
+from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.journal import EngineRecord, Entry, FileJournal, JournalError, dump, load
+from llmkube.supervisor.orphans import belongs, take_stock
+from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.target import Launch
+from llmkube.weights.store import WeightsFile
+
+CHAT = Key("ns", "chat")
+PLAN = LaunchPlan(
+    (Slot.PROGRAM, "--model", Slot.MODEL, "--port", Slot.PORT, "{port}"), (("A", "1"),), "llamacpp", "chat"
+)
+WEIGHTS = WeightsFile(Path("/store/x.gguf"), 10, None, "x")
+ENGINE = EngineRecord("cookie", "127.0.0.1", 4000, 7, 42, "boot:1")
+
+
+def entry(engine=ENGINE, accelerator="metal"):
+    service = {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m", "future": {"field": 1}}}
+    model = {
+        "metadata": {"name": "m", "namespace": "ns"},
+        "spec": {"source": "/x.gguf", "hardware": {"accelerator": accelerator}},
+    }
+    wish = Desired(decode(InferenceService, service), decode(Model, model))
+    return Entry(wish, Launch(PLAN, WEIGHTS), engine)
+
+
+def journal(tmp_path):
+    return FileJournal(tmp_path / "journal", trio.CapacityLimiter(1))
+
+
+@pytest.mark.parametrize("engine", [ENGINE, None])
+def test_an_entry_survives_the_disk(engine):
+    """What is read back equals what was written, down to slots, a user's equal words and fields of the future."""
+    before = entry(engine)
+    after = load(json.loads(json.dumps(dump(before))))
+    assert after == before
+    assert after.launch.plan.digest == before.launch.plan.digest
+    assert [type(arg) for arg in after.launch.plan.argv] == [type(arg) for arg in PLAN.argv]
+    assert dump(after) == dump(before)
+
+
+async def test_entries_are_private_and_replaced_whole(tmp_path):
+    """A file of the journal is 0600, holds the newest entry, and nothing else is left beside it."""
+    kept = journal(tmp_path)
+    await kept.write(entry(None))
+    await kept.write(entry())
+    (path,) = (tmp_path / "journal").rglob("*.*")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert kept.read_all() == {CHAT: entry()}
+    await kept.remove(CHAT)
+    await kept.remove(CHAT)
+    assert kept.read_all() == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1}', '{"format": 1, "plan": 3}', "\udcff"]
+)
+async def test_a_damaged_entry_is_as_good_as_none(tmp_path, text):
+    """A file that cannot be read, or of another format, neither stops the agent nor hides its neighbours."""
+    kept = journal(tmp_path)
+    await kept.write(entry())
+    (tmp_path / "journal" / "ns" / "other.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert kept.read_all() == {CHAT: entry()}
+
+
+async def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+    """Where no folder can be made, writing is an error that names the file."""
+    (tmp_path / "journal").write_text("in the way")
+    with pytest.raises(JournalError, match=r"chat\.json"):
+        await journal(tmp_path).write(entry())
+
+
+@attrs.frozen
+class Seen:
+    """A process as the scan finds it."""
+
+    pid: int
+    cookie: str
+
+    def environ(self):
+        return {"LLMKUBE_ENGINE": self.cookie}
+
+
+def stock(engine, *seen, starts):
+    left, strays = take_stock({CHAT: entry(engine)}, seen, lambda pid: starts.get(pid, ""))
+    return left[CHAT].engine, [stray.pid for stray in strays]
+
+
+def test_what_journal_and_kernel_both_know_is_adopted():
+    """A process with the record's pid and start is adopted with its helpers, also where environments cannot be read."""
+    assert stock(ENGINE, Seen(42, "cookie"), Seen(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
+    assert stock(ENGINE, starts={42: "boot:1"}) == (ENGINE, [])
+
+
+def test_a_recycled_pid_is_not_adopted():
+    """A process of the same pid that started at another moment is neither adopted nor ended."""
+    assert stock(ENGINE, starts={42: "boot:2"}) == (None, [])
+
+
+def test_helpers_of_a_dead_engine_are_strays():
+    """What a dead engine has started, and what no entry claims, is to be ended."""
+    assert stock(ENGINE, Seen(43, "cookie"), Seen(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
+
+
+def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie(monkeypatch):
+    """An agent killed between the spawn and the journal's second line leaves an engine that is adopted all the same."""
+    monkeypatch.setattr("llmkube.supervisor.processes.leads_session", lambda process: process.pid == 42)
+    intent = attrs.evolve(ENGINE, pid=0, started="")
+    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
+    assert stock(intent, starts={}) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, True),
+        ({"namespace": "ns"}, True),
+        ({"namespace": "other"}, False),
+        ({"accelerators": frozenset({"cpu"})}, False),
+    ],
+)
+def test_an_engine_that_the_settings_no_longer_want_is_not_kept(changes, kept):
+    """Another namespace or accelerator makes what was left somebody else's."""
+    settings = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server", **changes)
+    assert belongs(entry(), settings) is kept
