@@ -79,7 +79,7 @@ def fake_engine(folder: Path) -> Path:
 def services(first: int, last: int) -> list[Manifest]:
     """Return the demo's Model and so many InferenceServices."""
     model, service = (manifest.body for manifest in demo_manifests())
-    many = [service | {"metadata": {"name": f"s{number:03}"}} for number in range(first, last)]
+    many = [{**service, "metadata": {"name": f"s{number:03}"}} for number in range(first, last)]
     return [Manifest("generated", body) for body in (model, *many)]
 
 

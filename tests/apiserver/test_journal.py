@@ -121,9 +121,9 @@ class _Cancelling:
     def __init__(self, journal, scope, token):
         self.journal, self.scope, self.token = journal, scope, token
 
-    def write(self, changes):
+    def write_rows(self, rows, revision):
         trio.from_thread.run_sync(self.scope.cancel, trio_token=self.token)
-        self.journal.write(changes)
+        self.journal.write_rows(rows, revision)
 
 
 WRITER = textwrap.dedent(

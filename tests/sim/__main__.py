@@ -1,4 +1,4 @@
-"""`python -m tests.sim`: run seeds and print the scorecard; `--seed` replays one, `--mutants` counts the deliberate bugs."""
+"""`python -m tests.sim` runs seeds and prints the scorecard; `--seed` replays one, `--mutants` runs deliberate bugs."""
 
 import argparse
 import functools
@@ -11,8 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sim import score  # noqa: E402 - `tests` has to be on the path first
-from sim.faults import FAULTS  # noqa: E402
+from sim import score
+from sim.faults import FAULTS
+
+say = print  # this is a program, not a test
 
 
 def main():
@@ -29,11 +31,11 @@ def main():
     options = parser.parse_args()
     if options.faults:
         for name, row in FAULTS.items():
-            print(f"{name:26} {row.codes:10} {row.phrase}")
-        print(f"{len(FAULTS)} faults")
+            say(f"{name:26} {row.codes:10} {row.phrase}")
+        say(f"{len(FAULTS)} faults")
         return 0
     if options.mutants:
-        from sim.test_mutants import count  # noqa: PLC0415 - needs pytest, which the seeds do not
+        from sim.test_mutants import count
 
         return count()
     if options.seed is not None:
@@ -44,18 +46,18 @@ def main():
 def replay(options):
     """Run one seed with everything shown."""
     timeline = score.timeline_of(options.seed, options.hosts)
-    print(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
+    say(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
     for happening in timeline.happenings:
-        print(f"  {happening}")
+        say(f"  {happening}")
     result = score.play(timeline, quiet_minutes=options.quiet_minutes)
     report(result)
     if not result.violations:
-        print(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
+        say(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
         return 0
     short = score.shrink(timeline, quiet_minutes=options.quiet_minutes)
-    print("shrunk to")
+    say("shrunk to")
     for happening in short.happenings:
-        print(f"  {happening} (dice {happening.seed})")
+        say(f"  {happening} (dice {happening.seed})")
     report(score.play(short, quiet_minutes=options.quiet_minutes))
     return 1
 
@@ -71,21 +73,23 @@ def many(options):
         for result in pool.imap_unordered(run, seeds):
             card.results.append(result)
             report(result)
-    print(card)
+            if len(card.results) % 100 == 0:
+                say(card, flush=True)
+    say(card)
     kinds = sum((result.faults for result in card.results), Counter())
-    print("never injected:", ", ".join(sorted(FAULTS.keys() - kinds.keys())) or "none")
+    say("never injected:", ", ".join(sorted(FAULTS.keys() - kinds.keys())) or "none")
     return 1 if card.failed else 0
 
 
 def report(result):
     """Print what was violated."""
     for violation in result.violations:
-        print(f"seed {result.seed}: {violation}", flush=True)
+        say(f"seed {result.seed}: {violation}", flush=True)
 
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of strings must not tell two replays apart
-        os.execve(  # noqa: S606 - the same interpreter and arguments
+        os.execve(
             sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
         )
     sys.exit(main())

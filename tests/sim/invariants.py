@@ -206,26 +206,20 @@ class Books:
             return
         replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
         wanted = min(replicas, len(on))
-        if spec.get("extraArgs") and replicas:  # refused: what ran before may go on, nothing has to
-            if count > wanted:
-                yield "double", f"{name}: {count} engines, {wanted} wanted at most"
-            if _condition(service, "Accepted") != ("False", "Invalid"):
-                yield "lost", f"{name} is refused, but says {_condition(service, 'Accepted')}"
+        if spec.get("extraArgs") and replicas:
+            yield from _problems_of_refused(name, service, count, wanted)
             return
         if count != wanted:
-            yield ("double" if count > wanted else "stuck"), f"{name}: {count} engines, {wanted} wanted; {_said(service)}"
+            column = "double" if count > wanted else "stuck"
+            yield column, f"{name}: {count} engines, {wanted} wanted; {_said(service)}"
         for child in (child for children in on.values() for child in children):
             if (where := _differs(child, spec)) is not None:
                 yield "lost", f"{name} runs as it was not wished: {where}"
         living = {host: (_argument(one, "--host"), one.port) for host, ones in on.items() for one in ones}
         if ready != living:
             yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_said(service)}"
-        phase = "Suspended" if spec.get("suspend") else "Stopped" if not replicas else "Ready"
-        phase = "Progressing" if wanted < replicas else phase
-        if service is None or service.get("status", {}).get("phase") != phase:
-            yield "stuck", f"{name} is not {phase}; {_said(service)}"
-        elif wanted and _condition(service, "Loaded")[0] != "True":
-            yield "stuck", f"{name} is {phase}, but not Loaded; {_said(service)}"
+        if told := _untold(service, spec, wanted):
+            yield "stuck", f"{name} {told}; {_said(service)}"
 
 
 @attrs.define(eq=False)
@@ -266,6 +260,27 @@ def _said(service):
     loaded = [one for one in status.get("conditions", []) if one["type"] == "Loaded"]
     words = f"{loaded[0]['reason']}: {loaded[0].get('message', '')[:80]}" if loaded else "nothing is said"
     return f"phase {status.get('phase')}, {words}"
+
+
+def _problems_of_refused(name, service, count, wanted):
+    """What ran before a bad edit may go on, and nothing has to; but the user must be told."""
+    if count > wanted:
+        yield "double", f"{name}: {count} engines, {wanted} wanted at most"
+    if _condition(service, "Accepted") != ("False", "Invalid"):
+        yield "lost", f"{name} is refused, but says {_condition(service, 'Accepted')}"
+
+
+def _untold(service, spec, wanted):
+    """What the object does not say of itself, although it should; empty if it is all there."""
+    replicas = spec.get("replicas", 1)
+    phase = "Suspended" if spec.get("suspend") else "Stopped" if not replicas else "Ready"
+    if 0 < wanted < replicas:
+        phase = "Progressing"
+    if service is None or service.get("status", {}).get("phase") != phase:
+        return f"is not {phase}"
+    if wanted and _condition(service, "Loaded")[0] != "True":
+        return f"is {phase}, but not Loaded"
+    return ""
 
 
 def _argument(child, flag):

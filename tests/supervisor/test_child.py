@@ -210,7 +210,7 @@ async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
             assert alive(child.pid)
         finally:
             os.kill(child.pid, signal.SIGKILL)
-            await child.wait()
+        await child.wait()
 
 
 async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):

@@ -1,6 +1,5 @@
 """An object is one thing and its answer another: JSON, a Table or metadata only, with the warnings in headers."""
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import attrs
 
 from llmkube.apiserver.catalog import in_version
+from llmkube.apiserver.encoding import encode, encoded
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.negotiate import Shape
 from llmkube.apiserver.reading import Page
@@ -17,18 +17,17 @@ from llmkube.apiserver.table import partial_metadata, table
 from llmkube.base.http import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
-
-
-def encode(content: Any) -> bytes:
-    """Return JSON as bytes, compact, in UTF-8."""
-    return _COMPACT.encode(content).encode()
 
 
 def answer(status: int, content: Any, warnings: Sequence[str] = ()) -> Response:
     """Return the answer with that content."""
-    return Response(status, with_warnings(JSON_HEADERS, warnings), encode(content) + b"\n")
+    return answer_encoded(status, encode(content), warnings)
+
+
+def answer_encoded(status: int, body: bytes, warnings: Sequence[str] = ()) -> Response:
+    """Return the answer with content that is JSON already."""
+    return Response(status, with_warnings(JSON_HEADERS, warnings) if warnings else JSON_HEADERS, body + b"\n")
 
 
 def with_warnings(headers: Headers, warnings: Sequence[str]) -> Headers:
@@ -61,6 +60,11 @@ class View:
             return table(self.kind, [shown], metadata, self.now(), include=self.include, header=True)
         return partial_metadata(shown) if self.shape else shown
 
+    def encoded(self, stored: Object) -> bytes:
+        """Return `one` as JSON."""
+        shown = self.one(stored)
+        return encoded(shown) if shown is stored else encode(shown)
+
     def many(self, page: Page) -> Any:
         """Return a list."""
         items = [in_version(self.kind, item) for item in page.items]
@@ -81,6 +85,9 @@ class View:
         return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": shown}
 
 
+_LASTING = frozenset({"ADDED", "MODIFIED"})
+"""Events that show an object as it is stored, where others show one that was made for them."""
+
 _TYPE = frozenset({"apiVersion", "kind"})
 
 
@@ -93,7 +100,9 @@ class EventLines:
 
     def render(self, event: str, item: Object) -> bytes:
         """Return one line of a watch."""
-        return encode({"type": event, "object": item if event == "ERROR" else self._shown(item)}) + b"\n"
+        shown = item if event == "ERROR" else self._shown(item)
+        body = encoded(shown) if shown is item and event in _LASTING else encode(shown)
+        return b'{"type":"%b","object":%b}\n' % (event.encode(), body)
 
     def _shown(self, item: Object) -> Any:
         view = self.view

@@ -20,9 +20,10 @@ from typing import Any, Final, NoReturn
 import trio
 
 from llmkube.apiserver import discovery, documents
-from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer
+from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer, answer_encoded
 from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.committing import Committer
+from llmkube.apiserver.encoding import encode
 from llmkube.apiserver.expiry import EVENTS, expire, seconds_to_next
 from llmkube.apiserver.failures import (
     RequestRefusedError,
@@ -185,7 +186,7 @@ class ApiServer:
         if route.name:
             check_reached(self._store, query.revision)
             found = self._rest.read(self._store, _target(kind, route))
-            await exchange.respond(answer(200, _shown(view, found), _deprecation(kind)))
+            await exchange.respond(answer_encoded(200, _shown(view, found), _deprecation(kind)))
             return
         chosen = self._predicate(kind, route, query)
         if query.watch:
@@ -223,7 +224,7 @@ class ApiServer:
                 request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
             )
             done = await self._committer.write(planned.decide, dry_run=planned.dry_run)
-        return answer(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
+        return answer_encoded(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
 
     def _show(self, changes: Sequence[Change]) -> None:
         """Let everybody know of changes that are in the store now."""
@@ -270,8 +271,8 @@ def refusal(exc: RequestRefusedError) -> Response:
     return Response(response.status, Headers([*response.headers, *headers]), response.body)
 
 
-def _shown(view: View, done: Answered) -> Any:
-    return view.one(done.object) if done.is_object else done.object
+def _shown(view: View, done: Answered) -> bytes:
+    return view.encoded(done.object) if done.is_object else encode(done.object)
 
 
 def _target(kind: KindInfo, route: Route) -> Target:

@@ -23,9 +23,14 @@ class ByIdentity(Generic[K, V]):
     def __call__(self, value: K) -> V:
         """Return what `make` makes of the value, made once."""
         found = self._made.get(id(value))
-        if found is None:
-            found = value, self.make(value)
-            if len(self._made) >= self.capacity:
-                del self._made[next(iter(self._made))]
-            self._made[id(value)] = found
-        return found[1]
+        if found is not None:
+            return found[1]
+        made = self.make(value)
+        self.remember(value, made)
+        return made
+
+    def remember(self, value: K, made: V) -> None:
+        """Take it as known what `make` makes of the value."""
+        if len(self._made) >= self.capacity:
+            del self._made[next(iter(self._made))]
+        self._made[id(value)] = value, made

@@ -165,7 +165,8 @@ def _apply_rule(rule: Rule, typed: Any, typed_old: Any) -> FieldError | None:
     held = compiled(rule.rule).evaluate(typed, typed_old)
     if not isinstance(held, ct.BoolType):
         raise RuleError("the result is no boolean")
-    return None if held else FieldError("", _REASONS.get(rule.reason, ErrorType.INVALID), _message(rule, typed, typed_old))
+    kind = _REASONS.get(rule.reason, ErrorType.INVALID)
+    return None if held else FieldError("", kind, _message(rule, typed, typed_old))
 
 
 def _message(rule: Rule, typed: Any, typed_old: Any) -> str:

@@ -4,9 +4,10 @@ import json
 from typing import Any, Final
 
 from llmkube.apiserver import discovery, openapi, openapi_proto
-from llmkube.apiserver.answers import JSON_HEADERS, answer, encode
+from llmkube.apiserver.answers import JSON_HEADERS, answer
 from llmkube.apiserver.bodies import parse_object
 from llmkube.apiserver.catalog import Catalog
+from llmkube.apiserver.encoding import encode
 from llmkube.apiserver.failures import method_not_allowed, no_such_path, not_acceptable
 from llmkube.apiserver.negotiate import JSON, OBJECT_TYPES, content_type, parse_accept
 from llmkube.apiserver.routes import Route

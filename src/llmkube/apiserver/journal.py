@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 import trio
 
-from llmkube.apiserver.store import Change, Object, Ref, Store
+from llmkube.apiserver.encoding import encoded
+from llmkube.apiserver.store import Change, Ref, Store
 from llmkube.base.errors import WorldError
 from llmkube.k8s.resource import Key
 
@@ -35,6 +36,10 @@ CREATE TABLE IF NOT EXISTS objects (
 CREATE TABLE IF NOT EXISTS meta (id INTEGER PRIMARY KEY CHECK (id = 1), revision INTEGER NOT NULL);
 INSERT OR IGNORE INTO meta VALUES (1, 0);
 """
+
+
+_Row = tuple[tuple[str, str, str], str | None]
+"""A place, and the JSON of what is there from now on; None when nothing is."""
 
 
 class JournalError(WorldError):
@@ -80,19 +85,24 @@ class Journal:
         Raises:
             JournalError: Nothing was written.
         """
+        self.write_rows(_rows(changes), changes[-1].revision)
+
+    def write_rows(self, rows: Sequence[_Row], revision: int) -> None:
+        """Do what `write` does with what it makes of changes.
+
+        Raises:
+            JournalError: Nothing was written.
+        """
         with _translated("write"), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            for change in changes:
-                place = (change.ref.kind, change.ref.key.namespace, change.ref.key.name)
-                if change.removed:
+            for place, text in rows:
+                if text is None:
                     self._connection.execute(
                         "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place
                     )
                 else:
-                    self._connection.execute(
-                        "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, _encode(change.after))
-                    )
-            self._connection.execute("UPDATE meta SET revision = ?", (changes[-1].revision,))
+                    self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, text))
+            self._connection.execute("UPDATE meta SET revision = ?", (revision,))
 
 
 @contextmanager
@@ -139,11 +149,21 @@ class ThreadedJournal:
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Write in a thread that is waited for even when cancelled, so that the outcome is always known."""
-        await trio.to_thread.run_sync(self._journal.write, changes, abandon_on_cancel=False, limiter=self._limiter)
+        rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
+        await trio.to_thread.run_sync(
+            self._journal.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
+        )
 
 
-def _encode(stored: Object) -> str:
-    return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
+def _rows(changes: Sequence[Change]) -> list[_Row]:
+    with _translated("write"):
+        return [
+            (
+                (change.ref.kind, change.ref.key.namespace, change.ref.key.name),
+                None if change.removed else encoded(change.after).decode(),
+            )
+            for change in changes
+        ]
 
 
 def move_aside(path: Path, now: datetime) -> Path:

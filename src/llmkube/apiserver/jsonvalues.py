@@ -20,6 +20,7 @@ ABSENT: Final = _Absent()
 
 _SORTED: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_NO_OBJECTS: Final = _SCALARS | {list, tuple, _Absent}
 
 
 def same(left: Any, right: Any) -> bool:
@@ -41,7 +42,7 @@ def same(left: Any, right: Any) -> bool:
 def is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether the value is a JSON object."""
     kind = type(value)  # asking an abstract class costs ten times as much as these two
-    return kind is dict or (kind not in _SCALARS and isinstance(value, Mapping))
+    return kind is dict or (kind not in _NO_OBJECTS and isinstance(value, Mapping))
 
 
 def is_list(value: Any) -> TypeGuard[list[Any]]:

@@ -146,6 +146,7 @@ def _sort_key(writer: Writer, entry: Entry) -> tuple[str, ...]:
 
 
 def _entry_json(writer: Writer, entry: Entry) -> JsonObject:
+    _fields.remember(entry.fields.json, entry.fields)
     written: JsonObject = {
         "manager": writer.name,
         "operation": writer.operation,

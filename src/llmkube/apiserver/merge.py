@@ -56,24 +56,32 @@ def paths_of(value: Any, schema: Schema) -> FieldSet:
     Raises:
         MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
     """
-    return FieldSet.of(_owned(value, schema, ()))
+    return fieldset.NOTHING if _is_leaf(schema, value) else _owned(value, schema, ())
 
 
-def _owned(value: Any, schema: Schema, path: Path) -> Iterator[Path]:
-    if _is_leaf(schema, value):
-        if path:
-            yield path
-    elif is_object(value):
+def _owned(value: Any, schema: Schema, path: Path) -> FieldSet:
+    """Return what is owned of a container that is not owned as one."""
+    members = set()
+    children = {}
+    for element, item, inner, own in _parts(value, schema, path):
+        leaf = _is_leaf(inner, item)
+        if leaf or own:
+            members.add(element)
+        if not leaf and (below := _owned(item, inner, (*path, element))):
+            children[element] = below
+    return FieldSet(frozenset(members), children)
+
+
+def _parts(value: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Schema, bool]]:
+    """Yield what is in a container: each part's element, value and schema, and whether it is owned itself."""
+    if is_object(value):
         for name, item in value.items():
-            below = (*path, fieldset.field(name))
-            inner = _child(schema, name)
-            yield from _owned(item, inner, below)
-            if name not in schema.properties or item is None or item == {}:
-                yield below
+            itself = name not in schema.properties or item is None or item == {}
+            yield fieldset.field(name), item, _child(schema, name), itself
     elif is_list(value):
+        inner = schema.items or ANYTHING
         for element, item in zip(_elements(value, schema, path), value, strict=True):
-            yield (*path, element)
-            yield from _owned(item, schema.items or ANYTHING, (*path, element))
+            yield element, item, inner, True
 
 
 def compare(old: Any, new: Any, schema: Schema) -> Comparison:
@@ -283,15 +291,19 @@ def _is_leaf(schema: Schema, value: Any) -> bool:
 
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
-    given = [side for side in (old, new) if side is not ABSENT]
-    full = [side for side in given if is_object(side) or is_list(side)]
-    if not any(full):
+    before, after = _is_container(old), _is_container(new)
+    if not (before and old) and not (after and new):
         return True
-    if len({is_object(side) for side in full}) > 1 or any(
-        side is not None and not is_object(side) and not is_list(side) for side in given
-    ):
+    if before and after:
+        return is_object(old) != is_object(new) or _is_leaf(schema, old) or _is_leaf(schema, new)
+    one, other = (old, new) if before else (new, old)
+    if other is not None and other is not ABSENT:
         return True  # the type changed under a schema that says nothing
-    return any(_is_leaf(schema, side) for side in full)
+    return _is_leaf(schema, one)
+
+
+def _is_container(value: Any) -> bool:
+    return is_object(value) or is_list(value)
 
 
 def _elements(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:

@@ -61,7 +61,7 @@ _WAYS_OUT: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(
         ("AddressBlocked", "RedirectRefused"),
-        "deploy again with another --source, or allow that network with the agent's --allow-private-sources",
+        "deploy again with another --source; the agent's --allow-private-sources can allow a private network",
     ),
     "Invalid": "the field that stands in the way is named above: deploy again without its flag, or with another value",
     "EngineNotFound": "install llama-server on the host, or tell the agent where it is with --llama-server",

@@ -1,0 +1,240 @@
+"""Faults of the agent: how it ends, what happens while it is away, and what its machine denies it."""
+
+import attrs
+import trio
+
+from sim.machine import NetworkDownError, Trap
+from sim.stage import CALM, CONTEXTS, SOURCES, NotNow, fault, recreate_service, row, span
+
+
+@fault("B3", "the agent is killed, and another one starts")
+async def agent_killed(stage, rng):
+    async with stage.away(stage.host_with_agent(rng), "kill"):
+        await trio.sleep(span(rng, 0.05, 120))
+
+
+@fault("B6", "the agent is stopped in order, and another one starts")
+async def agent_stopped(stage, rng):
+    async with stage.away(stage.host_with_agent(rng), "stop"):
+        await trio.sleep(span(rng, 0.05, 120))
+
+
+@fault("B19", "the agent is replaced and leaves its engines")
+async def agent_upgraded(stage, rng):
+    async with stage.away(stage.host_with_agent(rng), "keep"):
+        await trio.sleep(span(rng, 0.05, 60))
+
+
+@fault("B3 B11", "the agent is killed again and again")
+async def agent_crash_loop(stage, rng):
+    host = stage.host_with_agent(rng)
+    for _ in range(rng.randint(2, 4)):
+        if host.running and host.name not in stage.busy:
+            async with stage.away(host, "kill"):
+                await trio.sleep(span(rng, 0.05, 5))
+            await trio.sleep(span(rng, 0.01, 10))
+
+
+def killed_at(point, provoke):
+    """The agent is killed at one exact point in its dealings with a process."""
+
+    async def inject(stage, rng):
+        host = stage.host_with_agent(rng)
+        trap = host.machine.traps.setdefault(point, Trap())
+        stage.busy.add(host.name)
+        try:
+            await provoke(stage, rng, host)
+            with trio.move_on_after(120):
+                await trap.hit.wait()
+        finally:
+            stage.busy.discard(host.name)
+            host.machine.traps.pop(point, None)
+            if not trap.hit.is_set():
+                trap.released.set()
+        if not (trap.hit.is_set() and host.running):
+            trap.released.set()
+            raise NotNow
+        async with stage.away(host, "kill"):
+            await trio.sleep(span(rng, 0.05, 60))
+
+    return inject
+
+
+async def _crash_one(stage, rng, host):
+    live = host.machine.live()
+    if not live:
+        raise NotNow
+    rng.choice(live).end(-9)
+    await trio.lowlevel.checkpoint()
+
+
+async def _scale_one_down(stage, rng, host):
+    live = sorted({child.name for child in host.machine.live()} & stage.wishes.specs.keys())
+    if not live:
+        raise NotNow
+    await stage.wishes.apply(stage.world, rng.choice(live), replicas=0)
+
+
+row("killed-before-intent", "B1", "the agent is killed before it writes what it wants", killed_at("intent", _crash_one))
+row("killed-before-spawn", "B1", "the agent is killed between journal and spawn", killed_at("spawn", _crash_one))
+row("killed-before-record", "B2", "the agent is killed before it notes the pid", killed_at("record", _crash_one))
+row("killed-before-remove", "B1", "the agent is killed before it forgets one", killed_at("remove", _scale_one_down))
+
+
+@fault("B3 B6", "the agent is killed while it stops an engine")
+async def killed_while_stopping(stage, rng):
+    name, host = stage.wished(rng), stage.host_with_agent(rng)
+    with stage.script(host, name, attrs.evolve(CALM, stop_seconds=20.0)):
+        for child in host.machine.live(name):
+            child.script, child.in_flight = attrs.evolve(child.script, stop_seconds=20.0), rng.randint(0, 1)
+        await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await trio.sleep(span(rng, 0.05, 12))
+        if not host.running or host.name in stage.busy:
+            raise NotNow
+        async with stage.away(host, "kill"):
+            await trio.sleep(span(rng, 0.05, 60))
+
+
+@fault("B3 A24", "a new agent starts while the API server is away")
+async def start_without_api(stage, rng):
+    host = stage.host_with_agent(rng)
+    with stage.wrong_api(host, down=True):
+        host.network.sever()
+        async with stage.away(host, rng.choice(("kill", "kill", "stop"))):
+            await trio.sleep(span(rng, 0.05, 60))
+        await trio.sleep(span(rng, 1, 300))
+
+
+@fault("B3 A22", "a new agent starts among wrong answers")
+async def start_among_wrong_answers(stage, rng):
+    host = stage.host_with_agent(rng)
+    kind = rng.choice(("401", "403", "503", "captive portal", "no object", "no such page", "half-open"))
+    with stage.wrong_api(host, kind=kind):
+        async with stage.away(host, "kill"):
+            await trio.sleep(span(rng, 0.05, 30))
+        await trio.sleep(span(rng, 1, 200))
+
+
+@fault("B3 A23", "a new agent is told that there is nothing")
+async def start_with_an_empty_list(stage, rng):
+    host = stage.host_with_agent(rng)
+    with stage.wrong_api(host, kind="empty lists"):
+        async with stage.away(host, "kill"):
+            await trio.sleep(span(rng, 0.05, 5))
+        await trio.sleep(span(rng, 0.5, 8))
+
+
+@fault("B19 C20", "an edit is made while no agent runs")
+async def edit_while_away(stage, rng):
+    name = stage.wished(rng)
+    async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
+        if name in stage.wishes.specs:
+            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await trio.sleep(span(rng, 0.05, 60))
+
+
+@fault("B18 A10", "a service is deleted while no agent runs")
+async def delete_while_away(stage, rng):
+    name = stage.wished(rng)
+    async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
+        if name in stage.wishes.specs:
+            await stage.wishes.delete(stage.world, name)
+        await trio.sleep(span(rng, 0.05, 60))
+
+
+@fault("A12 B19", "a service is deleted and made again while no agent runs")
+async def recreate_while_away(stage, rng):
+    name = stage.wished(rng)
+    async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
+        await recreate_service(stage, rng, name, span(rng, 0.05, 20))
+
+
+@fault("B18 C4", "engines die while no agent runs")
+async def death_while_away(stage, rng):
+    host = stage.host_with_agent(rng)
+    async with stage.away(host, rng.choice(("kill", "keep"))):
+        await trio.sleep(span(rng, 0.05, 30))
+        for child in host.machine.live():
+            if rng.random() < 0.6:
+                child.end(-9)
+        await trio.sleep(span(rng, 0.05, 30))
+
+
+@fault("B20", "entries of the journal are gone or cannot be read")
+async def journal_lost(stage, rng):
+    host = stage.host_with_agent(rng)
+    async with stage.away(host, rng.choice(("kill", "keep"))):
+        for key in list(host.machine.entries):
+            if rng.random() < 0.6:
+                del host.machine.entries[key]
+        await trio.sleep(span(rng, 0.05, 30))
+
+
+@fault("B20", "the journal is that of half an hour ago, as from a backup")
+async def journal_old(stage, rng):
+    host = stage.host_with_agent(rng)
+    saved = dict(host.machine.entries)
+    await trio.sleep(span(rng, 30, 600))
+    if not host.running or host.name in stage.busy:
+        raise NotNow
+    async with stage.away(host, "kill"):
+        host.machine.entries = saved
+        await trio.sleep(span(rng, 0.05, 30))
+
+
+@fault("B12", "the disk is full: the journal cannot be written")
+async def disk_full(stage, rng):
+    host, child = stage.engine(rng)
+    host.machine.disk_full = True
+    if rng.random() < 0.7:
+        child.end(-9)
+    await trio.sleep(span(rng, 5, 300))
+    host.machine.disk_full = False
+
+
+@fault("B15", "no process can be started")
+async def no_spawn(stage, rng):
+    host, child = stage.engine(rng)
+    host.machine.spawn_fails = True
+    child.end(-9)
+    await trio.sleep(span(rng, 1, 300))
+    host.machine.spawn_fails = False
+
+
+@fault("B13", "the engine program is not there")
+async def no_engine(stage, rng):
+    host, child = stage.engine(rng)
+    host.machine.no_engine = True
+    child.end(-9)
+    await trio.sleep(span(rng, 1, 200))
+    host.machine.no_engine = False
+
+
+@fault("B13", "files cannot be read, while somebody wants another one")
+async def store_away(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    host.machine.broken = {source: NetworkDownError("the disk is away") for source in SOURCES}
+    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await trio.sleep(span(rng, 5, 300))
+    host.machine.broken = {}
+
+
+@fault("D14 D9", "a file takes long to arrive")
+async def slow_fetch(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    host.machine.fetch_seconds = dict.fromkeys(SOURCES, span(rng, 10, 400))
+    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await trio.sleep(span(rng, 5, 400))
+    host.machine.fetch_seconds = {}
+
+
+@fault("B4 D14", "the agent is killed while a file arrives")
+async def killed_while_fetching(stage, rng):
+    name, host = stage.wished(rng), stage.host_with_agent(rng)
+    host.machine.fetch_seconds = dict.fromkeys(SOURCES, 120.0)
+    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await trio.sleep(span(rng, 1, 100))
+    if not host.running or host.name in stage.busy:
+        raise NotNow
+    async with stage.away(host, "kill"):
+        host.machine.fetch_seconds = {}

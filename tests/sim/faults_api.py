@@ -1,0 +1,291 @@
+"""Faults of the API server, of the way to it, of the controller, and what strangers do to our objects."""
+
+import trio
+
+from llmkube.k8s.builtins import EndpointSlice, Lease, Service
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ApiError, NotFoundError
+from sim.invariants import LEASES, SLICES
+from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
+
+
+# -- the API server, as one host sees it
+def answers(kind, *, low=5, high=300):
+    """Every answer is wrong in one way for a while."""
+
+    async def inject(stage, rng):
+        host = stage.host(rng)
+        with stage.wrong_api(host, kind=kind):
+            if rng.random() < 0.7:
+                host.network.sever()
+            await trio.sleep(span(rng, low, high))
+
+    return inject
+
+
+for _kind, _codes in {
+    "401": "A18",
+    "403": "A17",
+    "429": "A14",
+    "500": "A15",
+    "503": "A15",
+    "no such page": "A16",
+    "captive portal": "A22",
+    "no object": "A22",
+    "half-open": "A3",
+}.items():
+    row(f"api-{_kind.replace(' ', '-')}", _codes, f"every answer is {_kind}", answers(_kind))
+
+
+def lists(kind):
+    """Lists lie for less time than there is between the first look and the second."""
+
+    async def inject(stage, rng):
+        host = stage.host_with_agent(rng)
+        with stage.wrong_api(host, kind=kind):
+            host.asleep_seconds += 60.0  # a wake: everything is listed anew
+            await trio.sleep(host.settings.lease_renew_seconds + span(rng, 0.5, 8))
+
+    return inject
+
+
+row("empty-lists", "A23", "lists are suddenly empty", lists("empty lists"))
+row("old-lists", "A11", "lists come from a server that lags behind", lists("old lists"))
+
+
+@fault("A24", "the API server is away for seconds")
+async def api_blip(stage, rng):
+    await api_away(stage, span(rng, 0.5, 20), stage.host(rng))
+
+
+@fault("A24", "the API server is away for minutes")
+async def api_outage(stage, rng):
+    await api_away(stage, span(rng, 60, 900), stage.host(rng))
+
+
+@fault("A24", "the API server is away for everybody")
+async def api_outage_for_all(stage, rng):
+    await api_away(stage, span(rng, 10, 600), *stage.world.hosts.values(), stage.world.controller)
+
+
+@fault("A15", "a burst of server errors")
+async def burst_of_errors(stage, rng):
+    host = stage.host(rng)
+    with stage.wrong_api(host, errors=rng.randint(1, 50)):
+        host.network.sever()
+        await trio.sleep(span(rng, 10, 200))
+
+
+@fault("A21", "every answer takes seconds")
+async def slow_answers(stage, rng):
+    with stage.wrong_api(stage.host(rng), slow_seconds=span(rng, 0.2, 4)):
+        await trio.sleep(span(rng, 30, 400))
+
+
+@fault("A21 N6", "answers come later than anybody waits for them")
+async def too_slow_answers(stage, rng):
+    with stage.wrong_api(stage.host(rng), slow_seconds=span(rng, 10, 70)):
+        await trio.sleep(span(rng, 30, 300))
+
+
+@fault("A2", "every connection is reset")
+async def reset(stage, rng):
+    host = stage.host(rng)
+    with stage.books.disturbed(host):
+        for _ in range(rng.choice((1, 1, 10))):
+            host.network.sever()
+            await trio.sleep(span(rng, 0.1, 15))
+
+
+@fault("A7", "watches break off in the middle of a line")
+async def torn_lines(stage, rng):
+    host = stage.host(rng)
+    with stage.wrong_api(host, torn=True):
+        for _ in range(rng.randint(1, 5)):
+            host.network.sever()
+            await trio.sleep(span(rng, 1, 60))
+
+
+@fault("A9", "watches tell everything twice")
+async def duplicate_events(stage, rng):
+    with stage.wrong_api(stage.host(rng), twice=True):
+        await trio.sleep(span(rng, 10, 600))
+
+
+@fault("A3", "open connections fall silent")
+async def hush(stage, rng):
+    host = stage.host(rng)
+    with stage.books.disturbed(host):
+        host.network.hush()
+        await trio.sleep(100)
+
+
+@fault("A1 A4", "the past is forgotten while connections are reset: 410")
+async def compaction(stage, rng):
+    host = stage.host(rng)
+    with stage.wrong_api(host, down=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 1, 40))
+        stage.books.store.compact()
+
+
+@fault("A5", "the past is forgotten under watches that are behind")
+async def compaction_under_watches(stage, rng):
+    stage.books.store.compact()
+    await trio.lowlevel.checkpoint()
+
+
+@fault("A27", "writes are carried out, and their answers get lost")
+async def lost_answers(stage, rng):
+    with stage.wrong_api(stage.host(rng), lost_answers=rng.randint(1, 12)):
+        await trio.sleep(span(rng, 5, 300))
+
+
+@fault("A29", "a webhook refuses every status")
+async def refused_status(stage, rng):
+    with stage.wrong_api(stage.host(rng), no_status=True):
+        await trio.sleep(span(rng, 5, 200))
+
+
+@fault("A10", "a service is deleted while its host hears nothing")
+async def delete_while_cut_off(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    with stage.wrong_api(host, down=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 0.1, 30))
+        if name in stage.wishes.specs:
+            await stage.wishes.delete(stage.world, name)
+        await trio.sleep(span(rng, 0.1, 100))
+
+
+@fault("A12", "a service is deleted and made again at once")
+async def recreate(stage, rng):
+    name = stage.wished(rng)
+    await recreate_service(stage, rng, name, span(rng, 0.01, 3))
+
+
+@fault("A12", "a service is deleted and made again while its host hears nothing")
+async def recreate_while_cut_off(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    with stage.wrong_api(host, down=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 0.1, 30))
+        await recreate_service(stage, rng, name, span(rng, 0.01, 10))
+        await trio.sleep(span(rng, 0.1, 30))
+
+
+@fault("A10", "an edit is made while its host hears nothing")
+async def edit_while_cut_off(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    with stage.wrong_api(host, down=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 0.1, 60))
+        if name in stage.wishes.specs:
+            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await trio.sleep(span(rng, 0.1, 60))
+
+
+# -- what others do to our objects
+def removed(kind, store_kind):
+    """Somebody deletes one of the objects that the agents keep."""
+
+    async def inject(stage, rng):
+        refs = sorted(ref.key for ref in stage.books.store.refs() if ref.kind == store_kind and ours(ref.key))
+        if not refs:
+            raise NotNow
+        try:
+            await stage.world.client.delete(kind, rng.choice(refs))
+        except NotFoundError:
+            raise NotNow from None
+
+    def ours(key):
+        return key.name not in {"llmkube-controller", "kubernetes"}
+
+    return inject
+
+
+row("slice-deleted", "A13", "somebody deletes an EndpointSlice", removed(EndpointSlice, SLICES))
+row("service-deleted", "A13", "somebody deletes a Service", removed(Service, "services"))
+row("lease-deleted", "A13 N5", "somebody deletes a Lease: a host's, or a claim", removed(Lease, LEASES))
+row("model-deleted", "A13", "somebody deletes a Model in use", removed(Model, "models.inference.llmkube.dev"))
+
+
+@fault("A13", "somebody writes other addresses and readiness into a slice")
+async def slice_edited(stage, rng):
+    slices = (await stage.world.client.list(EndpointSlice)).items
+    if not slices:
+        raise NotNow
+    manifest = encode(rng.choice(slices))
+    endpoint = {"addresses": ["192.0.2.99"], "conditions": {"ready": rng.random() < 0.5}}
+    with together([stage.books.disturbed(host) for host in stage.world.hosts.values()]):
+        await _apply(stage, EndpointSlice, manifest, {"addressType": manifest["addressType"], "endpoints": [endpoint]})
+        await trio.sleep(350)  # until it is said again
+
+
+@fault("A13", "somebody writes nonsense into a status")
+async def status_edited(stage, rng):
+    found = await stage.world.service(stage.wished(rng))
+    if found is None:
+        raise NotNow
+    now = "2026-01-01T00:00:00Z"
+    loaded = {"type": "Loaded", "status": "False", "reason": "Nonsense", "message": "", "lastTransitionTime": now}
+    status = {"phase": "Failed", "conditions": [loaded]}
+    await _apply(stage, InferenceService, found, {"status": status}, subresource="status")
+
+
+async def _apply(stage, kind, found, body, subresource=""):
+    metadata = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
+    try:
+        await stage.world.client.apply(
+            kind,
+            {"apiVersion": kind.RESOURCE.api_version, "kind": kind.RESOURCE.kind, "metadata": metadata, **body},
+            field_manager="somebody",
+            subresource=subresource,
+        )
+    except ApiError:
+        raise NotNow from None
+
+
+@fault("N5 B8", "a claim names a host that nobody knows")
+async def stale_claim(stage, rng):
+    claims = [one for one in (await stage.world.client.list(Lease)).items if one.metadata.name.startswith("claim")]
+    if not claims:
+        claims = [
+            one
+            for one in (await stage.world.client.list(Lease, label_selector="inference.llmkube.dev/claim")).items
+            if one.spec.holder_identity
+        ]
+    if not claims:
+        raise NotNow
+    try:
+        await stage.world.client.patch(Lease, rng.choice(claims).key, {"spec": {"holderIdentity": "ghost"}})
+    except ApiError:
+        raise NotNow from None
+
+
+# -- the controller
+@fault("A24 A15", "the controller hears nothing")
+async def controller_cut_off(stage, rng):
+    controller = stage.world.controller
+    controller.faults.down = True
+    controller.network.sever()
+    await trio.sleep(span(rng, 1, 300))
+    controller.faults.down = False
+
+
+@fault("A3", "the controller's connections fall silent")
+async def controller_hush(stage, rng):
+    stage.world.controller.network.hush()
+    await trio.lowlevel.checkpoint()
+
+
+@fault("A28", "the controller is killed, and another one starts")
+async def controller_killed(stage, rng):
+    controller = stage.world.controller
+    if controller.network.dead:
+        raise NotNow
+    controller.kill()
+    await trio.sleep(span(rng, 0.1, 200))
+    controller.start()

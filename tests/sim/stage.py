@@ -1,0 +1,238 @@
+"""The stage on which faults and users act, and the table of faults that the neighbouring files fill.
+
+A fault is a task: it breaks something, waits, and mends it again. What it has not mended when the faults stop is mended
+by `Stage.heal`. A fault that finds nothing to break (no engine runs, the agent is away) says so by raising `NotNow`.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
+
+import attrs
+import trio
+
+from llmkube.supervisor.addresses import Reach
+from sim.invariants import Books, Wishes
+from sim.machine import Script
+from sim.world import Faults, World
+
+CALM = Script(load_seconds=3.0, stop_seconds=1.0)
+SOURCES = ("builtin://one", "builtin://two", "builtin://three")
+CONTEXTS = (512, 1024, 2048, 4096)
+
+
+class NotNow(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
+    """There is nothing here that this fault could break."""
+
+
+def span(rng, low, high):
+    """A duration in seconds; short ones are as likely as long ones."""
+    return low * (high / low) ** rng.random()
+
+
+def at(address, *also):
+    """A host that is reached at an address, and has other ones beside it."""
+    return Reach(address, address, "as the simulation says", "", frozenset({address, *also}))
+
+
+@attrs.define(eq=False)
+class Stage:
+    """Where faults and users act: a world, what its user wishes, and the books about it."""
+
+    world: World
+    wishes: Wishes
+    books: Books
+    busy: set = attrs.field(factory=set)
+
+    def host(self, rng):
+        """Any of the hosts."""
+        return rng.choice(list(self.world.hosts.values()))
+
+    def host_with_agent(self, rng):
+        """A host whose agent runs and is left alone by other faults."""
+        hosts = [host for host in self.world.hosts.values() if host.running and host.name not in self.busy]
+        if not hosts:
+            raise NotNow
+        return rng.choice(hosts)
+
+    def engine(self, rng, *, ready=None):
+        """A host and an engine that runs on it."""
+        found = [
+            (host, child)
+            for host in self.world.hosts.values()
+            for child in host.machine.live()
+            if ready in (None, child.ready)
+        ]
+        if not found:
+            raise NotNow
+        return rng.choice(found)
+
+    def wished(self, rng):
+        """The name of a service that is wished."""
+        if not self.wishes.specs:
+            raise NotNow
+        return rng.choice(sorted(self.wishes.specs))
+
+    @asynccontextmanager
+    async def away(self, host, how):
+        """Have the agent of a host end (`kill`, `stop` or `keep`), and after the block a new one start."""
+        self.busy.add(host.name)
+        try:
+            with trio.CancelScope(shield=True):  # a stop has its own deadlines
+                await self._end(host, how)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.start(host)
+            self.busy.discard(host.name)
+
+    async def start(self, host):
+        """A new agent on a host."""
+        await host.start_agent()
+        self.books.started(host)
+
+    async def _end(self, host, how):
+        if how == "kill":
+            await host.kill_agent()
+            return
+        if how == "keep":
+            host.agent.keep_engines()
+        await host.stop_agent()
+        if how == "stop" and host.machine.live():
+            self.books.violate("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
+
+    @contextmanager
+    def wrong_api(self, host, **faults):
+        """A host's way to the API server is as the given `Faults` say."""
+        before = {name: getattr(host.faults, name) for name in faults}
+        with self.books.disturbed(host):
+            for name, value in faults.items():
+                setattr(host.faults, name, value)
+            try:
+                yield
+            finally:
+                for name, value in before.items():
+                    setattr(host.faults, name, value)
+
+    @contextmanager
+    def script(self, host, name, script):
+        """The engines of a service behave in another way for a while."""
+        host.machine.scripts[name] = script
+        try:
+            yield
+        finally:
+            if host.machine.scripts.get(name) is script:
+                host.machine.scripts[name] = CALM
+
+    async def heal(self):
+        """Mend everything: from here on nothing goes wrong any more."""
+        for host in self.world.hosts.values():
+            clean(host)
+            with self.books.disturbed(host):
+                _reset(host.faults)
+            if not host.running:
+                await host.wait_stopped()
+                await self.start(host)
+        _reset(self.world.controller.faults)
+        if self.world.controller.network.dead:
+            self.world.controller.start()
+        self.busy.clear()
+
+
+def _reset(faults):
+    for field in attrs.fields(Faults):
+        setattr(faults, field.name, field.default)
+
+
+def clean(host):
+    """Mend a machine and what runs on it; what would never come to an end ends."""
+    machine = host.machine
+    machine.default, machine.scripts = CALM, {}
+    machine.broken, machine.fetch_seconds = {}, {}
+    machine.disk_full = machine.spawn_fails = machine.no_engine = False
+    for trap in machine.traps.values():
+        trap.released.set()
+    machine.traps = {}
+    for child in machine.live():
+        child.frozen = child.mute = False
+        child.slow_seconds, child.in_flight, child.counts, child.pace = 0.0, 0, True, 1.0
+        child.closed = child.closed and not child.ready
+        if child.script not in (CALM, machine.default) and not child.ready:
+            child.end(-9)
+
+
+Inject = Callable[[Stage, Random], Awaitable[None]]
+
+
+@attrs.frozen
+class Fault:
+    """One row of the table.
+
+    Attributes:
+        codes: What it stands for in the catalogue of faults.
+        phrase: What it is, shortly.
+        inject: Lets it happen, and mends it.
+        hosts: How many hosts there must be at least.
+    """
+
+    codes: str
+    phrase: str
+    inject: Inject
+    hosts: int = 1
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(codes, phrase, *, hosts=1):
+    """Put a function into the table, under its own name."""
+
+    def enter(inject):
+        name = inject.__name__.replace("_", "-")
+        assert name not in FAULTS
+        FAULTS[name] = Fault(codes, phrase, inject, hosts)
+        return inject
+
+    return enter
+
+
+def row(name, codes, phrase, inject, **more):
+    """Put a function into the table under a name."""
+    inject.__name__ = name
+    fault(codes, phrase, **more)(inject)
+
+
+async def api_away(stage, seconds, *clients):
+    """Refuse the connections of hosts, or the controller, for a while."""
+    for client in clients:
+        client.faults.down = True
+        client.network.sever()
+    hosts = [client for client in clients if client is not stage.world.controller]
+    with together(stage.books.disturbed(host) for host in hosts):
+        try:
+            await trio.sleep(seconds)
+        finally:
+            for client in clients:
+                client.faults.down = False
+
+
+@contextmanager
+def together(contexts):
+    """Enter several contexts."""
+    contexts = list(contexts)
+    if not contexts:
+        yield
+        return
+    with contexts[0], together(contexts[1:]):
+        yield
+
+
+async def recreate_service(stage, rng, name, seconds):
+    """Delete a service and make it again, perhaps otherwise."""
+    spec = stage.wishes.specs.get(name)
+    if spec is None:
+        raise NotNow
+    await stage.wishes.delete(stage.world, name)
+    await trio.sleep(seconds)
+    changes = {"contextSize": rng.choice(CONTEXTS)} if rng.random() < 0.5 else {}
+    await stage.wishes.apply(stage.world, name, **{**spec, **changes})
