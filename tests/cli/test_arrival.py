@@ -184,6 +184,7 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
 async def test_what_was_ready_all_along_takes_no_steps(autojump_clock, world):
     """Deploying the same again prints no steps and does not wait."""
     await world.become_ready()
+    await trio.sleep(1)  # what was acknowledged is on its way
     began = trio.current_time()
     assert await world.wait(fresh=()) is None
     assert (trio.current_time(), world.steps.said) == (began, [])

@@ -1,5 +1,8 @@
 """The embedded server answers the script as a kube-apiserver did, field by field."""
 
+import json
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 from contracts.chapters import CHAPTERS
@@ -7,6 +10,7 @@ from contracts.compare import differences
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
+from llmkube.apiserver.store import Change, Store
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
 pytestmark = [
@@ -15,6 +19,21 @@ pytestmark = [
 ]
 
 VERSION, RECORDED = load()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stored_is_edited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a chapter after which an object is not as it was stored: readers and its next versions share parts of it."""
+    stored = []
+    apply = Store.apply
+
+    def noted(store: Store, changes: Sequence[Change]) -> None:
+        stored.extend((change.after, json.dumps(change.after)) for change in changes)
+        apply(store, changes)
+
+    monkeypatch.setattr(Store, "apply", noted)
+    yield
+    assert all(json.dumps(obj) == text for obj, text in stored)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.__name__.removeprefix("chapter_"))

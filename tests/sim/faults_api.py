@@ -1,5 +1,7 @@
 """Faults of the API server, of the way to it, of the controller, and what strangers do to our objects."""
 
+import math
+
 import trio
 
 from llmkube.k8s.builtins import EndpointSlice, Lease, Service
@@ -7,6 +9,8 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, NotFoundError
+from llmkube.k8s.names import CLAIM_LABEL
+from llmkube.k8s.resource import Key
 from sim.invariants import LEASES, SLICES
 from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
 
@@ -47,6 +51,7 @@ def lists(kind):
         with stage.wrong_api(host, kind=kind):
             host.asleep_seconds += 60.0  # a wake: everything is listed anew
             await trio.sleep(host.settings.lease_renew_seconds + span(rng, 0.5, 8))
+            stage.books.lied_at = trio.current_time()
 
     return inject
 
@@ -195,10 +200,7 @@ def removed(kind, store_kind):
         refs = sorted(ref.key for ref in stage.books.store.refs() if ref.kind == store_kind and ours(ref.key))
         if not refs:
             raise NotNow
-        try:
-            await stage.world.client.delete(kind, rng.choice(refs))
-        except NotFoundError:
-            raise NotNow from None
+        await _gone(stage, kind, rng.choice(refs))
 
     def ours(key):
         return key.name not in {"llmkube-controller", "kubernetes"}
@@ -206,10 +208,26 @@ def removed(kind, store_kind):
     return inject
 
 
+async def _gone(stage, kind, key):
+    try:
+        await stage.world.client.delete(kind, key)
+    except NotFoundError:
+        raise NotNow from None
+
+
 row("slice-deleted", "A13", "somebody deletes an EndpointSlice", removed(EndpointSlice, SLICES))
 row("service-deleted", "A13", "somebody deletes a Service", removed(Service, "services"))
 row("lease-deleted", "A13 N5", "somebody deletes a Lease: a host's, or a claim", removed(Lease, LEASES))
-row("model-deleted", "A13", "somebody deletes a Model in use", removed(Model, "models.inference.llmkube.dev"))
+
+
+@fault("A13", "somebody deletes a Model in use, and makes it again later")
+async def model_deleted(stage, rng):
+    name = stage.wished(rng)
+    stage.wishes.touched[name] = math.inf
+    await _gone(stage, Model, Key("default", name))
+    await trio.sleep(span(rng, 0.1, 300))
+    if name in stage.wishes.specs:
+        await stage.wishes.apply(stage.world, name)
 
 
 @fault("A13", "somebody writes other addresses and readiness into a slice")
@@ -250,13 +268,7 @@ async def _apply(stage, kind, found, body, subresource=""):
 
 @fault("N5 B8", "a claim names a host that nobody knows")
 async def stale_claim(stage, rng):
-    claims = [one for one in (await stage.world.client.list(Lease)).items if one.metadata.name.startswith("claim")]
-    if not claims:
-        claims = [
-            one
-            for one in (await stage.world.client.list(Lease, label_selector="inference.llmkube.dev/claim")).items
-            if one.spec.holder_identity
-        ]
+    claims = (await stage.world.client.list(Lease, label_selector=CLAIM_LABEL)).items
     if not claims:
         raise NotNow
     try:
@@ -269,10 +281,7 @@ async def stale_claim(stage, rng):
 @fault("A24 A15", "the controller hears nothing")
 async def controller_cut_off(stage, rng):
     controller = stage.world.controller
-    controller.faults.down = True
-    controller.network.sever()
-    await trio.sleep(span(rng, 1, 300))
-    controller.faults.down = False
+    await api_away(stage, span(rng, 1, 300), controller)
 
 
 @fault("A3", "the controller's connections fall silent")

@@ -95,11 +95,12 @@ async def slow_drain(stage, rng):
     child.in_flight = 0
 
 
-def becomes(low=20, high=400, **how):
+def becomes(low=20, high=400, *, harmful=True, **how):
     """An engine that serves begins to misbehave."""
 
     async def inject(stage, rng):
         _, child = stage.engine(rng, ready=True)
+        child.odd = harmful
         for name, value in how.items():
             setattr(child, name, value)
         await trio.sleep(span(rng, low, high))
@@ -111,12 +112,17 @@ def becomes(low=20, high=400, **how):
 
 row("wedged", "C7", "requests stand still, questions are answered", becomes(in_flight=3, pace=0.0, counts=False))
 row("frozen", "C7", "an engine is stopped by a signal", becomes(frozen=True, in_flight=1))
-row("frozen-briefly", "C7", "an engine is stopped and continued", becomes(frozen=True, low=0.1, high=5))
+row("frozen-briefly", "C7", "an engine is stopped and continued", becomes(frozen=True, low=0.1, high=3, harmful=False))
 row("mute", "C5", "an engine accepts and never answers", becomes(mute=True))
-row("late", "N6 C7", "an engine at rest answers late", becomes(slow_seconds=8.0))
-row("long-prompt", "C6 C7", "an engine answers nothing while it computes", becomes(mute=True, in_flight=1))
+row("late", "N6 C7", "an engine at rest answers late", becomes(slow_seconds=8.0, harmful=False))
+row(
+    "long-prompt",
+    "C6 C7",
+    "an engine answers nothing while it computes",
+    becomes(mute=True, in_flight=1, harmful=False),
+)
 row("port-lost", "C14", "an engine listens no more", becomes(closed=True))
-row("busy", "C7 C13", "an engine has work for minutes", becomes(in_flight=8))
+row("busy", "C7 C13", "an engine has work for minutes", becomes(in_flight=8, harmful=False))
 
 
 # -- hosts and networks

@@ -6,6 +6,7 @@ through the API: the simulated world is asked nothing that its programs could no
 
 import math
 from contextlib import contextmanager
+from functools import partial
 
 import attrs
 import trio
@@ -29,7 +30,7 @@ AGENT_SETTLES_SECONDS = 5.0
 API_SETTLES_SECONDS = 40.0
 """After an outage a write may wait for the end of its back-off (30 s and a jitter)."""
 
-COLUMNS = ("lost", "orphans", "double", "false ready", "stuck", "restless", "bugs")
+COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "stuck", "restless", "bugs")
 
 
 @attrs.frozen
@@ -64,12 +65,16 @@ class Books:
     Attributes:
         world: Whose books these are.
         store: What its API server holds.
+        wishes: What its user wishes.
+        lied_at: When a list has denied objects last: what is denied twice may be believed.
         violations: What must never be, each once.
         quiet_since: From when on nothing may be written, started or ended; `math.inf` while things happen.
     """
 
     world: object
     store: WatchedStore
+    wishes: "Wishes"
+    lied_at: float = -math.inf
     violations: list[Violation] = attrs.field(factory=list)
     quiet_since: float = math.inf
     last_change: float = 0.0
@@ -77,7 +82,9 @@ class Books:
     _suspects: dict = attrs.field(factory=dict)  # what looks wrong, and since when
     _told: set = attrs.field(factory=set)
     _news: trio.Event = attrs.field(factory=trio.Event)
-    _disturbed: dict = attrs.field(factory=dict)  # by host: how many faults its way to the API server has
+    _disturbed: dict = attrs.field(
+        factory=dict
+    )  # by host, or controller: how many faults its way to the API server has
     _calm_since: dict = attrs.field(factory=dict)
     _started: dict = attrs.field(factory=dict)
 
@@ -85,18 +92,19 @@ class Books:
         self.store.listener = self._written
         for host in self.world.hosts.values():
             host.machine.changed = self._moved
+            host.machine.stopping = partial(self._stopping, host)
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def disturbed(self, host):
         """Inside, a host cannot be held to what it should tell the API server."""
-        self._disturbed[host.name] = self._disturbed.get(host.name, 0) + 1
+        self._disturbed[host] = self._disturbed.get(host, 0) + 1
         try:
             yield
         finally:
-            self._disturbed[host.name] -= 1
-            self._calm_since[host.name] = trio.current_time()
+            self._disturbed[host] -= 1
+            self._calm_since[host] = trio.current_time()
             self.look()
 
     def started(self, host):
@@ -123,6 +131,22 @@ class Books:
             self.violate("restless", "an engine was started or ended")
         self.look()
 
+    def _stopping(self, host, child):
+        """An engine that was all right, of a service that nobody has touched since, is ended: by whom, and why?"""
+        machine, now = host.machine, trio.current_time()
+        if (
+            len(self.world.hosts) > 1  # another host may have been faster
+            or not host.running
+            or child.exit is not None
+            or child.odd
+            or machine.disk_full
+            or machine.reach is not None  # it may have moved
+            or self.wishes.touched.get(child.name, 0.0) >= child.spawned_at
+            or now < self.lied_at + 60
+        ):
+            return
+        self.violate("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
+
     def _written(self, change):
         kind, now = change.ref.kind, trio.current_time()
         labels = change.after["metadata"].get("labels") or {}
@@ -140,10 +164,11 @@ class Books:
     def _published(self, change, labels):
         place = labels.get(HOST_LABEL), labels.get("kubernetes.io/service-name"), change.ref.key.name
         ready = [one for one in change.after.get("endpoints") or [] if one["conditions"].get("ready")]
-        if change.removed or not ready:
+        if change.removed or not ready or None in place:
             self._ready.pop(place, None)
         else:
-            self._ready[place] = (ready[0]["addresses"][0], change.after["ports"][0]["port"])
+            ports = change.after.get("ports") or [{}]
+            self._ready[place] = (ready[0]["addresses"][0], ports[0].get("port"))
         self.look()
 
     def _watch_for_bugs(self, service):
@@ -182,9 +207,9 @@ class Books:
             for child in host.machine.live():
                 if not child.owners:
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
-            if self._disturbed.get(host.name):
+            if self._disturbed.get(host):
                 continue
-            settled = max(settled, self._calm_since.get(host.name, -math.inf) + API_SETTLES_SECONDS)
+            settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
             for place, (address, port) in self._ready.items():
                 if place[0] == host.name and not any(child.port == port for child in host.machine.live(place[1])):
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
@@ -229,15 +254,18 @@ class Wishes:
     names: tuple[str, ...]
     specs: dict[str, dict] = attrs.field(factory=dict)
     labels: dict[str, str] = attrs.field(factory=dict)
+    touched: dict[str, float] = attrs.field(factory=dict)
 
     async def apply(self, world, name, **changes):
         """Create or change a service."""
+        self.touched[name] = trio.current_time()
         self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
         labels = {"team": self.labels[name]} if name in self.labels else None
         await world.apply(name, labels=labels, **self.specs[name])
 
     async def delete(self, world, name):
         """Delete a service."""
+        self.touched[name] = trio.current_time()
         self.specs.pop(name)
         await world.delete(name)
 

@@ -63,6 +63,11 @@ class Script:
     intruder: bool = False
     deaf: bool = False
 
+    @property
+    def is_odd(self):
+        """Whether such an engine may have to be ended."""
+        return bool(self.deaf or self.intruder or self.says or self.stalls_after < math.inf)
+
 
 @attrs.define(eq=False)
 class SimChild:
@@ -86,6 +91,8 @@ class SimChild:
     cookie: str = ""
     in_flight: int = 0
     owners: int = 0  # how many agents look after it: one, or none while none runs
+    spawned_at: float = 0.0
+    odd: bool = False  # it has misbehaved, and may be ended for that
 
     async def last_lines(self, count):
         await trio.lowlevel.checkpoint()
@@ -168,6 +175,7 @@ class Machine:
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
         traps: Where the agent is to be stopped: `intent`, `spawn`, `record`, `remove`.
+        stopping: Called when the agent is about to end an engine.
         changed: Called when an engine has been started or has ended, or has got or lost the one who looks after it.
     """
 
@@ -191,6 +199,7 @@ class Machine:
     no_engine: bool = False
     traps: dict[str, Trap] = attrs.field(factory=dict)
     changed: Callable[[], None] = lambda: None
+    stopping: Callable[[SimChild], None] = lambda child: None
 
     # -- what the supervisor sees ---------------------------------------------------------------------------------
 
@@ -221,6 +230,7 @@ class Machine:
             self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
         child.cookie, child.closed = command.cookie, child.script.deaf
+        child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
         self.nursery.start_soon(self._live, child)
@@ -244,6 +254,7 @@ class Machine:
             yield
         finally:
             if not (parting.keep or self.agent_killed):
+                self.stopping(child)
                 self.nursery.start_soon(self._term, child)
                 with trio.move_on_after(self.grace_seconds, shield=True):
                     await child.ended.wait()
@@ -253,9 +264,9 @@ class Machine:
             self.changed()
 
     async def _term(self, child):
+        child.frozen = False  # TERM comes with CONT
         await trio.sleep(child.script.stop_seconds)
-        if not child.frozen:
-            child.end(0)
+        child.end(0)
 
     async def write(self, entry):
         await self._pass("record" if entry.engine and entry.engine.pid else "intent")

@@ -114,8 +114,9 @@ async def _play(timeline, quiet_minutes, result):
     async with open_world(seed=timeline.seed, settings=settings, store=store, reach=reach) as world:
         for number in range(1, timeline.hosts):
             await world.add_host(f"host{number}", reach=at(f"192.0.2.{20 + number}") if timeline.looks else None)
-        books = Books(world, store)
-        stage = Stage(world, Wishes(NAMES), books)
+        wishes = Wishes(NAMES)
+        books = Books(world, store, wishes)
+        stage = Stage(world, wishes, books)
         for host in world.hosts.values():
             host.machine.default = CALM
             books.started(host)

@@ -43,6 +43,7 @@ class Stage:
     wishes: Wishes
     books: Books
     busy: set = attrs.field(factory=set)
+    layers: dict = attrs.field(factory=dict)
 
     def host(self, rng):
         """Any of the hosts."""
@@ -102,17 +103,20 @@ class Stage:
             self.books.violate("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
 
     @contextmanager
-    def wrong_api(self, host, **faults):
-        """A host's way to the API server is as the given `Faults` say."""
-        before = {name: getattr(host.faults, name) for name in faults}
-        with self.books.disturbed(host):
-            for name, value in faults.items():
-                setattr(host.faults, name, value)
+    def wrong_api(self, client, **faults):
+        """The way of a host, or of the controller, to the API server is as the given `Faults` say.
+
+        Faults overlap and end in any order: each field is what the newest one that is still there says.
+        """
+        layers = self.layers.setdefault(id(client), [])
+        layers.append(faults)
+        with self.books.disturbed(client):
+            _overlay(client, faults, layers)
             try:
                 yield
             finally:
-                for name, value in before.items():
-                    setattr(host.faults, name, value)
+                layers.remove(faults)
+                _overlay(client, faults, layers)
 
     @contextmanager
     def script(self, host, name, script):
@@ -126,8 +130,10 @@ class Stage:
 
     async def heal(self):
         """Mend everything: from here on nothing goes wrong any more."""
-        for host in self.world.hosts.values():
+        for number, host in enumerate(self.world.hosts.values()):
             clean(host)
+            if host.machine.reach and not host.machine.reach.address:
+                host.machine.reach = at(f"198.51.100.{50 + number}")
             with self.books.disturbed(host):
                 _reset(host.faults)
             if not host.running:
@@ -137,6 +143,15 @@ class Stage:
         if self.world.controller.network.dead:
             self.world.controller.start()
         self.busy.clear()
+        for name in self.wishes.specs:
+            if await self.world.model(name) is None:
+                await self.wishes.apply(self.world, name)
+
+
+def _overlay(client, changed, layers):
+    for name in changed:
+        values = [layer[name] for layer in layers if name in layer]
+        setattr(client.faults, name, values[-1] if values else attrs.fields_dict(Faults)[name].default)
 
 
 def _reset(faults):
@@ -204,16 +219,10 @@ def row(name, codes, phrase, inject, **more):
 
 async def api_away(stage, seconds, *clients):
     """Refuse the connections of hosts, or the controller, for a while."""
-    for client in clients:
-        client.faults.down = True
-        client.network.sever()
-    hosts = [client for client in clients if client is not stage.world.controller]
-    with together(stage.books.disturbed(host) for host in hosts):
-        try:
-            await trio.sleep(seconds)
-        finally:
-            for client in clients:
-                client.faults.down = False
+    with together(stage.wrong_api(client, down=True) for client in clients):
+        for client in clients:
+            client.network.sever()
+        await trio.sleep(seconds)
 
 
 @contextmanager

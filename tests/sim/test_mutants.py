@@ -1,18 +1,27 @@
 """Deliberate bugs: each must make a timeline fail, or the timeline proves nothing."""
 
+import logging
 import random
+from functools import partial
 
+import attrs
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
+from llmkube.controller.loop import leaves
 from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor import health, service
+from llmkube.supervisor import health, planner, service
 from llmkube.supervisor.agent import AgentView, _Agent
+from llmkube.supervisor.claimant import Claimant
+from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.lifecycle import RestartState
+from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.service import Runner
+from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim.machine import Machine, Script
 from sim.world import open_world
@@ -159,6 +168,224 @@ MUTANTS = {
     ),
 }
 """A bug, and the timeline that it must not get through: which attribute it sits in, and what stands there instead."""
+
+
+# -- what the books of a random timeline must see ------------------------------------------------------------------
+
+
+def acts(*happenings, hosts=1):
+    """A timeline of a few events: each has its time, its name, and its dice if they matter."""
+    made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
+    return score.Timeline(1, hosts, 15.0, False, made)
+
+
+CREATED = ((1.0, "create"),)
+
+
+def left_alone(original):
+    """Nobody tells the new agent of what runs."""
+
+    def start(self, key, wish, nursery, left=None):
+        original(self, key, wish, nursery)
+
+    return start
+
+
+def strays_stay(original):
+    def take_stock(self):
+        known = {entry.engine.cookie for entry in self.entries.values() if entry.engine}
+        everybody, self.spawned = self.spawned, [child for child in self.spawned if child.cookie in known]
+        try:
+            return original(self)
+        finally:
+            self.spawned = everybody
+
+    return take_stock
+
+
+def flapping(original):
+    def step(watch, look, now, limits):
+        watch, verdict = original(watch, look, now, limits)
+        return watch, attrs.evolve(verdict, reachable=now // 60 % 2 == 0)
+
+    return step
+
+
+def never_yields(original):
+    def consult(self, wish, *, running):
+        return original(self, wish, running=running) or running
+
+    return consult
+
+
+def broken(*_):
+    raise KeyError("oh")
+
+
+def planned_once(original):
+    async def plan(*args):
+        await original(*args)
+        return True
+
+    return plan
+
+
+def untold(original):
+    def replace(self, listing):
+        original(self, listing)
+        return []
+
+    return replace
+
+
+BOOKED = {
+    "an endpoint outlives its engine": (
+        Reporter,
+        "_publish_endpoint",
+        when_ready_only(Reporter._publish_endpoint),
+        acts(*CREATED, (100.0, "bad-flag")),
+        "false ready",
+    ),
+    "strays are left alone": (
+        Machine,
+        "take_stock",
+        strays_stay(Machine.take_stock),
+        acts(*CREATED, (100.0, "journal-lost")),
+        "orphans",
+    ),
+    "nothing is adopted": (
+        _Agent,
+        "_start",
+        left_alone(_Agent._start),
+        acts(*CREATED, (100.0, "agent-killed")),
+        "double",
+    ),
+    "an edit changes nothing that runs": (
+        Runner,
+        "_end_when_superseded",
+        nothing,
+        acts(*CREATED, (100.0, "source")),
+        "lost",
+    ),
+    "the second failure is the last": (
+        service,
+        "after_failure",
+        lambda policy, state, failure, rng: (RestartState(1), 1e5),
+        acts(*CREATED, (100.0, "massacre")),
+        "stuck",
+    ),
+    "an engine is reachable and not in turn": (
+        health,
+        "step",
+        flapping(health.step),
+        acts(*CREATED),
+        "restless",
+    ),
+    "a bug in a service's task": (
+        service,
+        "after_failure",
+        broken,
+        acts(*CREATED, (100.0, "massacre")),
+        "bugs",
+    ),
+    "a host that was cut off does not yield": (
+        Claimant,
+        "consult",
+        never_yields(Claimant.consult),
+        acts(*CREATED, (1300.0, "partition"), hosts=2),
+        "double",
+    ),
+    "what a list lacks is still there": (
+        Cache,
+        "_forget",
+        lambda self, key: False,
+        acts(*CREATED, (100.0, "delete-while-cut-off")),
+        "lost",
+    ),
+    "a list is no news": (
+        Cache,
+        "replace",
+        untold(Cache.replace),
+        acts(*CREATED, (100.0, "compaction"), (101.0, "source")),
+        "lost",
+    ),
+    "nothing is said again": (
+        Outbox,
+        "repeat_nowait",
+        lambda self: None,
+        acts(*CREATED, (100.0, "status-edited")),
+        "stuck",
+    ),
+    "a suspended service runs": (
+        Desired,
+        "running",
+        True,
+        acts(*CREATED, (100.0, "suspend", 2)),
+        "double",
+    ),
+    "a fetch is tried once": (
+        planner,
+        "_plan",
+        planned_once(planner._plan),
+        acts(*CREATED, (100.0, "store-away", 1)),
+        "lost",
+    ),
+}
+"""A bug, the timeline that shows it, and the column of the scorecard in which it does."""
+
+
+@pytest.mark.parametrize("name", BOOKED)
+def test_a_mutant_is_booked(name, monkeypatch):
+    """The books of a run see this bug, and without it the same timeline is clean."""
+    owner, attribute, replacement, timeline, column = BOOKED[name]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, attribute, replacement)
+        seen = score.play(timeline, quiet_minutes=3).violations
+    assert column in {one.column for one in seen}
+    assert not score.play(timeline, quiet_minutes=3).violations
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def _caught(timeline):
+    try:
+        timeline()
+    except (AssertionError, ExceptionGroup) as error:
+        return AssertionError in {type(leaf) for leaf in leaves(error)}
+    return False
+
+
+def _all_mutants():
+    """Every deliberate bug of the simulation: its name, where it sits, and what tells whether it is caught."""
+    for name, (timeline, *bug) in MUTANTS.items():
+        yield name, bug, partial(_caught, partial(play, timeline))
+    for name, (*bug, timeline) in test_hangs.MUTANTS.items():
+        yield name, bug, partial(_caught, partial(test_hangs.run, timeline))
+    for name, (*bug, timeline) in test_presence_mutants.MUTANTS.items():
+        yield name, bug, partial(_caught, partial(test_presence_mutants.run, timeline))
+    for name, (*bug, timeline, column) in BOOKED.items():
+        yield name, bug, partial(_booked, timeline, column)
+
+
+def _booked(timeline, column):
+    return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
+
+
+def count(say=print):
+    """Run every deliberate bug, say which ones are caught, and return 0 if all are: `python -m tests.sim --mutants`."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    caught = total = 0
+    for name, bug, is_caught in _all_mutants():
+        total += 1
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(*bug)
+            seen = is_caught()
+        caught += seen
+        if not seen:
+            say(f"NOT CAUGHT: {name}")
+    say(f"mutants {caught} of {total}")
+    return int(caught != total)
 
 
 def test_the_timeline_holds_without_a_mutant():

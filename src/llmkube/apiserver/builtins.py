@@ -44,14 +44,6 @@ _NEEDED_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _fill_nothing(obj: JsonObject) -> None:
-    """Leave the object as it is."""
-
-
-def _prepare_nothing(obj: JsonObject, old: Old) -> None:
-    """Leave the object as it is."""
-
-
 def _check_nothing(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from ()
 
@@ -66,10 +58,10 @@ def _check_no_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
 
 @attrs.frozen
 class Behaviour:
-    """What is special about one kind."""
+    """What is special about one kind; None where there is nothing to do."""
 
-    fill: Fill = _fill_nothing
-    prepare: Prepare = _prepare_nothing
+    fill: Fill | None = None
+    prepare: Prepare | None = None
     check: Check = _check_nothing
     advice: Callable[[Mapping[str, Any]], list[str]] = _advise_nothing
     check_status: Callable[[Mapping[str, Any]], Iterator[FieldError]] = _check_no_status

@@ -79,7 +79,9 @@ def complete(
     if kind.builtin:
         defaults.drop_empty(completed, kind.schema)
     defaults.fill(completed, kind.schema)
-    _behaviour(kind, completed).fill(completed)
+    fill = _behaviour(kind).fill
+    if fill is not None and validate.well_typed(completed, kind.schema):
+        fill(completed)
     return completed, unknown if kind.builtin else tuple(sorted(unknown))
 
 
@@ -105,8 +107,8 @@ def _without_status(obj: Mapping[str, Any]) -> JsonObject:
 
 
 def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
-    """Return what kube-apiserver warns of although it takes it."""
-    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind, obj).advice(obj)]
+    """Return what kube-apiserver warns of although it takes it; the object has passed `check`."""
+    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).advice(obj)]
 
 
 def prepare(
@@ -123,7 +125,7 @@ def prepare(
         defaults.nullify(prepared, kind.schema)
     if old is None:
         _reset_status(kind, prepared)
-        _behaviour(kind, prepared).prepare(prepared, None)
+        _make_ready(kind, prepared, None)
         return prepared
     through_status = subresource == "status"
     if through_status and not _status_writes_metadata(kind):
@@ -135,8 +137,14 @@ def prepare(
             prepared[kept] = old[kept]
     _keep_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
     if not through_status:
-        _behaviour(kind, prepared).prepare(prepared, old)
+        _make_ready(kind, prepared, old)
     return prepared
+
+
+def _make_ready(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
+    ready = _behaviour(kind).prepare
+    if ready is not None and validate.well_typed(obj, kind.schema):  # what has the wrong shape is `check`'s to refuse
+        ready(obj, old)
 
 
 def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
@@ -187,7 +195,7 @@ def check(
     errors += of_schema
     if kind.builtin:
         if not of_schema:
-            behaviour = _behaviour(kind, obj)
+            behaviour = _behaviour(kind)
             errors += behaviour.check_status(obj) if subresource == "status" else behaviour.check(obj, old)
         return errors
     if kind.scale is not None:
@@ -252,10 +260,9 @@ def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, An
     return before if same(desired, stored) else before + 1
 
 
-def _behaviour(kind: KindInfo, obj: Mapping[str, Any]) -> builtins.Behaviour:
-    """What is special about the kind; nothing for an object of the wrong shape, which `check` refuses anyway."""
-    found = builtins.BEHAVIOURS.get(kind.resource.full_name)
-    return found if found is not None and validate.well_typed(obj, kind.schema) else builtins.NOTHING_SPECIAL
+def _behaviour(kind: KindInfo) -> builtins.Behaviour:
+    """What is special about the kind, for objects of the right shape."""
+    return builtins.BEHAVIOURS.get(kind.resource.full_name, builtins.NOTHING_SPECIAL)
 
 
 def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:

@@ -216,7 +216,8 @@ class Reporter:
                 await self._withdraw()  # noqa: ASYNC102 - it shields itself, with a deadline
 
     async def _withdraw(self) -> None:
-        self.amend(Reason.STOPPING, "the endpoint is withdrawn")
+        if self.view.ready:  # else it has been said already why not
+            self.amend(Reason.STOPPING, "the endpoint is withdrawn")
         with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
             await self.outbox.wait_heard(*self._endpoint_slots())
         if bound.cancelled_caught:
