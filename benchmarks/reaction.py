@@ -8,7 +8,6 @@ word, where Python takes ten) that reports its pid through a named pipe, then be
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ import httpx
 import structlog
 import trio
 
+from fake import write_engine
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube import weights
 from llmkube.apiserver.mount import open_transport
@@ -62,43 +62,12 @@ STEPS = {
 ORIGINAL_IDLE = 274
 AIM_MS, AIM_IDLE = 50.0, 10
 
-ENGINE = """
-import socket, sys
-words = sys.argv[1:]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listener.bind((words[words.index("--host") + 1], int(words[words.index("--port") + 1])))
-listener.listen(64)
-while True:
-    stream, _ = listener.accept()
-    stream.recv(65536)
-    stream.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\nConnection: close\\r\\n\\r\\n{\\"status\\":\\"ok\\"}")
-    stream.close()
-"""
-
 
 def fake_engine(folder: Path) -> tuple[Path, Path]:
-    """Write the engine program; return its path and that of the pipe through which it reports.
-
-    Its `--help` is the bundled engine's, so that plans are made as for the real one.
-    """
-    real = Path(sys.executable).with_name("llmkube-llama-server")
-    for flag in ("help", "version"):
-        said = subprocess.run([real, f"--{flag}"], check=True, capture_output=True).stdout
-        (folder / flag).write_bytes(said)
-    (folder / "engine.py").write_text(ENGINE, "utf-8")
-    pipe, program = folder / "reports", folder / "engine"
+    """Write the engine program; return its path and that of the pipe through which it reports."""
+    pipe = folder / "reports"
     os.mkfifo(pipe)
-    quoted = {name: shlex.quote(str(folder / name)) for name in ("help", "version", "engine.py", "reports")}
-    program.write_text(
-        "#!/bin/sh\n"
-        f'case "$1" in --help) exec cat {quoted["help"]};; --version) exec cat {quoted["version"]};; esac\n'
-        f'echo "$$ $*" >{quoted["reports"]}\n'
-        f'exec {shlex.quote(sys.executable)} -I -S -E {quoted["engine.py"]} "$@"\n',
-        "utf-8",
-    )
-    program.chmod(0o755)
-    return program, pipe
+    return write_engine(folder, f'echo "$$ $*" >{shlex.quote(str(pipe))}\n'), pipe
 
 
 @attrs.define(eq=False)

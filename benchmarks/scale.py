@@ -6,10 +6,7 @@ before the first service. A wake-up is a voluntary context switch of the agent's
 The stop is SIGTERM to the agent, until the last engine is gone: one grace period and not the sum.
 """
 
-import shlex
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +16,7 @@ import psutil
 import trio
 
 from adoption import no_engine_left, open_program
+from fake import write_engine
 from harness import Aim, Run, Table, begin
 from llmkube.cli.apply import Applier
 from llmkube.cli.manifests import Manifest, demo_manifests
@@ -32,21 +30,6 @@ SETTLE_SECONDS, WATCH_SECONDS = 90.0, 120.0
 GRACE_SECONDS = 10.0  # the agent's default
 STEP_SECONDS = 600.0  # a step that takes longer has gone wrong
 
-ENGINE = """
-import signal, socket, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-words = sys.argv[1:]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listener.bind((words[words.index("--host") + 1], int(words[words.index("--port") + 1])))
-listener.listen(64)
-while True:
-    stream, _ = listener.accept()
-    stream.recv(65536)
-    stream.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\nConnection: close\\r\\n\\r\\n{\\"status\\":\\"ok\\"}")
-    stream.close()
-"""
-
 
 @attrs.frozen
 class Cost:
@@ -56,24 +39,6 @@ class Cost:
     memory_bytes: int
     processor_percent: float
     wakeups_per_second: float
-
-
-def fake_engine(folder: Path) -> Path:
-    """Write an engine program whose `--help` is the bundled engine's, so that plans are made as for the real one."""
-    real = Path(sys.executable).with_name("llmkube-llama-server")
-    for flag in ("help", "version"):
-        (folder / flag).write_bytes(subprocess.run([real, f"--{flag}"], check=True, capture_output=True).stdout)
-    (folder / "engine.py").write_text(ENGINE, "utf-8")
-    program = folder / "engine"
-    quoted = {name: shlex.quote(str(folder / name)) for name in ("help", "version", "engine.py")}
-    program.write_text(
-        "#!/bin/sh\n"
-        f'case "$1" in --help) exec cat {quoted["help"]};; --version) exec cat {quoted["version"]};; esac\n'
-        f'exec {shlex.quote(sys.executable)} -I -S -E {quoted["engine.py"]} "$@"\n',
-        "utf-8",
-    )
-    program.chmod(0o755)
-    return program
 
 
 def services(first: int, last: int) -> list[Manifest]:
@@ -117,7 +82,7 @@ async def measure(run: Run) -> None:
             folder / "agent",
             *flags,
             "--llama-server",
-            str(fake_engine(folder)),
+            str(write_engine(folder, preamble="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")),
             ready='"agent started"',
         )
         async with (

@@ -1,17 +1,16 @@
 """Agent and controller as processes on a real control plane, with tokens that expire and just their own roles."""
 
 import datetime
-import ipaddress
 import json
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import trio
 import yaml
 
+from e2e.addresses import own_address
 from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
 from e2e.up_process import ANSWER, engines_in, open_program
 from envtest.plane import open_control_plane
@@ -38,18 +37,6 @@ TOKEN_SECONDS = 40.0
 
 TEST_SECONDS = 300.0
 SECOND = "second"
-
-
-def own_address():
-    """An address of this machine that Kubernetes accepts in a slice."""
-    for each in (each for addresses in psutil.net_if_addrs().values() for each in addresses):
-        try:
-            found = ipaddress.ip_address(each.address)
-        except ValueError:  # a hardware address, or one with a zone
-            continue
-        if not (found.is_loopback or found.is_link_local):
-            return str(found)
-    return pytest.skip("this test needs an address besides loopback, which Kubernetes refuses in EndpointSlices")
 
 
 async def account_kubeconfig(plane, client, name, folder):

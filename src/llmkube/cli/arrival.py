@@ -10,7 +10,7 @@ import trio
 from llmkube.cli.describe import Scene, current, last_error, next_retry, progress, waits_for
 from llmkube.cli.display import Display
 from llmkube.cli.follow import Followed
-from llmkube.cli.progress import STEPS, Stopwatch, detail_of
+from llmkube.cli.progress import HOPELESS, PASSING, STEPS, Stopwatch, detail_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
@@ -22,10 +22,7 @@ STALE_SECONDS: Final = 5.0
 SETTLE_SECONDS: Final = 1.0
 """After a change, how long "Ready" has to hold: for a moment it is still the old engine that is ready."""
 
-# What no waiting cures; a first exit is restarted at once, and a crash loop goes on trying but is told.
-_HOPELESS: Final = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadStalled", "InternalError"})
-# Reasons of `Fetched=False` that are tried again and often go away.
-_PASSING: Final = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
+_HOPELESS: Final = HOPELESS - {"ScaledToZero"}  # which may be just what was asked for
 
 
 @attrs.frozen
@@ -71,7 +68,7 @@ def stand_of(service: InferenceService, model: Model | None, now: datetime.datet
 def _stand_without_file(
     service: InferenceService, model: Model, fetched: Condition | None, now: datetime.datetime
 ) -> Stand:
-    if fetched is not None and fetched.reason not in _PASSING:
+    if fetched is not None and fetched.reason not in PASSING:
         return Stand(0, failure=Failure(fetched.reason, fetched.message, model.RESOURCE.kind))
     available = current(service.status.conditions, "Available", service.metadata.generation)
     if available is not None and available.reason == "NoHost":

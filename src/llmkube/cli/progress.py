@@ -13,9 +13,9 @@ STEPS = ("fetch", "load", "ready")
 """What happens to a service, in this order, before it can be asked."""
 
 # Reasons of `Loaded` after which waiting is no plan; a first exit is restarted at once and is not among them.
-_HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadStalled", "InternalError", "ScaledToZero"})
+HOPELESS = frozenset({"CrashLoopBackOff", "EngineNotFound", "LoadStalled", "InternalError", "ScaledToZero"})
 # Reasons of `Fetched` that pass by themselves.
-_PASSING = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
+PASSING = frozenset({"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"})
 
 _MOVING = frozenset({"Creating", "Progressing", "Ready"})
 
@@ -57,10 +57,10 @@ def standing(service: InferenceService, model: Model | None, accelerators: Colle
     if loaded is not None and loaded.status == "True":
         is_ready = service.status.phase == "Ready"
         return Standing(3 if is_ready else 2, loaded.message if is_ready else service.status.phase)
-    if loaded is not None and loaded.reason in _HOPELESS:
+    if loaded is not None and loaded.reason in HOPELESS:
         return Standing(1, failure=f"{loaded.reason}: {loaded.message}")
     if fetched is not None and fetched.status == "False":
-        if fetched.reason not in _PASSING:
+        if fetched.reason not in PASSING:
             return Standing(0, failure=f"{fetched.reason}: {fetched.message}")
         return Standing(0, _line(fetched.message))
     done = 1 if fetched is not None and fetched.status == "True" else 0
