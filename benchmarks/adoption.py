@@ -1,4 +1,4 @@
-"""What SIGKILL of the agent costs: the real programs, a real llama.cpp server, clients that ask it without a pause.
+"""What SIGKILL of the agent costs: the real programs, a real llama.cpp server, clients that ask it all the time.
 
 API server, controller and agent are processes of their own, as in a cluster. The agent is killed and started again, a
 hundred times; the clients talk to the engine directly, as pods do. Adoption is timed from the start of the new agent's
@@ -27,7 +27,7 @@ from llmkube.k8s.auth import load_config
 from llmkube.k8s.client import open_client
 from llmkube.supervisor.processes import OWNER_VARIABLE, marked
 
-KILLS, CLIENTS = 100, 4
+KILLS, CLIENTS, PAUSE_SECONDS = 100, 3, 0.02
 STEP_SECONDS = 60.0  # a step that takes longer has gone wrong
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "What is LLMKube?"}], "max_tokens": 8}).encode()
 JSON_BODY = Headers.of({"Content-Type": "application/json"})
@@ -112,16 +112,16 @@ class Count:
 
 
 async def ask(http: HttpClient, url: str, count: Count) -> None:
-    """Ask an engine without a pause, for ever."""
+    """Ask an engine for ever, with a pause in which the machine can do something else."""
     while True:
         try:
             answer = await http.request("POST", f"{url}/v1/chat/completions", headers=JSON_BODY, body=QUESTION)
         except HttpError:
             count.lost += 1
-            await trio.sleep(0.01)  # an engine that is gone shall not take the whole processor along
         else:
             count.answered += answer.status == 200
             count.lost += answer.status != 200
+        await trio.sleep(PAUSE_SECONDS)
 
 
 async def kill_and_adopt(
