@@ -77,7 +77,8 @@ def many(options):
                 say(card, flush=True)
     say(card)
     kinds = sum((result.faults for result in card.results), Counter())
-    say("never injected:", ", ".join(sorted(FAULTS.keys() - kinds.keys())) or "none")
+    if never := sorted(FAULTS.keys() - kinds.keys()):
+        say(f"{len(never)} faults were not drawn or found nothing to break: {', '.join(never[:9])} ...")
     return 1 if card.failed else 0
 
 

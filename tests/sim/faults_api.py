@@ -14,6 +14,9 @@ from llmkube.k8s.resource import Key
 from sim.invariants import LEASES, SLICES
 from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
 
+UNTIL_SAID_AGAIN = 310.0
+"""What somebody else has written over an agent's word stands until the agent repeats itself."""
+
 
 # -- the API server, as one host sees it
 def answers(kind, *, low=5, high=300):
@@ -50,6 +53,7 @@ def lists(kind):
         host = stage.host_with_agent(rng)
         with stage.wrong_api(host, kind=kind):
             host.asleep_seconds += 60.0  # a wake: everything is listed anew
+            stage.books.lied_at = math.inf
             await trio.sleep(host.settings.lease_renew_seconds + span(rng, 0.5, 8))
             stage.books.lied_at = trio.current_time()
 
@@ -237,9 +241,8 @@ async def slice_edited(stage, rng):
         raise NotNow
     manifest = encode(rng.choice(slices))
     endpoint = {"addresses": ["192.0.2.99"], "conditions": {"ready": rng.random() < 0.5}}
-    with together([stage.books.disturbed(host) for host in stage.world.hosts.values()]):
+    with together(stage.books.disturbed(host, UNTIL_SAID_AGAIN) for host in stage.world.hosts.values()):
         await _apply(stage, EndpointSlice, manifest, {"addressType": manifest["addressType"], "endpoints": [endpoint]})
-        await trio.sleep(350)  # until it is said again
 
 
 @fault("A13", "somebody writes nonsense into a status")

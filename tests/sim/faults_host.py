@@ -100,7 +100,7 @@ def becomes(low=20, high=400, *, harmful=True, **how):
 
     async def inject(stage, rng):
         _, child = stage.engine(rng, ready=True)
-        child.odd = harmful
+        child.odd = child.odd or harmful
         for name, value in how.items():
             setattr(child, name, value)
         await trio.sleep(span(rng, low, high))

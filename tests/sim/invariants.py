@@ -30,6 +30,9 @@ AGENT_SETTLES_SECONDS = 5.0
 API_SETTLES_SECONDS = 40.0
 """After an outage a write may wait for the end of its back-off (30 s and a jitter)."""
 
+HEARING_SECONDS = 200.0
+"""After an outage a watch that has fallen silent may take this long to be opened again."""
+
 COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "stuck", "restless", "bugs")
 
 
@@ -86,6 +89,7 @@ class Books:
         factory=dict
     )  # by host, or controller: how many faults its way to the API server has
     _calm_since: dict = attrs.field(factory=dict)
+    _deaf: dict = attrs.field(factory=dict)  # by host: the last time in which it may not have heard
     _started: dict = attrs.field(factory=dict)
 
     def __attrs_post_init__(self):
@@ -97,18 +101,37 @@ class Books:
     # -- what happens -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def disturbed(self, host):
-        """Inside, a host cannot be held to what it should tell the API server."""
+    def disturbed(self, host, afterwards_seconds=0.0):
+        """Inside, and so much longer, a host cannot be held to what it should tell the API server."""
+        since = trio.current_time()
+        if not self._disturbed.get(host):
+            self._note_deafness(host, since)
         self._disturbed[host] = self._disturbed.get(host, 0) + 1
         try:
             yield
         finally:
             self._disturbed[host] -= 1
-            self._calm_since[host] = trio.current_time()
+            self._calm_since[host] = max(self._calm_since.get(host, 0.0), trio.current_time() + afterwards_seconds)
+            self._note_deafness(host, since)
             self.look()
 
-    def started(self, host):
-        """A new agent runs on a host."""
+    def _note_deafness(self, host, since):
+        """From then to now a host may not have heard what its user wishes; silent watches take a while to end."""
+        deaf = self._deaf.setdefault(host, [-math.inf, -math.inf])
+        if since > deaf[1] + HEARING_SECONDS:
+            deaf[0] = since
+        deaf[1] = trio.current_time()
+
+    def _may_be_news(self, host, name, spawned_at):
+        """Whether a wish that is older than an engine may be news to its host."""
+        touched, (since, until) = self.wishes.touched.get(name, -math.inf), self._deaf.get(host, (math.inf, math.inf))
+        heard = self._disturbed.get(host) or spawned_at <= until + HEARING_SECONDS
+        return touched > spawned_at or (touched >= since and bool(heard))
+
+    def started(self, host, since=math.inf):
+        """A new agent runs on a host; there was none since then."""
+        if since < math.inf:
+            self._note_deafness(host, since)
         self._started[host.name] = trio.current_time()
         self.look()
 
@@ -131,21 +154,24 @@ class Books:
             self.violate("restless", "an engine was started or ended")
         self.look()
 
-    def _stopping(self, host, child):
-        """An engine that was all right, of a service that nobody has touched since, is ended: by whom, and why?"""
-        machine, now = host.machine, trio.current_time()
-        if (
+    def must_stay(self, host, child):
+        """Whether an engine is all right, and of a service that nobody has touched since it was started."""
+        machine = host.machine
+        return not (
             len(self.world.hosts) > 1  # another host may have been faster
             or not host.running
             or child.exit is not None
             or child.odd
             or machine.disk_full
             or machine.reach is not None  # it may have moved
-            or self.wishes.touched.get(child.name, 0.0) >= child.spawned_at
-            or now < self.lied_at + 60
-        ):
-            return
-        self.violate("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
+            or _differs(child, self.wishes.specs.get(child.name, {"source": ""}))  # its file has come at last
+            or self._may_be_news(host, child.name, child.spawned_at)
+            or trio.current_time() < self.lied_at + 60
+        )
+
+    def _stopping(self, host, child):
+        if self.must_stay(host, child):
+            self.violate("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
 
     def _written(self, change):
         kind, now = change.ref.kind, trio.current_time()
@@ -243,6 +269,8 @@ class Books:
         living = {host: (_argument(one, "--host"), one.port) for host, ones in on.items() for one in ones}
         if ready != living:
             yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_said(service)}"
+        if wanted and self.store.get(_ref("services", name)) is None:
+            yield "stuck", f"{name} has no Service"
         if told := _untold(service, spec, wanted):
             yield "stuck", f"{name} {told}; {_said(service)}"
 
@@ -261,13 +289,15 @@ class Wishes:
         self.touched[name] = trio.current_time()
         self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
         labels = {"team": self.labels[name]} if name in self.labels else None
-        await world.apply(name, labels=labels, **self.specs[name])
+        with trio.CancelScope(shield=True):  # what is wished is said, also when the faults stop just now
+            await world.apply(name, labels=labels, **self.specs[name])
 
     async def delete(self, world, name):
         """Delete a service."""
         self.touched[name] = trio.current_time()
         self.specs.pop(name)
-        await world.delete(name)
+        with trio.CancelScope(shield=True):
+            await world.delete(name)
 
 
 def _ref(kind, name):

@@ -4,6 +4,7 @@ A fault is a task: it breaks something, waits, and mends it again. What it has n
 by `Stage.heal`. A fault that finds nothing to break (no engine runs, the agent is away) says so by raising `NotNow`.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
@@ -12,6 +13,7 @@ import attrs
 import trio
 
 from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.lifecycle import Exit
 from sim.invariants import Books, Wishes
 from sim.machine import Script
 from sim.world import Faults, World
@@ -78,27 +80,31 @@ class Stage:
     async def away(self, host, how):
         """Have the agent of a host end (`kill`, `stop` or `keep`), and after the block a new one start."""
         self.busy.add(host.name)
+        since = trio.current_time()
         try:
             with trio.CancelScope(shield=True):  # a stop has its own deadlines
                 await self._end(host, how)
             yield
         finally:
             with trio.CancelScope(shield=True):
-                await self.start(host)
+                await self.start(host, since)
             self.busy.discard(host.name)
 
-    async def start(self, host):
+    async def start(self, host, since=math.inf):
         """A new agent on a host."""
         await host.start_agent()
-        self.books.started(host)
+        self.books.started(host, since)
 
     async def _end(self, host, how):
         if how == "kill":
             await host.kill_agent()
             return
+        serving = [child for child in host.machine.live() if self.books.must_stay(host, child)]
         if how == "keep":
             host.agent.keep_engines()
         await host.stop_agent()
+        if how == "keep" and any(child.exit == Exit(0) for child in serving):
+            self.books.violate("needless", f"engines on {host.name} were ended by an agent that should leave them")
         if how == "stop" and host.machine.live():
             self.books.violate("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
 

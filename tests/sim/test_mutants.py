@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from llmkube.controller.loop import leaves
 from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor import health, planner, service
+from llmkube.supervisor import health, planner, progress, service
 from llmkube.supervisor.agent import AgentView, _Agent
 from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.desired import Desired
@@ -266,6 +266,27 @@ BOOKED = {
         nothing,
         acts(*CREATED, (100.0, "source")),
         "lost",
+    ),
+    "a new agent believes the first list": (
+        Cache,
+        "is_doubtful",
+        lambda self, listing: False,
+        acts(*CREATED, (100.0, "start-with-an-empty-list")),
+        "needless",
+    ),
+    "an agent that is replaced ends its engines": (
+        AgentView,
+        "keep_engines",
+        lambda self: None,
+        acts(*CREATED, (100.0, "agent-upgraded")),
+        "needless",
+    ),
+    "an engine that answers late is replaced": (
+        progress,
+        "_hung",
+        test_hangs.silence_is_enough,
+        acts(*CREATED, (100.0, "long-prompt")),
+        "needless",
     ),
     "the second failure is the last": (
         service,
