@@ -18,7 +18,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
-PLACE = Place("https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090")
+PLACE = Place(
+    "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
+)
 DEMO = Key("default", "demo")
 
 

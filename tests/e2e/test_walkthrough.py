@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, processes_in, run_program
+from llmkube.base.http import open_http_client
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -119,6 +121,13 @@ async def test_list_status_and_delete_without_kubectl(tmp_path):
     assert "Connection refused" in err
 
 
+async def adopted(probes):
+    """Return once the agent knows of an engine that answers; the objects say so from the time before."""
+    async with open_http_client() as http:
+        while not re.search(rb"process_healthy\{.*\} 1\.0", (await http.request("GET", f"{probes}/metrics")).body):
+            await trio.sleep(0.05)
+
+
 async def test_state_and_engines_survive_a_killed_up(tmp_path):
     """After kill -9 the next `llmkube up` on the same folder adopts the engine and serves the same objects again."""
     state = tmp_path / "state"
@@ -129,7 +138,7 @@ async def test_state_and_engines_survive_a_killed_up(tmp_path):
         await up.process.wait()
         assert engine.is_running()
         async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as again:
-            _, gateway, _ = await again.urls()
-            await again.wait_for("out", r"default/demo: Ready\n")
+            _, gateway, probes = await again.urls()
+            await adopted(probes)
             assert engines_in(state) == [engine]
             assert await chat(gateway) == ANSWER

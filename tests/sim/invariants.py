@@ -336,6 +336,8 @@ def _untold(service, spec, wanted):
         phase = "Progressing"
     if service is None or service.get("status", {}).get("phase") != phase:
         return f"is not {phase}"
+    if _condition(service, "Loaded")[1] in ("", "Nonsense"):
+        return "says nothing of its engine, or what somebody else has written"
     if wanted and _condition(service, "Loaded")[0] != "True":
         return f"is {phase}, but not Loaded"
     return ""

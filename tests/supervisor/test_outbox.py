@@ -8,7 +8,7 @@ from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.outbox import Outbox, Slot
+from llmkube.supervisor.outbox import REFUSED_SECONDS, Outbox, Slot
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 
@@ -82,17 +82,19 @@ async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock):
         assert server.heard == [{"n": 1}]
 
 
-async def test_a_refused_word_is_not_repeated_and_holds_nobody_up(autojump_clock):
-    """What the server refuses for good is not sent again, and nobody waits for it."""
+async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock):
+    """What the server refuses is sent again after a minute and not before, and nobody waits for it."""
     async with running() as (outbox, server):
         server.answers = [UserError("no")]
         outbox.put_nowait(A, {"n": 1})
         await outbox.wait_heard(A)
-        await trio.sleep(3600)
+        await trio.sleep(REFUSED_SECONDS - 1)
         assert server.heard == []
+        await trio.sleep(2)
+        assert server.heard == [{"n": 1}]
         outbox.put_nowait(A, {"n": 2})
         await outbox.wait_heard(A)
-        assert server.heard == [{"n": 2}]
+        assert server.heard == [{"n": 1}, {"n": 2}]
 
 
 async def test_a_slow_slot_does_not_hold_up_another(autojump_clock):

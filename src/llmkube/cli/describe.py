@@ -35,6 +35,7 @@ class Scene:
         engines: Where slices say that it answers.
         reporters: The hosts whose agents report about it.
         hosts: All hosts that are alive, or None if this user may not know.
+        memory: What its engine on this machine takes, in words; empty when there is none.
     """
 
     service: InferenceService
@@ -42,6 +43,7 @@ class Scene:
     engines: Sequence[Engine] = ()
     reporters: Sequence[str] = ()
     hosts: Sequence[Host] | None = None
+    memory: str = ""
 
 
 def describe_service(scene: Scene, now: datetime.datetime) -> str:
@@ -57,6 +59,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         ("model", _model_line(service, scene.model)),
         ("runtime", _runtime_line(service)),
         *(("host", words) for words in host_lines(scene)),
+        *(("memory", words) for words in filter(None, [scene.memory])),
         ("endpoint", status.endpoint or output.NOTHING),
     ]
     lines = [f"InferenceService {service.key}", *_labelled(rows)]

@@ -70,4 +70,4 @@ class AgentDirectory:
         if view.ready:
             return Backend(view.host, view.port, view.alias)
         message = view.message.partition("\n")[0] or f"model {model_id} is not ready"
-        return Unavailable(view.reason, message, _PATIENCE_SECONDS.get(view.reason, 5))
+        return Unavailable(view.reason or "Pending", message, _PATIENCE_SECONDS.get(view.reason, 5))

@@ -4,8 +4,10 @@ import contextlib
 import datetime
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import trio
 
@@ -16,6 +18,8 @@ from llmkube.cli.complete import services, targets
 from llmkube.cli.describe import Scene, describe_model, describe_service, summary
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
+from llmkube.cli.footprint import find_memory
+from llmkube.cli.logs import state_dirs
 from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
 from llmkube.cli.targets import Target, existing, or_not_found, parse_target
 from llmkube.cli.watching import append_lines, is_terminal, show_in_place, watch_quietly
@@ -42,6 +46,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
     Says what it waits for, how far it is, what went wrong last and when it is tried again, and where it runs.
     """
     target = parse_target(name)
+    folders = state_dirs(where, None)
 
     async def once(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)
@@ -50,7 +55,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
             return formats.render(found, form)
         if target.kind is Model:
             return describe_model(found, _now())
-        scene = await _look(cluster, found)
+        scene = await _look(cluster, found, folders)
         text = describe_service(scene, _now())
         return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, _now())}"
 
@@ -60,7 +65,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
             await existing(cluster.client, target, key)
         rng = random.Random()  # noqa: S311 - jitter of reconnects
         async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
-            watcher = _StatusWatch(cluster, followed, target, key, form)
+            watcher = _StatusWatch(cluster, followed, target, key, form, folders)
             if form in {"", "wide"} and is_terminal():
                 await show_in_place(followed.changed, watcher.text)
             await append_lines(followed.changed, watcher.news)
@@ -191,7 +196,7 @@ def _is_there(followed: Followed, target: Target, key: Key, uid: str) -> bool:
     return found is not None and found.metadata.uid == uid
 
 
-async def _look(cluster: Cluster, service: InferenceService) -> Scene:
+async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> Scene:
     """Gather what belongs to a service."""
     key = service.key
     try:
@@ -199,18 +204,22 @@ async def _look(cluster: Cluster, service: InferenceService) -> Scene:
     except NotFoundError:
         model = None
     engines = await find_engines(cluster, key.namespace, key.name)
-    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, _now()))
+    memory = await find_memory(folders, key)
+    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, _now()), memory)
 
 
 class _StatusWatch:
     """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
 
-    def __init__(self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str) -> None:
+    def __init__(  # noqa: PLR0917 - what a watch is about
+        self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str, folders: Sequence[Path]
+    ) -> None:
         self._cluster = cluster
         self._followed = followed
         self._target = target
         self._key = key
         self._form = form
+        self._folders = folders
         self._said = ""
         self._scene: Scene | None = None
 
@@ -224,11 +233,10 @@ class _StatusWatch:
         with contextlib.suppress(WorldError), trio.move_on_after(_LOOK_SECONDS):
             if self._scene is None or self._scene.service != found:
                 fresh = await self._cluster.client.get(InferenceService, self._key)
-                self._scene = await _look(self._cluster, fresh)
-        engines, reporters, hosts = (
-            (self._scene.engines, self._scene.reporters, self._scene.hosts) if self._scene else ((), (), None)
-        )
-        return describe_service(Scene(found, self._followed.model_of(found), engines, reporters, hosts), _now())
+                self._scene = await _look(self._cluster, fresh, self._folders)
+        model = self._followed.model_of(found)
+        scene = attrs.evolve(self._scene, service=found, model=model) if self._scene else Scene(found, model)
+        return describe_service(scene, _now())
 
     async def news(self) -> Sequence[str]:
         """Return a line if it says something new, or the object as data."""

@@ -110,6 +110,19 @@ def load(data: Mapping[str, Any]) -> Entry:
         raise ValueError(f"not an entry of this journal: {error!r}") from error
 
 
+def entry_path(root: Path, key: Key) -> Path:
+    """Return where a journal keeps a service; both names are DNS names, so there is no way out of the folder."""
+    return root / key.namespace / f"{key.name}.json"
+
+
+def read_entry(root: Path, key: Key) -> Entry | None:
+    """Return one entry of the journal in a folder, or None when there is none that can be read; blocks."""
+    try:
+        return load(json.loads(entry_path(root, key).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
 @attrs.define(eq=False)
 class FileJournal:
     """The journal of one state directory."""
@@ -124,11 +137,11 @@ class FileJournal:
             JournalError: The disk does not take it.
         """
         text = json.dumps(dump(entry), separators=(",", ":"))
-        await trio.to_thread.run_sync(self._replace, self._path(entry.key), text, limiter=self.limiter)
+        await trio.to_thread.run_sync(self._replace, entry_path(self.root, entry.key), text, limiter=self.limiter)
 
     async def remove(self, key: Key) -> None:
         """Forget a service."""
-        await trio.to_thread.run_sync(self._remove, self._path(key), limiter=self.limiter)
+        await trio.to_thread.run_sync(self._remove, entry_path(self.root, key), limiter=self.limiter)
 
     def read_all(self) -> dict[Key, Entry]:
         """Return every entry that can be read; blocks."""
@@ -142,9 +155,6 @@ class FileJournal:
                 log.warning("journal entry not used", path=str(path), error=str(error))
             else:
                 yield entry.key, entry
-
-    def _path(self, key: Key) -> Path:
-        return self.root / key.namespace / f"{key.name}.json"  # both are DNS names: no way out of the folder
 
     def _replace(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

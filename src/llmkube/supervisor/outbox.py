@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 WRITE_SECONDS = 15.0
 """A write that takes longer is tried again; the API server may have gone away without a word."""
 
+REFUSED_SECONDS = 60.0
+"""Until a refused write is tried again, with the same words if there are no newer ones."""
+
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
 
@@ -97,7 +100,10 @@ class Outbox:
         return slot in self._words
 
     async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
-        """Write one slot's newest word; a refusal for good is logged and not repeated until there is something new."""
+        """Write one slot's newest word; a refusal is logged once and tried again after `REFUSED_SECONDS`.
+
+        It counts as heard: nobody's stop waits for a server that does not want to know.
+        """
         word = self._words.get(slot)
         if word is None:
             return
@@ -109,8 +115,10 @@ class Outbox:
             if self._words.get(slot) == word:
                 self.forget(slot)
         except UserError as refused:
-            log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
+            if self._heard.get(slot) != word:
+                log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
             self._heard[slot] = word
+            self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
             raise

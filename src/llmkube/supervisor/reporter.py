@@ -83,9 +83,14 @@ class Reporter:
         """Report about a newer wish from now on."""
         if wish.model.metadata.uid != self.wish.model.metadata.uid:
             self._of_model = status.Conditions()
-        if wish.service.metadata.uid != self.wish.service.metadata.uid:
-            self.outbox.forget(self._status_slot)  # another object of the same name has heard nothing yet
+        renewed = wish.service.metadata.uid != self.wish.service.metadata.uid
         self.wish = wish
+        if renewed:  # another object of the same name has heard nothing yet
+            self.outbox.forget(self._status_slot)
+            self._of_service = status.Conditions()
+            if self.view.reason:
+                self._set("Loaded", self.view.ready, str(self.view.reason), self.view.message)
+                self._write_status()
         self._publish_endpoint()
 
     def speak(self, yes: bool) -> None:
