@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -196,5 +195,10 @@ def tell(run: Run, seconds: list[float], engines: set[int], count: Count) -> Non
     )
 
 
+def main() -> None:
+    """Measure and print."""
+    trio.run(measure, begin("adoption", "trio", "xllamacpp"))
+
+
 if __name__ == "__main__":
-    trio.run(partial(measure, begin("adoption", "trio", "xllamacpp")))
+    main()

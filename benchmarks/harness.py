@@ -37,6 +37,7 @@ PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 ORDER: Final = (
     "reaction",
     "adoption",
+    "scale",
     "version",
     "download",
     "gguf_header",

@@ -157,5 +157,10 @@ def tell(run: Run, idle: Cost, busy: Cost, stops: dict[int, float]) -> None:
     )
 
 
+def main() -> None:
+    """Measure and print."""
+    trio.run(measure, begin("scale", "trio", "psutil"))
+
+
 if __name__ == "__main__":
-    trio.run(partial(measure, begin("scale", "trio", "psutil")))
+    main()
