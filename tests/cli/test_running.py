@@ -52,10 +52,8 @@ async def test_a_place_after_the_stop_does_not_begin():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_the_first_signal_stops_and_the_second_is_answered(number, request):
+async def test_the_first_signal_stops_and_the_second_is_answered(number):
     """Each of them stops; a second one during the stop says so and disturbs nothing."""
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests themselves were started with it ignored
-    request.addfinalizer(lambda: signal.signal(number, before))
     told, cleaned = [], False
 
     async def body(stop):
