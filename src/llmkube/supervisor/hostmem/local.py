@@ -1,0 +1,30 @@
+"""Which provider is this machine's."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from llmkube.supervisor.hostmem.darwin import DarwinMemory, open_darwin_memory
+from llmkube.supervisor.hostmem.linux import open_linux_memory, proportional_bytes
+from llmkube.supervisor.hostmem.mach import LibSystem
+from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
+from llmkube.supervisor.hostmem.sample import HostMemory
+from llmkube.supervisor.hostmem.trees import footprints
+
+
+@asynccontextmanager
+async def open_host_memory(thresholds: Thresholds = DEFAULTS) -> AsyncIterator[HostMemory]:
+    """Look at this machine's memory; the kernel's wake-ups are given back when the context is left."""
+    if sys.platform == "linux":
+        with open_linux_memory(thresholds) as memory:
+            yield memory
+    else:
+        async with open_darwin_memory(thresholds) as memory:
+            yield memory
+
+
+def footprints_here(pids: Sequence[int]) -> dict[int, int]:
+    """Return what processes of this machine use with all below them, without a provider; blocks for milliseconds."""
+    if sys.platform == "linux":
+        return footprints(pids, proportional_bytes)
+    return DarwinMemory(LibSystem()).footprints(pids)
