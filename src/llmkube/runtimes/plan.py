@@ -7,6 +7,7 @@ from enum import StrEnum
 import attrs
 
 from llmkube.base.errors import UserError
+from llmkube.weights.sizing import Demand
 
 
 class PlanError(UserError):
@@ -48,6 +49,7 @@ class LaunchPlan:
         weights_identity: Changes when the weights' bytes may have changed.
         ready_path: GET it: 200 means loaded and able to answer.
         not_honoured: Paths of fields that were given but have no effect on this path.
+        demand: What decides the memory that it needs, read from argv; None for an engine whose needs nobody can tell.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +59,7 @@ class LaunchPlan:
     weights_identity: str = ""
     ready_path: str = "/health"
     not_honoured: tuple[str, ...] = ()
+    demand: Demand | None = None
 
     def render(self, *, program: str, model: str, host: str, port: int) -> tuple[str, ...]:
         """Return argv with every slot filled."""

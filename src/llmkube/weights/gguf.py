@@ -24,18 +24,24 @@ from llmkube.weights.gguf_format import (
     BOOL,
     FILE_TYPES,
     GUESSED,
+    INT8,
+    INT16,
     INT32,
+    INT64,
     MAX_LAYERS,
     NEWER_TENSOR_TYPES,
     STRING,
     TENSOR_TYPES,
+    UINT8,
     UINT16,
     UINT32,
+    UINT64,
     VALUE_NAMES,
 )
 from llmkube.weights.gguf_reader import Header, HeaderReader, Value
 from llmkube.weights.gguf_rules import (
     ARCHITECTURE,
+    FOR_SIZING,
     GENERAL,
     NO_TOKENIZER,
     OF_ARCHITECTURE,
@@ -47,6 +53,19 @@ from llmkube.weights.gguf_rules import (
     TOKENIZER,
     TOKENS,
 )
+from llmkube.weights.shape import Shape
+
+_NUMBERS: Final = {
+    UINT8: "<B",
+    INT8: "<b",
+    UINT16: "<H",
+    INT16: "<h",
+    UINT32: "<I",
+    INT32: "<i",
+    UINT64: "<Q",
+    INT64: "<q",
+    BOOL: "<?",
+}
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
@@ -60,7 +79,8 @@ class GGUFFacts:
     them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
     is split into `split_count` files; of a remote file whose size nobody gave, it is what its tensors need.
     `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
-    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge.
+    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
+    what `sizing` needs; it is no part of what two files are compared by.
     """
 
     architecture: str
@@ -81,6 +101,7 @@ class GGUFFacts:
     pooling_type: int | None = None
     split_count: int = 1
     newer_tensor_types: tuple[int, ...] = ()
+    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
 
 def read_header(path: Path) -> GGUFFacts:
@@ -151,6 +172,31 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         pooling_type=values.number(f"{architecture}.pooling_type"),
         split_count=parts,
         newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in NEWER_TENSOR_TYPES)),
+        shape=_shape(values, architecture, parts),
+    )
+
+
+def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
+    """Keep what sizing needs; these keys are not checked, and one of an unexpected type counts as absent."""
+    header = values.header
+    keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
+    numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
+    tokens = values.get(TOKENS)
+    embedding = next((each for each in header.tensors if each.name == "token_embd.weight"), None)
+    vocabulary = embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
+    read_bytes = sum(each.size_bytes for each in header.tensors)
+    data_bytes = 0 if header.size_bytes is None else header.size_bytes - header.data_offset
+    return Shape(
+        architecture=architecture,
+        tensors=header.tensors,
+        numbers=numbers,
+        layer_count=numbers["block_count"][0],
+        embedding_size=numbers["embedding_length"][0],
+        vocabulary_size=vocabulary or (tokens.count if tokens and tokens.count else 0),
+        trained_context=numbers["context_length"][0],
+        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
+        unread_bytes=max(0, data_bytes - read_bytes) if any(not each.size_bytes for each in header.tensors) else 0,
+        missing_parts=parts - 1,
     )
 
 
@@ -184,6 +230,14 @@ class _Values:
         if value is None or value.kind not in (UINT16, UINT32, INT32) or value.count is not None or value.data is None:
             return None
         return int.from_bytes(value.data, "little", signed=value.kind == INT32)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
+        value = self.get(key)
+        layout = None if value is None else _NUMBERS.get(value.kind)
+        if value is None or value.data is None or layout is None:
+            return ()
+        return tuple(int(number) for (number,) in struct.iter_unpack(layout, value.data))
 
     def required(self, key: str) -> int:
         number = self.number(key)

@@ -36,6 +36,7 @@ from llmkube.weights.gguf_format import (
     VERSIONS,
 )
 from llmkube.weights.gguf_rules import KEPT, KEPT_OF_ARCHITECTURE
+from llmkube.weights.shape import Tensor
 
 MAX_HEADER_BYTES: Final = 256 << 20
 """No header is longer: the largest vocabularies in use take about 20 MiB."""
@@ -92,18 +93,24 @@ class Value:
 
 @attrs.frozen
 class Header:
-    """What was read: the kept values by key, and what the list of tensors adds up to.
+    """What was read: the kept values by key, the tensors, and what they add up to.
 
     `size_bytes` is None if nobody has said yet how long the file is; `needed_bytes` is how long it must be for all its
-    tensors. `tensor_bytes` has the bytes of each tensor type; one that our table does not know counts as 0.
+    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our table does not know counts as 0.
     """
 
     version: int
-    tensor_count: int
+    tensors: tuple[Tensor, ...]
     values: Mapping[bytes, Value]
     tensor_bytes: Mapping[int, int]
     needed_bytes: int
     size_bytes: int | None
+    data_offset: int
+
+    @property
+    def tensor_count(self) -> int:
+        """How many tensors this file has."""
+        return len(self.tensors)
 
 
 Steps = Generator[Range, bytes, None]
@@ -319,12 +326,16 @@ class HeaderReader:
         """Add up the list of tensors; their data must follow each other without a gap, as engines insist."""
         names: set[bytes] = set()
         by_type: Counter[int] = Counter()
+        tensors: list[Tensor] = []
         expected, needed, odd = 0, 0, b""
         for _ in range(tensor_count):
-            name, kind, tensor_bytes, offset = yield from self._read_tensor()
+            name, kind, sizes, offset = yield from self._read_tensor()
+            tensor_bytes = self._tensor_bytes(name, kind, sizes)
             if name in names:
                 raise self.refuse(f"it has the tensor {shown(name)} twice")
             names.add(name)
+            type_name = TENSOR_TYPES[kind][0] if kind in TENSOR_TYPES else str(kind)
+            tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
             by_type[kind] += tensor_bytes
             if kind in NEWER_TENSOR_TYPES:
                 expected = -1  # where the next one begins is for an engine to say that knows this type
@@ -345,10 +356,10 @@ class HeaderReader:
         if tensor_count and (odd or start % DATA_ALIGNMENT):
             which = f"tensor {shown(odd)}" if odd else "the first tensor"
             raise self.refuse(f"{which} is not at a multiple of {DATA_ALIGNMENT} in the file: engines crash on that")
-        self.header = Header(version, tensor_count, self._values, by_type, start + needed, self._size)
+        self.header = Header(version, tuple(tensors), self._values, by_type, start + needed, self._size, start)
 
-    def _read_tensor(self) -> Generator[Range, bytes, tuple[bytes, int, int, int]]:
-        """Return one tensor's name, type, size in bytes and offset."""
+    def _read_tensor(self) -> Generator[Range, bytes, tuple[bytes, int, tuple[int, ...], int]]:
+        """Return one tensor's name, type, dimensions and offset."""
         what = "the list of tensors"
         yield from self._have(8, what)
         length = self._number(_U64)
@@ -366,7 +377,7 @@ class HeaderReader:
         self._at += shape.size
         kind, offset = _TENSOR_TAIL.unpack_from(self._data, self._at)
         self._at += _TENSOR_TAIL.size
-        return name, kind, self._tensor_bytes(name, kind, sizes), offset
+        return name, kind, sizes, offset
 
     def _tensor_bytes(self, name: bytes, kind: int, sizes: tuple[int, ...]) -> int:
         elements = 1

@@ -75,11 +75,49 @@ OF_ARCHITECTURE: Final[Mapping[str, int]] = {
 }
 """Below the architecture's name: absent (unless required) or of this type."""
 
+FOR_SIZING: Final = (
+    *(
+        f"attention.{name}"
+        for name in (
+            "compress_ratios",
+            "indexer.head_count",
+            "indexer.key_length",
+            "indexer.kpool",
+            "indexer.types",
+            "key_length_mla",
+            "key_length_mla_swa",
+            "key_length_swa",
+            "kv_lora_rank",
+            "kv_lora_rank_swa",
+            "q_lora_rank",
+            "recurrent_layers",
+            "shared_kv_layers",
+            "sliding_window",
+            "sliding_window_pattern",
+            "value_length_mla",
+            "value_length_mla_swa",
+            "value_length_swa",
+        )
+    ),
+    *(f"ssm.{name}" for name in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")),
+    "embedding_length_per_layer_input",
+    "expert_feed_forward_length",
+    "expert_shared_count",
+    "full_attention_interval",
+    "kda.head_dim",
+    "leading_dense_block_count",
+    "nextn_predict_layers",
+    "shortconv.l_cache",
+    "token_shift_count",
+    "wkv.head_size",
+)
+"""Below the architecture's name: read for the estimate of memory only, and of whatever type."""
+
 KEPT: Final = frozenset(
     key.encode()
     for key in (*GENERAL, *OF_SPLIT, *OF_TOKENIZER, *OF_TOKENS, TOKENS, "general.license", "general.alignment")
 )
 """Keys whose values a reader of headers keeps."""
 
-KEPT_OF_ARCHITECTURE: Final = frozenset(key.encode() for key in (*OF_ARCHITECTURE, *PER_LAYER))
+KEPT_OF_ARCHITECTURE: Final = frozenset(key.encode() for key in (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING))
 """The same, below the architecture's name, which may come later in the file than they do."""

@@ -1,0 +1,194 @@
+"""What a real llama.cpp says it allocates, for files of many shapes under many command lines.
+
+Run as a program, this file loads each case once and writes `tests/weights/data/llama_buffers.json`, from which the
+tests of the estimate take their truth without an engine. The engine is the CPU build in the xllamacpp wheel.
+"""
+
+import importlib.metadata
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import attrs
+import psutil
+import trio
+
+from shapes import SHAPES, Shape
+
+GOLDEN: Final = Path(__file__).resolve().parent.parent / "tests" / "weights" / "data" / "llama_buffers.json"
+COMMON: Final = ("--fit", "off", "--no-warmup", "--verbosity", "4", "--port", "0", "--threads", "2")
+LOAD_SECONDS: Final = 120  # far beyond any load that ends
+REPORTED: Final = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+"""A line of llama.cpp's log: where a buffer is, what it is for, its size (as of b7000 to b11549)."""
+
+
+@attrs.frozen
+class Case:
+    """One file under one command line."""
+
+    shape: str
+    mix: str
+    flags: str
+
+    @property
+    def name(self) -> str:
+        """All of it in one line."""
+        return f"{self.shape} {self.mix} {self.flags}"
+
+    @property
+    def argv(self) -> list[str]:
+        """The flags, one by one."""
+        return self.flags.split()
+
+
+@attrs.frozen
+class Loaded:
+    """What the engine reported, by `<where> <what>`, and what the process then really used."""
+
+    buffers: dict[str, int]
+    pss_bytes: int
+    file_bytes: int
+
+
+# A load touches what it maps and clears its KV cache, so no case needs more than 8 GiB. `slim` shapes have fewer layers
+# or experts than the published model, which changes no size per layer.
+CASES: Final = tuple(
+    Case(*line.split(maxsplit=2))
+    for line in """
+        llama-3.1-8b         Q4_K_M  -c 4096 --no-repack
+        llama-3.1-8b         Q4_K_M  -c 16384 -np 4 --no-repack
+        llama-3.1-8b         Q4_0    -c 8192 -ctk q8_0 -ctv q8_0 --no-repack
+        llama-3.2-1b         Q4_0    -c 8192
+        llama-3.2-1b         Q4_K_M  -c 8192
+        llama-3.2-1b         Q8_0    -c 8192
+        llama-3.2-1b         Q4_K_M  -c 8192 -lm none
+        llama-3.2-1b         Q4_K_M  -c 131072 --no-repack
+        llama-3.2-1b         Q4_K_M  -c 131072 -ctk q4_0 -ctv q4_0 --no-repack
+        llama-3.2-1b         Q4_K_M  -c 32768 -fa off --no-repack
+        llama-3.2-1b         Q4_K_M  -c 16384 -np 4 -fa off -ctk q8_0 --no-repack
+        llama-3.2-1b         Q4_K_M  -c 16384 -np 4 -kvu -ub 2048 --no-repack
+        llama-3.2-1b         F16     -c 4096 -ub 2048
+        llama-tiny           Q4_0    -c 4096
+        mistral-7b           Q4_0    -c 8192 -np 4 -kvu --no-repack
+        mixtral-slim         Q4_0    -c 4096 --no-repack
+        qwen2-0.5b           Q8_0    -c 32768 -fa off
+        qwen2-0.5b           Q8_0    -c 8192 -np 2 --embeddings --pooling last
+        qwen2-7b             Q4_K_M  -c 32768 -np 4 -ctk q8_0 -ctv q8_0 --no-repack
+        qwen3-4b             Q4_K_M  -c 16384 --no-repack
+        qwen3-4b             Q4_K_M  -c 40960 -np 4 -ctk q4_0 -ctv q4_0
+        qwen3-moe-slim       Q4_K_M  -c 16384
+        qwen3-moe-slim       Q4_K_M  -c 131072 -ctk q8_0 -ctv q8_0 -ub 2048 --no-repack
+        gemma-2b             Q8_0    -c 8192
+        gemma2-9b            Q4_K_M  -c 8192 --no-repack
+        gemma3-1b            Q4_K_M  -c 2048 -np 4
+        gemma3-1b            Q4_K_M  -c 32768 -np 4
+        gemma3-1b            Q4_K_M  -c 32768 -np 4 -kvu
+        gemma3-1b            Q4_K_M  -c 16384 -np 4 -ub 2048
+        gemma3-4b            Q4_K_M  -c 32768 --no-repack
+        gemma3-4b            Q4_K_M  -c 8192 --swa-full --no-repack
+        gemma3-4b            Q4_K_M  -c 131072 -ctk q8_0 -ctv q8_0 --no-repack
+        cohere2-7b           Q4_K_M  -c 16384 --no-repack
+        gpt-oss-slim         MXFP4   -c 32768
+        gpt-oss-slim         MXFP4   -c 131072 -np 4 -ub 2048 --no-repack
+        deepseek-v2-slim     Q4_K_M  -c 16384 --no-repack
+        deepseek-v2-slim     Q4_K_M  -c 16384 -fa off --no-repack
+        deepseek-v2-slim     Q4_K_M  -c 65536 -ctk q8_0 -ctv q8_0 --no-repack
+        deepseek-v2-slim-old Q4_K_M  -c 8192 --no-repack
+        deepseek-v3-slim     Q4_K_M  -c 16384 --no-repack
+        mamba-1.4b           Q4_K_M  -c 4096 -np 4
+        mamba2-1.3b          Q4_K_M  -c 4096 -np 4
+        jamba-3b             Q4_K_M  -c 16384 -np 4 --no-repack
+        nemotron-h-8b        Q4_K_M  -c 16384 -np 4 --no-repack
+        granite-h-micro      Q4_K_M  -c 16384 -np 4
+        lfm2-1.2b            Q4_0    -c 16384 -np 4
+        qwen3-next-slim      Q4_K_M  -c 16384 -np 2 --no-repack
+        phi3-mini-4k         Q4_K_M  -c 4096 --no-repack
+        starcoder2-3b        Q8_0    -c 16384
+        bert-large           F16     -c 512 --embeddings
+        bert-large           F16     -c 2048 -np 4 --embeddings
+    """.strip().splitlines()
+)
+
+
+async def load(case: Case, folder: Path) -> Loaded:
+    """Write the file, load it as llama-server does, and return what was reported and measured.
+
+    Raises:
+        RuntimeError: The engine ended, or said nothing more for too long; with its own words.
+    """
+    path = folder / "model.gguf"
+    SHAPES[case.shape].write(path, case.mix)
+    # Nobody who works on the same machine should notice
+    argv = ["nice", "-n", "5", sys.executable, "-m", "llmkube.cli.llama_server", "--model", str(path)]
+    process = await trio.lowlevel.open_process([*argv, *case.argv, *COMMON], stdout=-1, stderr=-2)
+    assert process.stdout is not None, "it was given a pipe"
+    said = b""
+    try:
+        with trio.move_on_after(LOAD_SECONDS):
+            while b": serving " not in said and (chunk := await process.stdout.receive_some()):
+                said += chunk
+        if b": serving " not in said:
+            errors = [line for line in said.decode("utf-8", "replace").splitlines() if " E " in line]
+            raise RuntimeError(f"{case.name} does not load: {' / '.join(errors[:3]) or 'no reason given'}")
+        pss = psutil.Process(process.pid).memory_full_info().pss
+    finally:
+        process.kill()
+        await process.wait()
+        size = path.stat().st_size
+        path.unlink()
+    buffers: dict[str, int] = {}
+    for where, what, mebibytes in REPORTED.findall(said.decode("utf-8", "replace")):
+        buffers[f"{where} {what}"] = buffers.get(f"{where} {what}", 0) + round(float(mebibytes) * 2**20)
+    return Loaded(buffers, pss, size)
+
+
+def described(shape: Shape, mix: str) -> dict[str, Any]:
+    """Return a model for the golden file: its tensors as [name, sizes, type, first block, last block]."""
+    return {
+        "architecture": shape.architecture,
+        "keys": dict(shape.keys),
+        "vocabulary": shape.vocabulary,
+        "tensors": list(_runs(shape, mix)),
+    }
+
+
+def _runs(shape: Shape, mix: str) -> Iterator[list[Any]]:
+    rows: dict[tuple[Any, ...], list[int]] = {}
+    for name, sizes in shape.tensors:
+        found = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+        row = (f"blk.*.{found[2]}" if found else name, sizes, shape.kind(name, sizes, mix))
+        rows.setdefault(row, []).extend([int(found[1])] if found else [])
+    for (name, sizes, kind), blocks in rows.items():
+        if not blocks:
+            yield [name, list(sizes), kind, None, None]
+        for _, run in itertools.groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+            numbers = [block for _, block in run]
+            yield [name, list(sizes), kind, numbers[0], numbers[-1]]
+
+
+async def record(cases: Sequence[Case]) -> None:
+    """Write the golden file."""
+    models: dict[str, Any] = {}
+    found = []
+    with TemporaryDirectory() as folder:
+        for case in cases:
+            loaded = await load(case, Path(folder))
+            print(f"{case.name}: {loaded}", flush=True)
+            model = f"{case.shape} {case.mix}"
+            models[model] = described(SHAPES[case.shape], case.mix) | {"file_bytes": loaded.file_bytes}
+            found.append({"model": model, "flags": case.argv, "buffers": loaded.buffers, "pss_bytes": loaded.pss_bytes})
+    engine = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+    GOLDEN.parent.mkdir(exist_ok=True)
+    rows = [f'"engine": {json.dumps(engine)}']
+    rows.append('"models": {\n' + ",\n".join(f"{json.dumps(n)}: {json.dumps(m)}" for n, m in models.items()) + "\n}")
+    rows.append('"cases": [\n' + ",\n".join(map(json.dumps, found)) + "\n]")
+    GOLDEN.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    trio.run(record, [case for case in CASES if not sys.argv[1:] or case.name.startswith(tuple(sys.argv[1:]))])

@@ -1,0 +1,149 @@
+"""A compute buffer is as large as ggml's allocator makes it: here a graph of sizes is played through the same rules.
+
+The rules (https://github.com/ggml-org/ggml/blob/master/src/ggml-alloc.c): inputs get their places first; then each node
+takes the place of a parent that nobody else needs, if its operation can work in place, or the smallest free gap that
+is large enough, or room at the end; a parent's place becomes free with its last reader. The buffer is the highest end
+that was ever reached.
+"""
+
+import bisect
+from collections.abc import Iterable
+from typing import Final
+
+_ALIGNMENT: Final = 32
+
+
+class Node:
+    """One tensor of a graph: an input, the result of an operation, or a view of either.
+
+    `in_place` names no parent: as in ggml, the first parent of the same size that can be overwritten is.
+    """
+
+    __slots__ = ("children", "in_place", "offset", "output", "parents", "seen", "size", "source", "views")
+
+    def __init__(self, size: int, parents: tuple["Node", ...] = (), *, in_place: bool = False) -> None:
+        self.size = size
+        self.parents = parents
+        self.in_place = in_place
+        self.source: Node | None = None
+        self.offset: int | None = None
+        self.output = self.seen = False
+        self.children = self.views = 0
+
+    def view(self, *others: "Node", size: int | None = None) -> "Node":
+        """Return these bytes seen with other dimensions; with a size of 0, a part or an order that cannot be written to."""
+        node = Node(self.size if size is None else size, (self, *others))
+        node.source = self.source or self
+        return node
+
+
+def effect(*parents: Node) -> Node:
+    """Return a node that only writes into memory outside the graph, such as a cache."""
+    return Node(0, parents)
+
+
+class Graph:
+    """Nodes in the order in which they run."""
+
+    def __init__(self) -> None:
+        self._leaves: list[Node] = []
+        self._nodes: list[Node] = []
+
+    def expand(self, *nodes: Node) -> None:
+        """Run these nodes after all that has been added so far, each after its parents."""
+        stack = [*reversed(nodes)]
+        while stack:
+            node = stack[-1]
+            if not node.seen and (waiting := [each for each in node.parents if not each.seen]):
+                stack.append(waiting[0])
+                continue
+            stack.pop()
+            if not node.seen:
+                node.seen = True
+                (self._nodes if node.parents else self._leaves).append(node)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def peak_bytes(self) -> int:
+        """Return the size of the buffer that holds it; plays the graph once."""
+        arena = _Arena()
+        _count(self._nodes)
+        for leaf in self._leaves:
+            leaf.offset = arena.take(leaf.size)
+        for node in self._nodes:
+            if node.source is None and node.size:
+                _place(node, arena)
+            for parent in node.parents:
+                parent.children -= 1
+                if not parent.children and not parent.views:
+                    _release(parent, arena)
+        return arena.peak_bytes
+
+
+def _count(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if node.source is not None:
+            node.source.views += 1
+        for parent in node.parents:
+            parent.children += 1
+
+
+def _place(node: Node, arena: "_Arena") -> None:
+    if node.in_place:
+        for parent in node.parents:
+            alone = parent.children == 1 and not parent.views and not parent.output
+            if alone and parent.offset is not None and parent.size == node.size:
+                node.offset, parent.offset = parent.offset, None
+                return
+    node.offset = arena.take(node.size)
+
+
+def _release(node: Node, arena: "_Arena") -> None:
+    owner = node.source
+    if owner is not None:
+        owner.views -= 1
+        if owner.views or owner.children:
+            return
+        node = owner
+    if node.offset is not None and not node.output:
+        arena.give(node.offset, node.size)
+        node.offset = None
+
+
+class _Arena:
+    """Free gaps in order; beyond the last of them all is free."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._gaps: list[tuple[int, int]] = []  # offset and size of each
+        self._end = 0
+
+    def take(self, size: int) -> int:
+        size += -size % _ALIGNMENT
+        fitting = [(gap[1], number) for number, gap in enumerate(self._gaps) if gap[1] >= size]
+        if fitting:
+            # of gaps of the same size the last, as in ggml
+            smallest = min(fitting)[0]
+            number = max(number for found, number in fitting if found == smallest)
+            offset, room = self._gaps[number]
+            self._gaps[number : number + 1] = [(offset + size, room - size)] if room > size else []
+            return offset
+        offset = self._end
+        self._end += size
+        self.peak_bytes = max(self.peak_bytes, self._end)
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        size += -size % _ALIGNMENT
+        at = bisect.bisect(self._gaps, (offset, 0))
+        if at < len(self._gaps) and self._gaps[at][0] == offset + size:
+            size += self._gaps.pop(at)[1]
+        if at and sum(self._gaps[at - 1]) == offset:
+            offset, before = self._gaps.pop(at - 1)
+            size += before
+            at -= 1
+        if offset + size == self._end:
+            self._end = offset
+        else:
+            self._gaps.insert(at, (offset, size))
