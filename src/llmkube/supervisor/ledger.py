@@ -1,0 +1,489 @@
+"""One host's memory, as it is promised: `admitted()` is a scope, and within it the bytes are a service's own.
+
+```
+ wait ──▶ admitted ──▶ spawned, loaded, served, ended ──▶ process gone ──▶ memory seen to be back
+          └ reserved ─────────────────────────────────────────────────────┘ (or its deadline is over)
+```
+
+Everything that decides is in `admission` and `eviction`; here it is carried out, at once and without an await, so that
+two who arrive together cannot be promised the same bytes. Nobody who waits holds anything that another one needs.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor import admission
+from llmkube.supervisor.admission import Block, Held, Host, Need, Refusal, Terms, Waiting
+from llmkube.supervisor.budget import Budget, host_budget
+from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Policy
+from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
+
+SAY_SECONDS: Final = 10.0
+"""The least time between two sentences about the same wait."""
+
+REPEAT_SECONDS: Final = 600.0
+"""After so long a sentence is brought up to date, although nothing has happened."""
+
+MOVED_BYTES: Final = 512 << 20
+"""A sentence whose figure is off by more is out of date."""
+
+SEEN_SHARE: Final = 0.8
+"""Memory is back when so much of it is seen; other programs may have taken the rest meanwhile."""
+
+_LONG_AGO: Final = float("-inf")
+
+
+@attrs.frozen
+class Rules:
+    """What an operator has decided about this host's memory.
+
+    Attributes:
+        policy: Thresholds, dwells and switches.
+        fraction: The share of the memory that models may take; None for the default of its size.
+        guesses: Whether a service starts whose need nobody knows.
+        gentle_seconds: The longest that a service may take to end with its requests waited for.
+        urgent_seconds: The same without.
+    """
+
+    policy: Policy = Policy()
+    fraction: float | None = None
+    guesses: bool = False
+    gentle_seconds: float = 45.0
+    urgent_seconds: float = 15.0
+
+
+@attrs.define(eq=False)
+class Claim:
+    """The bytes that one running service has been promised, and what is known of the process that uses them.
+
+    Attributes:
+        key: The service.
+        need: What was promised.
+        scope: Cancelled when the service has to go.
+        returning: It was evicted, and this is its return.
+        others_bytes: What everybody else on the host held when it was admitted.
+        since: When the claim was made.
+        pid: Its process; 0 while there is none.
+        resident_bytes: What the process held at the last look.
+        peak_bytes: The most that it ever held.
+        measured: Whether anybody has looked.
+        loaded_at: When it was ready; None before.
+        busy_at: When it had work last.
+        leaves: Why it has to go; None while it may stay.
+        leaves_by: When it should have gone.
+        available_bytes: What the host had left when it was last seen running.
+    """
+
+    key: Key
+    need: Need
+    scope: trio.CancelScope
+    returning: bool = False
+    others_bytes: int = 0
+    since: float = attrs.field(factory=trio.current_time)
+    pid: int = 0
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    measured: bool = False
+    loaded_at: float | None = None
+    busy_at: float = attrs.field(factory=trio.current_time)
+    leaves: Evict | None = None
+    leaves_by: float | None = None
+    available_bytes: int = 0
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it has to go without waiting for its requests."""
+        return self.leaves is not None and self.leaves.urgent
+
+    @property
+    def total_bytes(self) -> int:
+        """What counts: what was promised, or what it has taken if that is more."""
+        return max(self.need.total_bytes, self.peak_bytes)
+
+    @property
+    def holds_bytes(self) -> int:
+        """What is really there; an engine that has loaded unseen is taken at its word."""
+        return self.total_bytes if self.loaded_at is not None and not self.measured else self.resident_bytes
+
+    def worked(self) -> None:
+        """It has had work just now."""
+        self.busy_at = trio.current_time()
+
+
+@attrs.define(eq=False)
+class _Seat:
+    """What the ledger knows of one service, whether it runs or waits."""
+
+    terms: Terms = Terms()
+    claim: Claim | None = None
+    waiting: Waiting | None = None
+    refusal: Refusal | None = None
+    said: Refusal | None = None
+    said_at: float = _LONG_AGO
+    news: trio.Event = attrs.field(factory=trio.Event)
+    evicted: Evict | None = None  # until it is loaded again
+    relapses: int = 0
+    displaced_at: float = _LONG_AGO  # when others had to go for it last
+    load_seconds: float = 0.0
+
+
+@attrs.frozen
+class _Release:
+    """Memory of an engine that has ended, as long as it is not seen to be back."""
+
+    size_bytes: int
+    before_bytes: int
+    until: float
+
+
+@attrs.frozen
+class Account:
+    """One service's figures, for people and metrics."""
+
+    estimated_bytes: int = 0
+    reserved_bytes: int = 0
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    evicted: bool = False
+
+
+@attrs.define(eq=False)
+class Ledger:
+    """Who has been promised how much of this host.
+
+    Attributes:
+        rules: What the operator has decided.
+        watched: Whether anybody looks at the host's memory; without that everybody is admitted at once.
+        told: Called with the service that has to go, before its scope is cancelled.
+        ended: Called with a claim whose process has gone.
+        evictions: How many have had to go since the agent started, by the cause.
+    """
+
+    rules: Rules = Rules()
+    watched: bool = True
+    told: Callable[[Evict], None] = lambda _: None
+    ended: Callable[[Claim], None] = lambda _: None
+    evictions: Counter[Cause] = attrs.field(factory=Counter)
+    look_soon: trio.Event = attrs.field(factory=trio.Event)
+    _seats: dict[Key, _Seat] = attrs.field(factory=dict)
+    _releases: list[_Release] = attrs.field(factory=list)
+    _sample: Sample = UNREADABLE
+    _decision: Decision | None = None
+    _budget: Budget = Budget(0, 0)
+
+    # -- services -------------------------------------------------------------------------------------------------
+
+    def follow(self, key: Key, terms: Terms) -> None:
+        """Take in what the objects say now; an edit is a new chance for whoever waits."""
+        seat = self._seat(key)
+        if terms != seat.terms:
+            seat.terms, seat.displaced_at = terms, _LONG_AGO
+            self.pump()
+
+    def adopt(self, key: Key, need: Need) -> None:
+        """Promise at once what an engine has already that an earlier agent left; `admitted` finds it there."""
+        if self.watched:
+            self._seat(key).claim = Claim(key, need, trio.CancelScope())
+
+    def forget(self, key: Key) -> None:
+        """The service is no longer this host's."""
+        if (seat := self._seats.pop(key, None)) is not None and seat.claim is not None:
+            claim, seat.claim = seat.claim, None
+            self._give_back(claim)
+        self.pump()
+
+    @asynccontextmanager
+    async def admitted(
+        self, key: Key, need: Need, scope: trio.CancelScope, say: Callable[[Refusal], None]
+    ) -> AsyncIterator[Claim]:
+        """Wait until there is room, and hold it for as long as the body runs, and its memory after that.
+
+        Args:
+            key: The service.
+            need: How much it will take.
+            scope: Encloses the whole of this; cancelled when the service has to go.
+            say: Called with why it waits: at once, and when that has changed.
+        """
+        if not self.watched:
+            yield Claim(key, need, scope)
+            return
+        seat = self._seat(key)
+        try:
+            if seat.claim is None:
+                seat.waiting = self._waiting(key, need, seat)
+                seat.said = None
+                self.pump()
+                while seat.claim is None:
+                    if seat.refusal is not None and seat.said is not seat.refusal:
+                        seat.said, seat.said_at = seat.refusal, trio.current_time()
+                        say(seat.refusal)
+                    await seat.news.wait()
+            claim = seat.claim
+            claim.scope = scope
+            if claim.leaves is not None:
+                scope.cancel(reason=claim.leaves.why)
+            yield claim
+        finally:
+            seat.waiting = None
+            if (held := seat.claim) is not None:
+                seat.claim = None
+                self._give_back(held)
+                self.pump()
+
+    def runs(self, claim: Claim, pid: int) -> None:
+        """The claim's process has been started, or found."""
+        claim.pid = pid
+        self.look_nowait()
+
+    def loaded(self, claim: Claim) -> None:
+        """The claim's engine answers: what it needs is there, and the next one may return."""
+        now = trio.current_time()
+        claim.loaded_at, claim.busy_at = now, now
+        if (seat := self._seats.get(claim.key)) is not None:
+            seat.load_seconds = now - claim.since
+            if not claim.returning:
+                seat.relapses = 0
+            seat.evicted = None
+        self.look_nowait()
+
+    # -- the host -------------------------------------------------------------------------------------------------
+
+    def look_nowait(self) -> None:
+        """Have the host looked at without waiting for the next regular look."""
+        self.look_soon.set()
+
+    def observe(self, sample: Sample, footprints: Mapping[int, int]) -> None:
+        """Take in one look at the host; `decide` follows."""
+        now = trio.current_time()
+        if sample.level is not Level.UNKNOWN:
+            self._sample = sample
+            self._budget = host_budget(sample.total_bytes, self.rules.fraction, sample.device_limit_bytes)
+        for claim in self._claims():
+            if claim.pid in footprints:
+                claim.measured, claim.resident_bytes = True, footprints[claim.pid]
+                claim.peak_bytes = max(claim.peak_bytes, claim.resident_bytes)
+            claim.available_bytes = sample.available_bytes
+        self._note_releases(sample, now)
+
+    def decide(self, decision: Decision) -> None:
+        """Take in what follows from the look, let start whoever fits now, and have go who has to."""
+        self._decision = decision
+        self.pump()
+        if decision.evict is not None:
+            self.evict(decision.evict)
+
+    def evict(self, evict: Evict) -> None:
+        """Have a service go, and wait for its turn to come back."""
+        seat = self._seats.get(evict.key)
+        claim = seat.claim if seat else None
+        if seat is None or claim is None or claim.leaves is not None:
+            return
+        now, rules = trio.current_time(), self.rules
+        if evict.cause is not Cause.DISPLACED:
+            seat.relapses = seat.relapses + 1 if self._relapsed(claim, now) else 0
+        seat.evicted = evict
+        claim.leaves = evict
+        claim.leaves_by = now + (rules.urgent_seconds if evict.urgent else rules.gentle_seconds)
+        self.evictions[evict.cause] += 1
+        self.told(evict)
+        claim.scope.cancel(reason=evict.why)
+
+    def pump(self) -> None:
+        """Let start whoever fits, have go who has to for that, and tell the others why they wait."""
+        if self._decision is None:
+            return
+        queue = [waiting for seat in self._seats.values() if seat.claim is None and (waiting := self._asks(seat))]
+        outcome = admission.step(queue, self.host())
+        for key in outcome.admitted:
+            seat = self._seats[key]
+            assert seat.waiting is not None, "only those who wait are admitted"
+            asked = seat.waiting
+            seat.claim = Claim(key, asked.need, trio.CancelScope(), asked.returns, self._others_bytes())
+            _wake(seat)
+        for key, refusal in outcome.refused:
+            self._refuse(self._seats[key], refusal)
+        for each in outcome.displaced:
+            self._seats[each.winner].displaced_at = trio.current_time()
+            self.evict(Evict(each.victim, Cause.DISPLACED, each.why))
+
+    # -- what others want to know ---------------------------------------------------------------------------------
+
+    @property
+    def sample(self) -> Sample:
+        """The last good look at the host."""
+        return self._sample
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was last decided; None before the first look."""
+        return self._decision
+
+    @property
+    def budget(self) -> Budget:
+        """What engines may take on this host."""
+        return self._budget
+
+    @property
+    def moving(self) -> bool:
+        """Whether somebody loads or is on the way out: figures change from one second to the next."""
+        return any(claim.loaded_at is None or claim.leaves is not None for claim in self._claims())
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for memory."""
+        return any(seat.waiting is not None and seat.claim is None for seat in self._seats.values())
+
+    @property
+    def releasing(self) -> bool:
+        """Whether memory of an engine that has ended is not seen to be back."""
+        return bool(self._releases)
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes whose memory counts."""
+        return tuple(claim.pid for claim in self._claims() if claim.pid)
+
+    def evicted(self, key: Key) -> Evict | None:
+        """Why a service had to go, until it is loaded again."""
+        return seat.evicted if (seat := self._seats.get(key)) else None
+
+    def accounts(self) -> dict[Key, Account]:
+        """The figures of every service that runs or waits here."""
+        return {key: _account(seat) for key, seat in self._seats.items() if seat.claim or seat.waiting}
+
+    def look(self, sample: Sample) -> Look:
+        """What the eviction policy decides on, after a sample has been observed."""
+        return Look(sample, tuple(map(self._candidate, self._claims())), self.releasing, self._over_bytes())
+
+    def host(self) -> Host:
+        """What admission decides on."""
+        decision, sample, policy = self._decision, self._sample, self.rules.policy
+        assert decision is not None, "nobody is admitted before the first look"
+        unreadable = decision.level is Level.UNKNOWN
+        return Host(
+            self._budget,
+            sample.available_bytes,
+            policy.floor_bytes(sample.total_bytes),
+            policy.small_bytes,
+            Level.UNKNOWN if unreadable else sample.level,
+            decision.admitting,
+            decision.calm_seconds,
+            tuple(self._held(claim) for claim in self._claims()),
+            sum(each.size_bytes for each in self._releases),
+            self.rules.guesses,
+        )
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _seat(self, key: Key) -> _Seat:
+        return self._seats.setdefault(key, _Seat())
+
+    def _claims(self) -> list[Claim]:
+        return [seat.claim for seat in self._seats.values() if seat.claim is not None]
+
+    def _waiting(self, key: Key, need: Need, seat: _Seat) -> Waiting:
+        """Begin to wait; who was evicted for pressure waits for calm, and for a margin besides."""
+        policy, dwell, margin = self.rules.policy, 0.0, 0
+        if seat.evicted is not None and seat.evicted.cause is not Cause.DISPLACED:
+            dwell, margin = policy.dwell_seconds(seat.relapses), int(need.total_bytes * policy.margin_share)
+        return Waiting(key, need, seat.terms, trio.current_time(), dwell, margin)
+
+    def _asks(self, seat: _Seat) -> Waiting | None:
+        """Its wait as the newest objects have it."""
+        if seat.waiting is None:
+            return None
+        policy = self.rules.policy
+        calm = trio.current_time() - seat.displaced_at >= policy.displace_seconds
+        return attrs.evolve(seat.waiting, terms=seat.terms, may_displace=calm and policy.mode is Mode.ON)
+
+    def _relapsed(self, claim: Claim, now: float) -> bool:
+        """Whether its own return has brought the pressure back: soon after it, and nobody else has grown meanwhile."""
+        policy, total = self.rules.policy, self._sample.total_bytes
+        soon = claim.loaded_at is None or now - claim.loaded_at < policy.relapse_seconds
+        grown = self._others_bytes() - claim.others_bytes >= policy.reclaim_bytes(total)
+        return claim.returning and soon and not grown
+
+    def _others_bytes(self) -> int:
+        """What of the host neither is available nor belongs to an engine."""
+        held = sum(claim.holds_bytes for claim in self._claims()) + sum(each.size_bytes for each in self._releases)
+        return self._sample.total_bytes - self._sample.available_bytes - held
+
+    def _held(self, claim: Claim) -> Held:
+        now, seat = trio.current_time(), self._seats[claim.key]
+        return Held(
+            claim.key,
+            claim.total_bytes,
+            claim.need.device_bytes,
+            claim.holds_bytes,
+            seat.terms,
+            now - claim.busy_at if claim.loaded_at is not None else 0.0,
+            seat.load_seconds,
+            claim.returning and claim.loaded_at is None,
+            claim.leaves_by is not None and now < claim.leaves_by,
+        )
+
+    def _candidate(self, claim: Claim) -> Candidate:
+        terms, loading = self._seats[claim.key].terms, claim.loaded_at is None
+        frees = claim.total_bytes if loading else claim.holds_bytes
+        idle = 0.0 if loading else trio.current_time() - claim.busy_at
+        return Candidate(claim.key, terms.rank, frees, terms.protected, idle, claim.leaves_by)
+
+    def _over_bytes(self) -> int:
+        """How much more than the budget the engines hold that stay; a fiftieth of it is not worth a restart."""
+        budget = self._budget
+        claims = [claim for claim in self._claims() if claim.leaves is None]
+        over = sum(claim.total_bytes for claim in claims) - budget.limit_bytes
+        if budget.device_limit_bytes is not None:
+            over = max(over, sum(claim.need.device_bytes for claim in claims) - budget.device_limit_bytes)
+        return over if over > budget.limit_bytes // 50 else 0
+
+    def _give_back(self, claim: Claim) -> None:
+        """The process has gone; its bytes count until they are seen, or for so long."""
+        policy = self.rules.policy
+        if claim.resident_bytes >= policy.worthwhile_bytes:
+            until = trio.current_time() + policy.release_seconds
+            self._releases.append(_Release(claim.resident_bytes, claim.available_bytes, until))
+        self.ended(claim)
+        self.look_nowait()
+
+    def _note_releases(self, sample: Sample, now: float) -> None:
+        if not self._releases:
+            return
+        self._releases = [each for each in self._releases if now < each.until]
+        expected = sum(each.size_bytes for each in self._releases)
+        before = min((each.before_bytes for each in self._releases), default=0)
+        if sample.level is not Level.UNKNOWN and sample.available_bytes >= before + SEEN_SHARE * expected:
+            self._releases.clear()
+
+    def _refuse(self, seat: _Seat, refusal: Refusal) -> None:
+        """Hand on why it waits, unless it has been said just now, or nothing has changed."""
+        now = trio.current_time()
+        if seat.said is not None:
+            same = seat.said.block is refusal.block and abs(seat.said.free_bytes - refusal.free_bytes) < MOVED_BYTES
+            if now - seat.said_at < (REPEAT_SECONDS if same else SAY_SECONDS):
+                return
+        seat.refusal = refusal
+        _wake(seat)
+
+
+def reason_word(block: Block) -> str:
+    """Return the word for `status.schedulingStatus`."""
+    return "MemoryCheckFailed" if block in {Block.UNSIZED, Block.UNREADABLE} else "InsufficientMemory"
+
+
+def _wake(seat: _Seat) -> None:
+    seat.news.set()
+    seat.news = trio.Event()
+
+
+def _account(seat: _Seat) -> Account:
+    claim, waiting, evicted = seat.claim, seat.waiting, seat.evicted is not None
+    if claim is not None:
+        need = claim.need
+        return Account(need.estimated_bytes, claim.total_bytes, claim.resident_bytes, claim.peak_bytes, evicted)
+    return Account(waiting.need.estimated_bytes if waiting else 0, evicted=evicted)
