@@ -7,6 +7,7 @@ tests of the estimate take their truth without an engine. The engine is the CPU 
 import importlib.metadata
 import itertools
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,12 @@ import attrs
 import psutil
 import trio
 
-from shapes import SHAPES, Shape
+from shapes import SHAPES
+from shapes.hollow import Model
 
 GOLDEN: Final = Path(__file__).resolve().parent.parent / "tests" / "weights" / "data" / "llama_buffers.json"
 COMMON: Final = ("--fit", "off", "--no-warmup", "--verbosity", "4", "--port", "0", "--threads", "2")
+STOP_SECONDS: Final = 10  # to be gone after SIGKILL, with the memory of a large model
 LOAD_SECONDS: Final = 120  # far beyond any load that ends
 REPORTED: Final = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 """A line of llama.cpp's log: where a buffer is, what it is for, its size (as of b7000 to b11549)."""
@@ -107,12 +110,33 @@ CASES: Final = tuple(
         granite-h-micro      Q4_K_M  -c 16384 -np 4
         lfm2-1.2b            Q4_0    -c 16384 -np 4
         qwen3-next-slim      Q4_K_M  -c 16384 -np 2 --no-repack
+        qwen3.5-4b           Q4_K_M  -c 16384 -np 2
+        falcon-h1-1.5b       Q4_K_M  -c 16384 -np 4
+        llama4-slim          Q4_K_M  -c 32768 --no-repack
+        glm4-moe-slim        Q4_K_M  -c 16384
+        gemma3n-e2b          Q4_K_M  -c 16384
+        gemma4-slim          Q4_K_M  -c 32768 --no-repack
         phi3-mini-4k         Q4_K_M  -c 4096 --no-repack
         starcoder2-3b        Q8_0    -c 16384
         bert-large           F16     -c 512 --embeddings
         bert-large           F16     -c 2048 -np 4 --embeddings
     """.strip().splitlines()
 )
+
+
+def drawn(count: int, rng: random.Random) -> list[Case]:
+    """Return cases that nobody has chosen, of models that load in a few seconds."""
+    small = ("llama-tiny", "llama-3.2-1b", "gemma3-1b", "qwen2-0.5b", "lfm2-1.2b", "falcon-h1-1.5b", "mamba2-1.3b")
+    found = []
+    for at in range(count):
+        flags = [f"-c {rng.choice((1000, 4096, 12288, 20000, 65536))} -np {rng.choice((1, 2, 3, 8))}"]
+        flags.append(f"-ub {rng.choice((128, 256, 512, 2048))} -ctk {rng.choice(('f16', 'q8_0', 'q4_0'))}")
+        # Without flash attention the V cache cannot be quantized
+        flags.append(rng.choice(("-fa off", "-fa on", "-fa on -ctv q8_0", "-fa on -ctv q4_0")))
+        flags.append(rng.choice(("", "-kvu", "--swa-full", "--no-repack", "-lm none")))
+        mix = rng.choice(("Q2_K", "Q3_K", "Q4_0", "Q4_K_M", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "BF16"))
+        found.append(Case(small[at % len(small)], mix, " ".join(" ".join(flags).split())))
+    return found
 
 
 async def load(case: Case, folder: Path) -> Loaded:
@@ -138,7 +162,8 @@ async def load(case: Case, folder: Path) -> Loaded:
         pss = psutil.Process(process.pid).memory_full_info().pss
     finally:
         process.kill()
-        await process.wait()
+        with trio.move_on_after(STOP_SECONDS, shield=True):
+            await process.wait()
         size = path.stat().st_size
         path.unlink()
     buffers: dict[str, int] = {}
@@ -147,21 +172,21 @@ async def load(case: Case, folder: Path) -> Loaded:
     return Loaded(buffers, pss, size)
 
 
-def described(shape: Shape, mix: str) -> dict[str, Any]:
+def described(model: Model, mix: str) -> dict[str, Any]:
     """Return a model for the golden file: its tensors as [name, sizes, type, first block, last block]."""
     return {
-        "architecture": shape.architecture,
-        "keys": dict(shape.keys),
-        "vocabulary": shape.vocabulary,
-        "tensors": list(_runs(shape, mix)),
+        "architecture": model.architecture,
+        "keys": dict(model.keys),
+        "vocabulary": model.vocabulary,
+        "tensors": list(_runs(model, mix)),
     }
 
 
-def _runs(shape: Shape, mix: str) -> Iterator[list[Any]]:
+def _runs(model: Model, mix: str) -> Iterator[list[Any]]:
     rows: dict[tuple[Any, ...], list[int]] = {}
-    for name, sizes in shape.tensors:
+    for name, sizes in model.tensors:
         found = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
-        row = (f"blk.*.{found[2]}" if found else name, sizes, shape.kind(name, sizes, mix))
+        row = (f"blk.*.{found[2]}" if found else name, sizes, model.kind(name, sizes, mix))
         rows.setdefault(row, []).extend([int(found[1])] if found else [])
     for (name, sizes, kind), blocks in rows.items():
         if not blocks:
@@ -179,9 +204,9 @@ async def record(cases: Sequence[Case]) -> None:
         for case in cases:
             loaded = await load(case, Path(folder))
             print(f"{case.name}: {loaded}", flush=True)
-            model = f"{case.shape} {case.mix}"
-            models[model] = described(SHAPES[case.shape], case.mix) | {"file_bytes": loaded.file_bytes}
-            found.append({"model": model, "flags": case.argv, "buffers": loaded.buffers, "pss_bytes": loaded.pss_bytes})
+            name = f"{case.shape} {case.mix}"
+            models[name] = described(SHAPES[case.shape], case.mix) | {"file_bytes": loaded.file_bytes}
+            found.append({"model": name, "flags": case.argv, "buffers": loaded.buffers, "pss_bytes": loaded.pss_bytes})
     engine = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
     GOLDEN.parent.mkdir(exist_ok=True)
     rows = [f'"engine": {json.dumps(engine)}']

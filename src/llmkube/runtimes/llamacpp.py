@@ -13,6 +13,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.k8s.fields import changed_paths
+from llmkube.runtimes.demand import demand_of
 from llmkube.runtimes.environment import plan_environment
 from llmkube.runtimes.llama_flags import (
     check_extra_args,
@@ -24,6 +25,8 @@ from llmkube.runtimes.llama_flags import (
 )
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError, Slot
 from llmkube.weights.gguf import GGUFFacts
+from llmkube.weights.shape import Shape
+from llmkube.weights.sizing import default_cache_ram_bytes
 from llmkube.weights.store import WeightsFile
 
 __all__ = ["check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
@@ -100,6 +103,7 @@ def plan(
     _add_speculation(line, spec.speculative_decoding)
     _add_mode(line, spec, gguf, context)
     _add_ours(line, flags_in(spec.extra_args))
+    _limit_prompt_cache(line, flags_in(spec.extra_args), gguf.shape)
     line.argv += render_extra_args(spec.extra_args, engine)
     return LaunchPlan(
         argv=tuple(line.argv),
@@ -108,6 +112,7 @@ def plan(
         alias=alias,
         weights_identity=weights.identity,
         not_honoured=tuple(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
+        demand=demand_of(line.argv, engine),
     )
 
 
@@ -253,3 +258,10 @@ def _add_ours(line: _Line, given: frozenset[str]) -> None:
     # builds from before --fit print buffer sizes anyway, and prompts at level 4
     if "--fit" in line.engine.flags and not given & {"-v", "--verbose", "--log-verbose"}:
         line.default(given, "--verbosity", "-lv", "--log-verbosity", value=str(VERBOSITY))
+
+
+def _limit_prompt_cache(line: _Line, given: frozenset[str], shape: Shape | None) -> None:
+    """Give the prompt cache a limit that can be reserved: the engine's own, 8 GiB, may be more than the model needs."""
+    if shape is not None and "--cache-ram" not in line.argv:
+        size_bytes = default_cache_ram_bytes(shape, demand_of(line.argv, line.engine))
+        line.default(given, "--cache-ram", "-cram", value=str(size_bytes >> 20))

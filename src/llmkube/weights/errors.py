@@ -95,6 +95,12 @@ class FileSetError(WeightsError):
         super().__init__(message, field="spec.files")
 
 
+class NotMLXError(WeightsError):
+    """The folder holds no MLX model: `config.json` and safetensors files."""
+
+    reason = "NotMLX"
+
+
 class NotGGUFError(WeightsError):
     """The file is not a GGUF file that an engine could load."""
 

@@ -11,6 +11,7 @@ than a header and rules for all:
 """
 
 import os
+import re
 import stat
 import struct
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from llmkube.weights.gguf_format import (
     UINT64,
     VALUE_NAMES,
 )
-from llmkube.weights.gguf_reader import Header, HeaderReader, Value
+from llmkube.weights.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
 from llmkube.weights.gguf_rules import (
     ARCHITECTURE,
     FOR_SIZING,
@@ -53,7 +54,7 @@ from llmkube.weights.gguf_rules import (
     TOKENIZER,
     TOKENS,
 )
-from llmkube.weights.shape import Shape
+from llmkube.weights.shape import Shape, Tensor
 
 _NUMBERS: Final = {
     UINT8: "<B",
@@ -66,6 +67,10 @@ _NUMBERS: Final = {
     INT64: "<q",
     BOOL: "<?",
 }
+
+_PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
+MAX_PARTS: Final = 256
+"""Files of one model that are looked at; the largest models in use have under a hundred."""
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
@@ -107,10 +112,20 @@ class GGUFFacts:
 def read_header(path: Path) -> GGUFFacts:
     """Read the facts, in a second at worst and little memory whatever the file is. Blocks on the disk.
 
+    The other files of a split model are looked for beside the first one, for `shape` alone; one that is missing or no
+    part of it is left out.
+
     Raises:
         NotGGUFError: The file is not a complete little-endian GGUF of version 2 or 3 that holds a model.
         FetchError: The file cannot be read now.
     """
+    facts = facts_of(_read(path))
+    if facts.split_count == 1 or facts.shape is None:
+        return facts
+    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count))
+
+
+def _read(path: Path) -> HeaderReader:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -125,7 +140,32 @@ def read_header(path: Path) -> GGUFFacts:
             os.close(descriptor)
     except OSError as exc:
         raise FetchError(f"cannot read {path}: {exc.strerror or exc}") from exc
-    return facts_of(reader)
+    return reader
+
+
+def _with_parts(path: Path, shape: Shape, count: int) -> Shape:
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named["count"]) != count or count > MAX_PARTS:
+        return shape
+    for number in range(2, count + 1):
+        try:
+            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf")).header
+        except (NotGGUFError, FetchError):
+            continue
+        if header is not None and len(shape.tensors) + header.tensor_count <= MAX_TENSORS:
+            shape = attrs.evolve(
+                shape,
+                tensors=shape.tensors + header.tensors,
+                size_bytes=shape.size_bytes + (header.size_bytes or header.needed_bytes),
+                missing_parts=shape.missing_parts - 1,
+            )
+    return attrs.evolve(shape, vocabulary_size=_vocabulary(shape.tensors) or shape.vocabulary_size)
+
+
+def _vocabulary(tensors: tuple[Tensor, ...]) -> int:
+    """Return how many tokens the embedding has a vector for."""
+    embedding = next((each for each in tensors if each.name == "token_embd.weight"), None)
+    return embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
 
 
 def facts_of(reader: HeaderReader) -> GGUFFacts:
@@ -182,8 +222,6 @@ def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
     keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
     numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
     tokens = values.get(TOKENS)
-    embedding = next((each for each in header.tensors if each.name == "token_embd.weight"), None)
-    vocabulary = embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
     read_bytes = sum(each.size_bytes for each in header.tensors)
     data_bytes = 0 if header.size_bytes is None else header.size_bytes - header.data_offset
     return Shape(
@@ -192,7 +230,7 @@ def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
         numbers=numbers,
         layer_count=numbers["block_count"][0],
         embedding_size=numbers["embedding_length"][0],
-        vocabulary_size=vocabulary or (tokens.count if tokens and tokens.count else 0),
+        vocabulary_size=_vocabulary(header.tensors) or (tokens.count if tokens and tokens.count else 0),
         trained_context=numbers["context_length"][0],
         size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
         unread_bytes=max(0, data_bytes - read_bytes) if any(not each.size_bytes for each in header.tensors) else 0,

@@ -96,7 +96,8 @@ class Header:
     """What was read: the kept values by key, the tensors, and what they add up to.
 
     `size_bytes` is None if nobody has said yet how long the file is; `needed_bytes` is how long it must be for all its
-    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our table does not know counts as 0.
+    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our
+    table does not know counts as 0.
     """
 
     version: int

@@ -19,7 +19,7 @@ class Node:
     `in_place` names no parent: as in ggml, the first parent of the same size that can be overwritten is.
     """
 
-    __slots__ = ("children", "in_place", "offset", "output", "parents", "seen", "size", "source", "views")
+    __slots__ = ("children", "in_place", "kept", "offset", "parents", "seen", "size", "source", "views")
 
     def __init__(self, size: int, parents: tuple["Node", ...] = (), *, in_place: bool = False) -> None:
         self.size = size
@@ -27,12 +27,19 @@ class Node:
         self.in_place = in_place
         self.source: Node | None = None
         self.offset: int | None = None
-        self.output = self.seen = False
+        self.kept = self.seen = False
         self.children = self.views = 0
 
-    def view(self, *others: "Node", size: int | None = None) -> "Node":
-        """Return these bytes seen with other dimensions; with a size of 0, a part or an order that cannot be written to."""
-        node = Node(self.size if size is None else size, (self, *others))
+    def view(self, *others: "Node") -> "Node":
+        """Return these bytes under other dimensions; `others` are read when it is made."""
+        return self._seen(self.size, others)
+
+    def part(self, size: int = 0) -> "Node":
+        """Return some of these bytes, or all in another order."""
+        return self._seen(size, ())
+
+    def _seen(self, size: int, others: tuple["Node", ...]) -> "Node":
+        node = Node(size, (self, *others))
         node.source = self.source or self
         return node
 
@@ -92,7 +99,7 @@ def _count(nodes: Iterable[Node]) -> None:
 def _place(node: Node, arena: "_Arena") -> None:
     if node.in_place:
         for parent in node.parents:
-            alone = parent.children == 1 and not parent.views and not parent.output
+            alone = parent.children == 1 and not parent.views and not parent.kept
             if alone and parent.offset is not None and parent.size == node.size:
                 node.offset, parent.offset = parent.offset, None
                 return
@@ -106,7 +113,7 @@ def _release(node: Node, arena: "_Arena") -> None:
         if owner.views or owner.children:
             return
         node = owner
-    if node.offset is not None and not node.output:
+    if node.offset is not None and not node.kept:
         arena.give(node.offset, node.size)
         node.offset = None
 

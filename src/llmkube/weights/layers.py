@@ -1,7 +1,7 @@
 """What each layer of a model keeps for every token or every slot, as llama.cpp lays it out.
 
-An architecture that gives its layers different windows says so in its header or is in the tables here; the facts are
-from llama.cpp's `llama-model.cpp` (the sliding-window patterns) and `llama-hparams.cpp` (the state of recurrent layers).
+An architecture whose layers have different windows says so in its header or is in the tables here. The facts are from
+llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp` (the state of recurrent layers).
 """
 
 from collections.abc import Mapping
@@ -66,14 +66,18 @@ _INTERVAL: Final = frozenset(("qwen3next", "qwen35", "qwen35moe"))
 _BOTH: Final = frozenset(("falcon-h1",))
 """Every layer has attention and a recurrent part side by side."""
 
-_PLAIN: Final = frozenset(
-    "apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r "
-    "dbrx deci deepseek deepseek2 deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma gemma4 glm4 glm4moe "
-    "gpt2 gptj gptneox granite granitemoe grok grovemoe hunyuan-dense hunyuan-moe internlm2 jais jais2 llama "
-    "llama-embed maincoder mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt nemotron olmo olmoe openelm orion "
-    "pangu-embedded phi2 phi3 phimoe plamo plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact "
-    "seed_oss smallthinker smollm3 stablelm starcoder starcoder2 step35 xverse".split()
-)
+# fmt: off
+_PLAIN: Final = frozenset((
+    "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bitnet", "bloom", "chameleon", "chatglm",
+    "codeshell", "cogvlm", "command-r", "dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "dots1", "ernie4_5",
+    "ernie4_5-moe", "exaone", "falcon", "gemma", "gemma4", "glm4", "glm4moe", "gpt2", "gptj", "gptneox", "granite",
+    "granitemoe", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jais", "jais2", "llama",
+    "llama-embed", "maincoder", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "nemotron",
+    "olmo", "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plm", "qwen", "qwen2",
+    "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker",
+    "smollm3", "stablelm", "starcoder", "starcoder2", "step35", "xverse",
+))
+# fmt: on
 """Attention in every layer, with nothing that the header does not tell."""
 
 KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _RECURRENT | _WHERE_NO_HEADS | _INTERVAL | _BOTH

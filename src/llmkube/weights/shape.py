@@ -1,7 +1,7 @@
 """What of a model's header decides how much memory it needs: its tensors, and the numbers of its architecture.
 
-A `Shape` is read together with the other facts of a GGUF file (`GGUFFacts.shape`) or from an MLX folder (`mlx`); it is a
-value, and a few hundred kilobytes for the largest models.
+A `Shape` is read together with the other facts of a GGUF file (`GGUFFacts.shape`) or from an MLX folder (`mlx`); it is
+a value, and a few hundred kilobytes for the largest models.
 """
 
 from collections.abc import Mapping
