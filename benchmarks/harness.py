@@ -37,6 +37,8 @@ PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 ORDER: Final = (
     "reaction",
     "adoption",
+    "estimate",
+    "pressure",
     "scale",
     "version",
     "download",

@@ -42,6 +42,7 @@ from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.names import SERVICE_LABEL
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import AgentView, run_agent
+from llmkube.supervisor.hostmem import HostMemory
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.settings import AgentSettings
 
@@ -63,11 +64,11 @@ ORIGINAL_IDLE = 274
 AIM_MS, AIM_IDLE = 50.0, 10
 
 
-def fake_engine(folder: Path) -> tuple[Path, Path]:
+def fake_engine(folder: Path, preamble: str = "") -> tuple[Path, Path]:
     """Write the engine program; return its path and that of the pipe through which it reports."""
     pipe = folder / "reports"
     os.mkfifo(pipe)
-    return write_engine(folder, f'echo "$$ $*" >{shlex.quote(str(pipe))}\n'), pipe
+    return write_engine(folder, f'echo "$$ $*" >{shlex.quote(str(pipe))}\n', preamble=preamble), pipe
 
 
 @attrs.define(eq=False)
@@ -147,17 +148,27 @@ def model(name: str, accelerator: str) -> Model:
     return decode(Model, body)
 
 
-def service(name: str, model_name: str) -> InferenceService:
+def service(name: str, model_name: str, **spec: Any) -> InferenceService:
     """Return an InferenceService of one replica."""
     metadata = {"name": name, "namespace": "default"}
     body = {"apiVersion": API_VERSION, "kind": "InferenceService", "metadata": metadata}
-    return decode(InferenceService, body | {"spec": {"modelRef": model_name, "replicas": 1}})
+    return decode(InferenceService, body | {"spec": {"modelRef": model_name, "replicas": 1} | spec})
 
 
 @asynccontextmanager
-async def open_host(folder: Path, run: Run) -> AsyncIterator[Host]:
-    """Bring up API server, controller and agent, as `llmkube up` nests them."""
-    program, pipe = fake_engine(folder)
+async def open_host(
+    folder: Path, run: Run, *, memory: HostMemory | None = None, preamble: str = "", **changes: Any
+) -> AsyncIterator[Host]:
+    """Bring up API server, controller and agent, as `llmkube up` nests them.
+
+    Args:
+        folder: Where everything lies.
+        run: The benchmark's.
+        memory: Stands in for this machine's.
+        preamble: What an engine does first, as Python.
+        changes: Settings of the agent.
+    """
+    program, pipe = fake_engine(folder, preamble)
     state = folder / "state"
     state.mkdir(mode=0o700)
     settings = AgentSettings(
@@ -167,6 +178,7 @@ async def open_host(folder: Path, run: Run) -> AsyncIterator[Host]:
         llama_server=str(program),
         advertise_address="192.0.2.1",  # so that slices are published; engines are asked on the bind address
         accelerators=frozenset({"cpu"}),
+        **changes,
     )
     agent_requests, controller_requests = Requests(), Requests()
 
@@ -183,6 +195,8 @@ async def open_host(folder: Path, run: Run) -> AsyncIterator[Host]:
         agent = await client(agent_requests.counted(running.handler))
         controller = await client(controller_requests.counted(running.handler))
         ports = await stack.enter_async_context(open_local_ports(settings, agent))
+        if memory is not None:
+            ports = attrs.evolve(ports, memory=memory)
         starts = Starts(*trio.open_memory_channel[tuple[str, int, float]](1000))
         async with trio.open_nursery() as support:
             support.start_soon(starts.run, pipe)
@@ -238,9 +252,9 @@ def _is_there(pid: int) -> bool:
 
 
 @contextmanager
-def step(what: str, host: Host, name: str) -> Iterator[None]:
+def step(what: str, host: Host, name: str, within_seconds: float = STEP_SECONDS) -> Iterator[None]:
     """Bound one step; one that does not end is told with what the agent says of the service."""
-    with trio.move_on_after(STEP_SECONDS) as scope:
+    with trio.move_on_after(within_seconds) as scope:
         yield
     if scope.cancelled_caught:
         raise StuckError(f"{name}: {what}: {host.view.services().get(Key('default', name))}")

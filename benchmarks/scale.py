@@ -26,7 +26,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.processes import OWNER_VARIABLE, marked
 
 FEW, MANY = 20, 500
-SETTLE_SECONDS, WATCH_SECONDS = 90.0, 120.0
+IDLE_SECONDS, SETTLE_SECONDS, WATCH_SECONDS = 120.0, 300.0, 600.0
+"""Engines at rest are asked more and more rarely, and every ten minutes the agent says everything once more."""
+
 GRACE_SECONDS = 10.0  # the agent's default
 STEP_SECONDS = 600.0  # a step that takes longer has gone wrong
 
@@ -71,7 +73,7 @@ async def observe(agent: psutil.Process, services: int, seconds: float) -> Cost:
 async def measure(run: Run) -> None:
     """Stop a few stubborn engines, then watch an agent with none and with many."""
     few, many = (3, 5) if run.quick else (FEW, MANY)
-    settle, watch = (10.0, 10.0) if run.quick else (SETTLE_SECONDS, WATCH_SECONDS)
+    alone, settle, watch = (10.0, 10.0, 10.0) if run.quick else (IDLE_SECONDS, SETTLE_SECONDS, WATCH_SECONDS)
     with TemporaryDirectory(prefix="llmkube-bench-") as name:
         folder = Path(name)
         for part in ("server", "controller", "agent"):
@@ -92,7 +94,7 @@ async def measure(run: Run) -> None:
             open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
         ):
             async with open_agent() as agent:
-                idle = await observe(psutil.Process(agent.process.pid), 0, watch)
+                idle = await observe(psutil.Process(agent.process.pid), 0, alone)
                 await Applier(client).apply_all(services(0, few), lambda _: None)
                 await wait_ready(client, few)
                 stop_seconds = await stop(agent.process, folder / "agent")

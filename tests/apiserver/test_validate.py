@@ -76,12 +76,55 @@ CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
     (
         {"type": "integer", "format": "int32"},
         2**31,
-        ["x: Invalid value: 2147483648: x in body must be of type int32: 2147483648"],
+        ['<nil>: Invalid value: "": Checked value must be of type integer with format int32 in x'],
     ),
     ({"type": "string", "maxLength": 2}, "abc", ["x: Too long: may not be more than 2 bytes"]),
     ({"type": "string", "minLength": 1}, "", ['x: Invalid value: "": x in body should be at least 1 chars long']),
     ({"type": "string", "pattern": "^a+$"}, "b", ["x: Invalid value: \"b\": x in body should match '^a+$'"]),
     ({"type": "string", "pattern": "^a+$"}, "a\n", ["x: Invalid value: \"a\\n\": x in body should match '^a+$'"]),
+    ({"type": "string", "pattern": "^a$|^b$"}, "b\n", ["x: Invalid value: \"b\\n\": x in body should match '^a$|^b$'"]),
+    ({"type": "string", "pattern": r"^[$]\$$"}, "$$", []),
+    (
+        {"type": "string", "pattern": r"^\w$"},
+        "\u00e4",
+        ["x: Invalid value: \"\u00e4\": x in body should match '^\\w$'"],
+    ),
+    ({"type": "number", "minimum": 0.5}, 0, []),  # Go compares an integer with the bound's whole part
+    (
+        {"type": "number", "minimum": 0.5},
+        0.0,
+        ["x: Invalid value: 0: x in body should be greater than or equal to 0.5"],
+    ),
+    ({"type": "number", "maximum": 0.5}, 1, ["x: Invalid value: 1: x in body should be less than or equal to 0"]),
+    (
+        {"type": "integer", "format": "int32", "minimum": 2},
+        1.5,
+        [
+            'x: Invalid value: "float64": x in body must be of type int32: "float64"',
+            '<nil>: Invalid value: "": Checked value must be of type integer with format int32 in x',
+            "x: Invalid value: 1.5: x in body should be greater than or equal to 2",
+        ],
+    ),
+    ({"type": "integer", "format": "int32"}, True, ['x: Invalid value: "": x in body must be of type int32: ""']),
+    (
+        {"type": "integer", "format": "int32"},
+        "1",
+        ['x: Invalid value: "string": x in body must be of type integer: "string"'],
+    ),
+    (
+        {"type": "integer", "enum": [3, 6]},
+        4,
+        ['x: Unsupported value: 4: supported values: "3", "6"'],
+    ),
+    (
+        {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]},
+        True,
+        [
+            'x: Invalid value: "boolean": x in body must be of type integer,string: "boolean"',
+            'x: Invalid value: "boolean": x in body must be of type integer: "boolean"',
+            '<nil>: Invalid value: "": "x" must validate at least one schema (anyOf)',
+        ],
+    ),
     ({"type": "string", "enum": ["a", "b"]}, "x", ['x: Unsupported value: "x": supported values: "a", "b"']),
     ({"type": "array", "minItems": 1}, [], ["x: Invalid value: 0: x in body should have at least 1 items"]),
     ({"type": "array", "maxItems": 1}, [1, 2], ["x: Too many: 2: must have at most 1 items"]),

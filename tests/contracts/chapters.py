@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from contracts import script_apply, script_ends, script_network, script_objects, script_reads, script_writes
+from contracts import (
+    script_apply,
+    script_ends,
+    script_kinds,
+    script_network,
+    script_objects,
+    script_reads,
+    script_writes,
+)
 from contracts.gadgets import gadget_crd
 from contracts.nouns import Chapter
 from contracts.widgets import widget_crd
+from llmkube.k8s.crd.schema import all_crds
 
 _ROOMS: Final[Sequence[ModuleType]] = (
     script_objects,
@@ -16,6 +25,7 @@ _ROOMS: Final[Sequence[ModuleType]] = (
     script_reads,
     script_ends,
     script_network,
+    script_kinds,
 )
 
 CHAPTERS: Final[Sequence[Chapter]] = tuple(
@@ -26,4 +36,4 @@ CHAPTERS: Final[Sequence[Chapter]] = tuple(
 
 def crds() -> Sequence[dict[str, Any]]:
     """Return the definitions of the kinds that the script uses."""
-    return widget_crd(), gadget_crd()
+    return widget_crd(), gadget_crd(), *all_crds()

@@ -41,7 +41,9 @@ async def install(http: httpx.AsyncClient) -> None:
         assert answer.status_code in {201, 409}, answer.text
     with trio.fail_after(PATIENCE_SECONDS):
         for crd in crds():
-            while (await http.get(f"/apis/{GROUP}/v1/{crd['spec']['names']['plural']}")).status_code != httpx.codes.OK:  # noqa: ASYNC110 (the event would be in the server)
+            spec = crd["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            while (await http.get(path)).status_code != httpx.codes.OK:  # noqa: ASYNC110 (the event would be in the server)
                 await trio.sleep(0.05)
 
 

@@ -1,7 +1,8 @@
 """The generated CRDs are structural schemas that say what the classes mean."""
 
 import re
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -14,10 +15,12 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.meta import QUANTITY, Condition
 from llmkube.k8s.crd.model import SOURCE_PATTERN, Model
+from llmkube.k8s.crd.modelrouter import Backend, ModelRouter
 from llmkube.k8s.crd.placement import Autoscaling, EnvVar
+from llmkube.k8s.crd.podparts import POD_PARTS, part_schema
 from llmkube.k8s.crd.schema import KINDS, all_crds, crd_manifest, crds_yaml, object_schema
 from llmkube.k8s.crd.serving import SPECULATION_TYPES, SpeculativeDecoding
-from llmkube.k8s.fields import IntOrString, Rule, Wire, field, received, slots
+from llmkube.k8s.fields import Facts, IntOrString, Rule, Wire, field, received, slots
 
 ROOTS = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in all_crds()]
 
@@ -32,12 +35,30 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}[]")
 
 
+PARTS = tuple(
+    f".spec.{name}"
+    for name in (
+        "affinity", "env[].valueFrom", "extraVolumeMounts[]", "extraVolumes[]", "podSecurityContext",
+        "prefetchTolerations[]", "probeOverrides.liveness", "probeOverrides.readiness", "probeOverrides.startup",
+        "proxy.resources", "securityContext", "tolerations[]", "topologySpreadConstraints[]",
+    )
+)  # fmt: skip
+
+
+def within_a_pod_part(path: str) -> bool:
+    """Whether a path leads into what is Kubernetes' own."""
+    return path.startswith(PARTS)
+
+
 NODES = [(path, node) for root in ROOTS for path, node in nodes(root)]
 
 
 def test_every_node_is_structural() -> None:
     """Every node has one type, lists say what they hold, and objects either list properties or say that they do not."""
     for path, node in NODES:
+        if "x-kubernetes-int-or-string" in node:
+            assert "type" not in node, path
+            continue
         assert node.get("type") in {"object", "array", "string", "boolean", "integer", "number"}, path
         assert ("items" in node) == (node["type"] == "array"), path
         if node["type"] == "object" and path != ".metadata":
@@ -47,10 +68,11 @@ def test_every_node_is_structural() -> None:
 
 
 def test_every_field_says_what_it_is_for() -> None:
-    """`kubectl explain` has one sentence for every field."""
+    """`kubectl explain` has one sentence for every field; what a part of a pod has in it is explained with pods."""
     silent = [
         f"{path}.{name}"
         for path, node in NODES
+        if not within_a_pod_part(path)
         for name, inner in node.get("properties", {}).items()
         if name != "metadata" and not re.fullmatch(r"\S.*\.", inner.get("description", ""), re.DOTALL)
     ]
@@ -60,7 +82,7 @@ def test_every_field_says_what_it_is_for() -> None:
 def test_integers_have_a_width() -> None:
     """Every integer is int32 or int64, every time a date-time."""
     for path, node in NODES:
-        if node["type"] == "integer":
+        if node.get("type") == "integer":
             assert node["format"] in {"int32", "int64"}, path
         if path.endswith(("Time", "lastUpdated", "lastRevalidated")):
             assert node["format"] == "date-time", path
@@ -87,7 +109,14 @@ def filled(schema: dict[str, Any], obj: dict[str, Any]) -> dict[str, Any]:
     return obj
 
 
-@pytest.mark.parametrize(("kind", "spec"), [(Model, {"source": "/m.gguf"}), (InferenceService, {"modelRef": "m"})])
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (Model, {"source": "/m.gguf"}),
+        (InferenceService, {"modelRef": "m"}),
+        (ModelRouter, {"backends": [{"name": "mac", "inferenceServiceRef": {"name": "phi"}}]}),
+    ],
+)
 def test_server_and_class_agree_on_defaults(kind: Any, spec: dict[str, Any]) -> None:
     """An object means the same before and after the API server has filled in its defaults."""
     short = {"metadata": {"name": "a", "namespace": "b"}, "spec": spec}
@@ -104,9 +133,9 @@ def test_defaults_are_filled_in_where_columns_read_them() -> None:
 
 
 def test_subresources() -> None:
-    """Both kinds have status, and the service scales by replicas."""
-    model, service = (crd["spec"]["versions"][0]["subresources"] for crd in all_crds())
-    assert model == {"status": {}}
+    """Every kind has status, and the service scales by replicas."""
+    model, service, router = (crd["spec"]["versions"][0]["subresources"] for crd in all_crds())
+    assert model == router == {"status": {}}
     assert service == {
         "status": {},
         "scale": {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"},
@@ -141,18 +170,36 @@ def test_names_and_scope() -> None:
     assert names == [
         ("models.inference.llmkube.dev", ["llmkube"], "Namespaced"),
         ("inferenceservices.inference.llmkube.dev", ["llmkube"], "Namespaced"),
+        ("modelrouters.inference.llmkube.dev", ["llmkube"], "Namespaced"),
     ]
 
 
-def test_embedded_types_are_preserved() -> None:
-    """A pod's own types pass through whole, while env stays typed by name and value."""
+def test_pod_parts_are_spelled_out() -> None:
+    """Nothing in a kind is free-form: what a class keeps as a map is typed by the schema as a pod's part is."""
+    free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
+    assert free == []
     spec = ROOTS[1]["properties"]["spec"]["properties"]
-    free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    probes = spec["probeOverrides"]["properties"].values()
-    for schema in (spec["affinity"], spec["tolerations"]["items"], spec["extraVolumes"]["items"], *probes):
-        assert schema | free == schema
-    assert object_schema(EnvVar)["properties"]["valueFrom"] | free == object_schema(EnvVar)["properties"]["valueFrom"]
-    assert spec["env"]["items"]["required"] == ["name"]
+    probe = part_schema("Probe")
+    assert [inner["properties"] for inner in spec["probeOverrides"]["properties"].values()] == [probe["properties"]] * 3
+    assert spec["tolerations"]["items"] == part_schema("Toleration")
+    assert object_schema(EnvVar)["properties"]["valueFrom"]["properties"].keys() >= {"secretKeyRef", "fieldRef"}
+
+
+def test_every_pod_part_is_used() -> None:
+    """Each part of a pod that is spelled out stands in some kind, under the name that a field gives it."""
+    used = {slot.facts.pod_part for cls in wire_classes() for slot in slots(cls) if slot.facts.pod_part}
+    assert used == set(POD_PARTS)
+
+
+def wire_classes() -> list[Any]:
+    """Every class that a kind is made of, the kinds included."""
+    todo, seen = list(KINDS), []
+    while todo:
+        cls = todo.pop()
+        seen.append(cls)
+        inner = [kind for slot in slots(cls) for kind in (slot.type, *typing.get_args(slot.type))]
+        todo += [kind for kind in inner if attrs.has(kind) and kind not in seen + todo]
+    return seen
 
 
 def test_yaml_is_plain_and_stable() -> None:
@@ -249,6 +296,7 @@ FILE, REF = {"draftModel": "draft.gguf"}, {"draftModelRef": "small"}
         ({"type": "draft-mtp"}, []),
         ({"type": "draft-mtp", **REF}, []),
         ({"type": "mtp"}, []),
+        ({"type": "mtp", **FILE}, []),
         ({"type": "ngram-mod"}, []),
         ({"type": "ngram-mod", **FILE}, [NONE]),
         ({"type": "none", **FILE, **REF}, [NONE, BOTH]),
@@ -273,6 +321,21 @@ def test_rules_reach_the_schema() -> None:
         assert spec[name]["x-kubernetes-validations"] == rules
 
 
+@pytest.mark.parametrize(
+    ("backend", "tier"),
+    [
+        ({"inferenceServiceRef": {"name": "phi"}}, "local"),
+        ({"external": {"provider": "openai", "model": "x"}}, "cloud"),
+        ({"external": {"provider": "openai", "model": "x", "url": "http://lan"}, "tier": "local"}, "local"),
+    ],
+)
+def test_what_leaves_the_cluster_is_cloud(backend: dict[str, Any], tier: str) -> None:
+    """A backend without a tier is local only if it is an InferenceService; no default says otherwise."""
+    schema = object_schema(Backend)["properties"]["tier"]
+    assert "default" not in schema
+    assert decode(Backend, {"name": "b", **backend}).effective_tier == tier
+
+
 # -- the generator itself ---------------------------------------------------------------------------------------------
 
 
@@ -286,6 +349,11 @@ class Sample:
     port: IntOrString = field("A port.", 80)
     names: tuple[str, ...] = field("Names.", (), min_items=1, max_items=2, list_map_keys=("name",))
     condition: Condition | None = field("A block.", atomic=True, rules=(Rule("has(self.type)", "needs a type"),))
+    share: float | None = field("A number.", minimum=0, exclusive_minimum=True)
+    tags: tuple[str, ...] = field(
+        "Tags.", (), max_items=3, items=Facts(max_length=5, rules=(Rule("self != 'x'", "not x", ".y"),))
+    )
+    probe: Mapping[str, Any] | None = field("A part of a pod.", pod_part="Probe")
     wire: Wire = received()
 
 
@@ -293,11 +361,17 @@ def test_facts_reach_the_schema() -> None:
     """Whatever a field says about itself appears in its schema, in Kubernetes' words."""
     schema = object_schema(Sample)
     assert schema["description"] == "Every kind of field that a class can declare."
-    port, names, condition = schema["properties"].values()
+    port, names, condition, share, tags, probe = schema["properties"].values()
     assert port == {"x-kubernetes-int-or-string": True, "description": "A port.", "default": 80}
     assert (names["minItems"], names["maxItems"], names["x-kubernetes-list-map-keys"]) == (1, 2, ["name"])
     assert condition["x-kubernetes-map-type"] == "atomic"
     assert condition["x-kubernetes-validations"] == [{"rule": "has(self.type)", "message": "needs a type"}]
+    assert (share["minimum"], share["exclusiveMinimum"]) == (0, True)
+    assert "exclusiveMinimum" not in port
+    rules = [{"rule": "self != 'x'", "message": "not x", "fieldPath": ".y"}]
+    assert tags["maxItems"] == 3
+    assert tags["items"] == {"type": "string", "maxLength": 5, "x-kubernetes-validations": rules}
+    assert probe == {**part_schema("Probe"), "description": "A part of a pod."}
 
 
 def test_a_type_without_a_schema_is_a_bug() -> None:

@@ -8,14 +8,16 @@ import pytest
 
 from llmkube.k8s import builtins
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd import schema
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model, ModelSpec, ModelStatus
-from llmkube.k8s.crd.serving import PersonaPlexConfig, VLLMConfig
+from llmkube.k8s.crd.modelrouter import JWT, Budget, Cost, Match
+from llmkube.k8s.crd.placement import GPUSharing
+from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMConfig
 from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, received, slots
 
 KINDS: list[Any] = [
-    Model,
-    InferenceService,
+    *schema.KINDS,
     *(kind for kind in vars(builtins).values() if isinstance(kind, type) and hasattr(kind, "RESOURCE")),
 ]
 
@@ -33,6 +35,12 @@ KINDS: list[Any] = [
         (VLLMConfig, "kv_cache_dtype", "kvCacheDtype"),
         (VLLMConfig, "cpu_offload_gb", "cpuOffloadGB"),
         (PersonaPlexConfig, "quantize_4bit", "quantize4Bit"),
+        (GPUSharing, "memory_limit_gib", "memoryLimitGiB"),
+        (SGLangSpeculative, "eagle_top_k", "eagleTopK"),
+        (Match, "latency_slo_ms", "latencySLOMs"),
+        (JWT, "jwks_uri", "jwksURI"),
+        (Cost, "prompt_usd", "promptUSD"),
+        (Budget, "max_usd", "maxUSD"),
         (PersonaPlexConfig, "hf_token_secret_ref", "hfTokenSecretRef"),
         (ModelStatus, "source_etag", "sourceETag"),
         (builtins.ServiceSpec, "cluster_ip", "clusterIP"),

@@ -125,13 +125,12 @@ def prune(obj: Mapping[str, Any], schema: Schema) -> tuple[JsonObject, tuple[str
 
 def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
     if isinstance(value, dict):
-        closed = not schema.preserve_unknown and (schema.type == "object" or bool(schema.properties))
         for name in list(value):
             inner = schema.child(name)
             below = at(path, name)
             if inner is not None:
                 yield from _drop_unknown(value[name], inner, below)
-            elif closed:
+            elif not schema.preserve_unknown:
                 del value[name]
                 yield below
     elif is_list(value) and schema.items is not None:

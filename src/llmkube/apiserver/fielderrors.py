@@ -37,6 +37,7 @@ _WORDS: Final = {
     ErrorType.TOO_MANY: "Too many",
     ErrorType.INTERNAL: "Internal error",
 }
+_EXPONENT_FROM: Final = 1e6  # Go writes larger floats with an exponent
 _SILENT: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, ErrorType.TOO_LONG, ErrorType.INTERNAL})
 
 
@@ -87,6 +88,8 @@ def show(value: Any) -> str:
     """Return a value as field errors write it: strings quoted, null as `"null"`, the rest as JSON."""
     if isinstance(value, Verbatim):
         return value.text
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENT_FROM:
+        value = int(value)
     return json.dumps("null" if value is None else value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -122,7 +125,7 @@ def type_invalid(path: str, value: Any, detail: str) -> FieldError:
 
 def not_supported(path: str, value: Any, supported: Iterable[Any]) -> FieldError:
     """The value is none of those that the field takes."""
-    listed = ", ".join(show(each) for each in supported)
+    listed = ", ".join(show(each if isinstance(each, str) else show(each)) for each in supported)  # 3 stands as "3"
     return FieldError(path, ErrorType.NOT_SUPPORTED, f"supported values: {listed}" if listed else "", value)
 
 

@@ -46,11 +46,9 @@ def type_name(value: Any) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if is_integer(value):
-        return str(int(value))
-    if value and not _SMALL <= abs(value) < _LARGE:
+    if isinstance(value, float) and value and not _SMALL <= abs(value) < _LARGE:
         return repr(value) if "e" in repr(value) else f"{value:e}"
-    return repr(value)
+    return str(int(value)) if is_integer(value) else repr(value)
 
 
 def _quoted(text: str) -> str:

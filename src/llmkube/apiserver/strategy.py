@@ -19,11 +19,11 @@ from typing import Any, Final, TypedDict
 
 import attrs
 
-from llmkube.apiserver import builtins, defaults, fieldset, metadata, validate
+from llmkube.apiserver import builtins, defaults, fieldset, gotext, metadata, validate
 from llmkube.apiserver.catalog import CRDS
 from llmkube.apiserver.fielderrors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.fieldset import FieldSet
-from llmkube.apiserver.jsonvalues import copy, is_integer, is_object, json_type, same
+from llmkube.apiserver.jsonvalues import copy, is_integer, is_object, same
 from llmkube.apiserver.kinds import KindInfo
 from llmkube.apiserver.schema import JsonObject
 
@@ -229,7 +229,7 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         value = value.get(step)
         if value is None:
             return
-    if not is_integer(value):
+    if not is_integer(value) or isinstance(value, float):  # 1.0 is an integer to a schema, not to this
         yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected int64")
     elif value < 0:
         yield invalid(path, value, "should be a non-negative integer")
@@ -238,8 +238,7 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def _as_go(value: Any) -> str:
-    kinds = {"integer": "int64", "number": "float64", "boolean": "bool", "array": "[]interface {}"}
-    return f"{value} is of the type {kinds.get(json_type(value), json_type(value))}"
+    return f"{gotext.plain(value)} is of the type {gotext.type_name(value)}"
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:

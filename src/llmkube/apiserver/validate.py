@@ -34,6 +34,10 @@ from llmkube.apiserver.schema import Schema
 __all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
 
 _BITS: Final = {"int32": 32, "int64": 64}
+_GO_FORMATS: Final = {int: "int64", float: "float64"}
+_DOLLAR: Final = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", re.DOTALL)
+"""A `$` that is an anchor; what is escaped or within brackets is the first group."""
+_EXACT_BELOW: Final = 2**53  # a larger float is no integer, to Go
 _OR_EQUAL: Final = "or equal to "
 _BLOCKING: Final = frozenset(
     {ErrorType.NOT_SUPPORTED, ErrorType.REQUIRED, ErrorType.TOO_LONG, ErrorType.TOO_MANY, ErrorType.TYPE_INVALID}
@@ -85,14 +89,8 @@ def well_typed(value: Any, schema: Schema) -> bool:
 def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     if old is not None and same(value, old):
         return
-    found = json_type(value)
     if not _has_type(value, schema):
-        wanted = "integer,string" if schema.int_or_string else schema.type
-        yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
-        if schema.type == "integer" and is_number(value):
-            yield invalid("", "", f"Checked value must be of type integer (default format) in {path}")
-        if "enum" in schema.raw:
-            yield not_supported(path, value, schema.raw["enum"])
+        yield from _mistyped(value, schema, path)
         return
     if value is None:
         return
@@ -103,6 +101,19 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
     elif is_list(value) and schema.items is not None:
         for index, item in enumerate(value):
             yield from _judge(item, schema.counterpart(item, old), schema.items, at_index(path, index))
+
+
+def _mistyped(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Say that a value has the wrong type, and what the checks that look at a value of any type say after that."""
+    found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
+    if "format" in raw and not isinstance(value, str | list | None):
+        found, wanted = _GO_FORMATS.get(type(value), ""), raw["format"]
+    yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
+    if schema.type == "integer" and is_number(value):
+        yield from _number_bounds(value, raw, path)
+    if "enum" in raw:
+        yield not_supported(path, value, raw["enum"])
+    yield from _branches(value, schema, path)
 
 
 def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
@@ -124,7 +135,7 @@ def _has_type(value: Any, schema: Schema) -> bool:
     if schema.int_or_string:
         return isinstance(value, str) or is_integer(value)
     if schema.type == "integer":
-        return is_integer(value)
+        return is_integer(value) and (isinstance(value, int) or abs(value) < _EXACT_BELOW)
     if schema.type == "number":
         return is_number(value)
     return not schema.type or json_type(value) == schema.type
@@ -152,15 +163,18 @@ def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldErro
 def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     lowest, highest, step = raw.get("minimum"), raw.get("maximum"), raw.get("multipleOf")
     above, below = raw.get("exclusiveMinimum"), raw.get("exclusiveMaximum")
+    if isinstance(value, int):  # then Go compares integers, and cuts the bounds for it: 0 is not below 0.1
+        lowest, highest = (None if bound is None else int(bound) for bound in (lowest, highest))
+    bits = _BITS.get(raw.get("format", ""), 64)
+    if raw.get("type") == "integer" and not (is_integer(value) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)):
+        exactly = f"with format {raw['format']}" if "format" in raw else "(default format)"
+        yield invalid("", "", f"Checked value must be of type integer {exactly} in {path}")
     if lowest is not None and (value < lowest or (above and value == lowest)):
         yield invalid(path, value, _body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}"))
     if highest is not None and (value > highest or (below and value == highest)):
         yield invalid(path, value, _body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
     if step and not is_integer(value / step):
         yield invalid(path, value, _body(path, f"should be a multiple of {_plain(step)}"))
-    bits = _BITS.get(raw.get("format", ""))
-    if bits and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-        yield invalid(path, value, _body(path, f"must be of type int{bits}: {_plain(value)}"))
 
 
 def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -206,7 +220,8 @@ def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
 
 def _nearest(value: Any, branches: tuple[Schema, ...], path: str) -> Iterator[FieldError]:
     """The errors of the branch that came closest, so that the user has something to fix."""
-    yield from min((list(_judge(value, None, branch, path)) for branch in branches), key=len)
+    failures = [list(_judge(value, None, branch, path)) for branch in branches]
+    yield from min(failures, key=lambda errors: sum(bool(error.path) for error in errors))
 
 
 def _fits(value: Any, schema: Schema, path: str) -> bool:
@@ -252,8 +267,8 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern once; Go's `$` is the very end of the text, Python's is before a last newline too."""
-    return re.compile(re.sub(r"(?<!\\)\$$", r"\\Z", pattern))
+    """Compile a pattern once, as Go reads it: `$` is the very end of the text, and classes of characters are ASCII."""
+    return re.compile(_DOLLAR.sub(lambda match: match[1] or r"\Z", pattern), re.ASCII)
 
 
 def _plain(number: float) -> str:

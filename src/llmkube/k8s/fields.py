@@ -36,10 +36,17 @@ _FACTS: Final = "llmkube"
 
 @attrs.frozen
 class Rule:
-    """A CEL expression that must hold, and what to tell the user when it does not."""
+    """A CEL expression that must hold, and what to tell the user when it does not.
+
+    Args:
+        rule: The expression; `self` is the value that carries the rule.
+        message: What must hold, in words.
+        field_path: The field below `self` that an error names, such as `.rules`; empty for `self`.
+    """
 
     rule: str
     message: str
+    field_path: str = ""
 
 
 @attrs.frozen
@@ -63,13 +70,20 @@ class Scale:
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """What the schema says about a field beyond its Python type; None and empty mean nothing is said."""
+    """What the schema says about a field beyond its Python type; None and empty mean nothing is said.
+
+    Args:
+        exclusive_minimum: The value lies above `minimum`, not on it.
+        items: What holds for each item of a list.
+        pod_part: The part of a pod (`crd.podparts`) that a free-form map stands for; the schema spells it out.
+    """
 
     name: str = ""
     description: str = ""
     required: bool = False
     enum: tuple[Any, ...] = ()
     minimum: float | None = None
+    exclusive_minimum: bool = False
     maximum: float | None = None
     min_length: int | None = None
     max_length: int | None = None
@@ -78,6 +92,8 @@ class Facts:
     pattern: str = ""
     format: str = ""
     list_map_keys: tuple[str, ...] = ()
+    items: "Facts | None" = None
+    pod_part: str = ""
     atomic: bool = False
     apply_default: bool = False
     rules: tuple[Rule, ...] = ()

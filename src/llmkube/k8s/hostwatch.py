@@ -43,7 +43,7 @@ class HostWatch:
         changed: Called when the set of live hosts, or what one of them serves, is another one; it must not block.
         leases: The Leases as last seen.
         book: When each of them was seen to change.
-        news: Its version grows with everything that is heard of a host.
+        news: Its version grows when a host comes or goes, or one may be gone sooner than has been known.
     """
 
     client: Client
@@ -118,12 +118,15 @@ class HostWatch:
                 self.book.bury(key)
                 log.warning("host is gone: its lease was not renewed", lease=str(key))
             if self.book.hosts != before:
+                self.news.put_nowait(None)
                 self.changed()
         self._unread.discard(key)
 
     def _judged(self, note: Callable[[], None]) -> None:
-        before = self.book.hosts
+        before, deadline = self.book.hosts, self.book.next_deadline
         note()
-        self.news.put_nowait(None)
-        if self.book.hosts != before:
+        changed = self.book.hosts != before
+        if changed or self.book.next_deadline < deadline:  # most are renewals, which wake nobody
+            self.news.put_nowait(None)
+        if changed:
             self.changed()

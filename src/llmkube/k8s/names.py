@@ -27,6 +27,9 @@ HOST_LABEL: Final = "inference.llmkube.dev/host"
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 
+MACHINE_ANNOTATION: Final = "inference.llmkube.dev/machine"
+"""Annotation on a host's Lease: which machine it is, so that another one of the same name is told from it."""
+
 AGENT_VERSION_ANNOTATION: Final = "inference.llmkube.dev/agent-version"
 """Annotation on a host's Lease: the version of its agent."""
 
@@ -36,8 +39,11 @@ ENGINE_ANNOTATION: Final = "inference.llmkube.dev/engine"
 MEMORY_TOTAL_ANNOTATION: Final = "inference.llmkube.dev/memory-total-bytes"
 """Annotation on a host's Lease: how much memory it has."""
 
+MEMORY_BUDGET_ANNOTATION: Final = "inference.llmkube.dev/memory-budget-bytes"
+"""Annotation on a host's Lease: how much of its memory models may take together."""
+
 MEMORY_FREE_ANNOTATION: Final = "inference.llmkube.dev/memory-free-bytes"
-"""Annotation on a host's Lease: how much memory programs could still get, when it was renewed."""
+"""Annotation on a host's Lease: how much memory one more model could get, when it was renewed."""
 
 SERVICES_ANNOTATION: Final = "inference.llmkube.dev/services"
 """Annotation on a host's Lease: how many services it looks after."""

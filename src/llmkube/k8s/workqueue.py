@@ -18,8 +18,8 @@ RETRY = Backoff(base_seconds=0.5, cap_seconds=300.0, factor=2.0, jitter=0.2)
 class WorkQueue(Generic[K]):
     """Hold each key at most once; a key that is added while it is being worked on comes again afterwards.
 
-    Delayed keys need no task of their own: whoever waits in `acquire` wakes at the earliest time. The size is bounded
-    by the number of different keys.
+    Delayed keys need no task of their own: of those who wait in `acquire` one wakes at the earliest time, and a new key
+    wakes one. The size is bounded by the number of different keys.
     """
 
     def __init__(self, rng: random.Random, backoff: Backoff = RETRY) -> None:
@@ -30,7 +30,7 @@ class WorkQueue(Generic[K]):
         self._held: set[K] = set()
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
-        self._changed = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
 
     def add_nowait(self, key: K) -> None:
         """Ask for a key to be worked on as soon as a worker is free."""
@@ -38,14 +38,14 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._ready:
             self._ready[key] = None
-            self._wake()
+            self._idle.unpark()
 
     def add_after(self, key: K, seconds: float) -> None:
         """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""
         due = trio.current_time() + seconds
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
-            self._wake()
+            self._idle.unpark()
 
     def retry_nowait(self, key: K) -> float:
         """Ask for a key again after a failure; return the delay, which grows with failures in a row."""
@@ -85,13 +85,11 @@ class WorkQueue(Generic[K]):
             if self._ready:
                 key = next(iter(self._ready))
                 del self._ready[key]
+                if self._due:
+                    self._idle.unpark()  # somebody else looks at the clock now
                 return key
             with trio.move_on_at(min(self._due.values(), default=float("inf"))):
-                await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+                await self._idle.park()
 
 
 async def run_workers(

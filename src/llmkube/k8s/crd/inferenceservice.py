@@ -5,20 +5,24 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
+from llmkube.k8s.crd.meta import GROUP, NAME_BYTES, VERSION, Condition, LocalObjectReference, ObjectMeta
 from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
+from llmkube.k8s.crd.rollout import SLO, Disruption, ModelCache, RolloutPolicy
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     PersonaPlexConfig,
     RopeScaling,
+    SGLangConfig,
     SpeculativeDecoding,
     TGIConfig,
     VLLMConfig,
 )
-from llmkube.k8s.fields import REQUIRED, Column, Scale, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, Wire, field, received
 from llmkube.k8s.resource import Key, Resource
 
-POD_RUNTIMES: Final = ("llamacpp", "vllm", "tgi", "personaplex", "generic")
+POD_RUNTIMES: Final = (
+    "llamacpp", "vllm", "tgi", "personaplex", "generic", "sglang", "triton", "llamacpp-router"
+)  # fmt: skip
 HOST_RUNTIMES: Final = ("llama-server", "omlx", "ollama")
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
@@ -26,16 +30,29 @@ SERVICE_PHASES: Final = (
     "Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"
 )  # fmt: skip
 
-# A pod's own types stay as they are (preserved, not expanded): the API server checks them when the pod is made.
-Embedded = Mapping[str, Any]
+# The parts of a pod that are passed on as they came; the schema spells them out (`podparts`).
+PodPart = Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
 class InferenceServiceSpec:
     """What to serve, how often, how, and where."""
 
+    RULES: ClassVar = (
+        Rule(
+            "self.runtime != 'generic' || has(self.image) || (has(self.command) && self.command.size() > 0)",
+            "runtime generic has no image of its own: name an image",
+        ),
+        Rule(
+            "!has(self.maxPodLifetimeIdleTimeoutSeconds) || has(self.maxPodLifetimeSeconds)",
+            "maxPodLifetimeIdleTimeoutSeconds needs maxPodLifetimeSeconds",
+        ),
+    )
+
     # What
-    model_ref: str = field("Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1)
+    model_ref: str = field(
+        "Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1, max_length=NAME_BYTES
+    )
     runtime: str = field("Engine that serves the model.", "llamacpp", enum=(*POD_RUNTIMES, *HOST_RUNTIMES))
     mode: str | None = field("What the engine offers; unset means chat, unless endpoint.path tells.", enum=MODES)
 
@@ -81,6 +98,7 @@ class InferenceServiceSpec:
 
     # Other engines
     vllm_config: VLLMConfig | None = field("Options of vLLM.")
+    sglang_config: SGLangConfig | None = field("Options of SGLang.")
     tgi_config: TGIConfig | None = field("Options of TGI.")
     persona_plex_config: PersonaPlexConfig | None = field("Options of PersonaPlex.")
 
@@ -96,20 +114,38 @@ class InferenceServiceSpec:
     skip_model_init: bool | None = field("The engine fetches the weights by itself.")
     probe_overrides: ProbeOverrides | None = field("Replaces the runtime's probes.")
 
+    model_cache: ModelCache | None = field("Where pods keep the weights.")
+
+    # How pods come and go
+    rollout_policy: RolloutPolicy | None = field("When a change may replace running pods.")
+    disruption: Disruption | None = field("When node autoscalers must leave the pods alone.")
+    max_pod_lifetime_seconds: int | None = field(
+        "Age at which a pod is replaced, in seconds.", minimum=1, format="int64"
+    )
+    max_pod_lifetime_idle_timeout_seconds: int | None = field(
+        "Longest wait for an aged pod to be idle, in seconds; unset waits for ever.", minimum=0, format="int64"
+    )
+    revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
+    slo: SLO | None = field("Service level objective, for Pyrra.")
+
     # Where
     endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
     resources: ServiceResources = field("What each replica requests.", ServiceResources)
     runtime_class_name: str | None = field("RuntimeClass of the pods, such as nvidia.")
     node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)
-    tolerations: tuple[Embedded, ...] = field("Taints that pods tolerate.", ())
-    affinity: Embedded | None = field("Affinity of the pods.")
-    topology_spread_constraints: tuple[Embedded, ...] = field("How pods spread over the cluster.", ())
+    tolerations: tuple[PodPart, ...] = field("Taints that pods tolerate.", (), pod_part="Toleration")
+    affinity: PodPart | None = field("Affinity of the pods.", pod_part="Affinity")
+    topology_spread_constraints: tuple[PodPart, ...] = field(
+        "How pods spread over the cluster.", (), pod_part="TopologySpreadConstraint"
+    )
     pod_labels: Mapping[str, str] = field("Labels for the pods; those of LLMKube win.", dict)
     pod_annotations: Mapping[str, str] = field("Annotations for the pods.", dict)
-    pod_security_context: Embedded | None = field("Replaces the pod's security context.")
-    security_context: Embedded | None = field("Replaces the container's security context.")
-    extra_volumes: tuple[Embedded, ...] = field("Volumes added to the pods.", ())
-    extra_volume_mounts: tuple[Embedded, ...] = field("Mounts added to the engine's container.", ())
+    pod_security_context: PodPart | None = field("Replaces the pod's security context.", pod_part="PodSecurityContext")
+    security_context: PodPart | None = field("Replaces the container's security context.", pod_part="SecurityContext")
+    extra_volumes: tuple[PodPart, ...] = field("Volumes added to the pods.", (), pod_part="Volume")
+    extra_volume_mounts: tuple[PodPart, ...] = field(
+        "Mounts added to the engine's container.", (), pod_part="VolumeMount"
+    )
     wire: Wire = received()
 
 

@@ -5,13 +5,25 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.k8s.fields import REQUIRED, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
 
 GROUP: Final = "inference.llmkube.dev"
 VERSION: Final = "v1alpha1"
 
 QUANTITY: Final = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$"
 """What Kubernetes reads as an amount (`500m`, `1.5`, `24Gi`, `1e9`), without a sign: nothing here is negative."""
+
+DECIMAL: Final = r"^[0-9]+(\.[0-9]+)?$"
+"""A number as a text, where a float of the wire would lose digits: prices, percentages, factors."""
+
+DURATION: Final = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
+"""A time span as Go writes it: `300ms`, `1m30s`, `1.5h`."""
+
+NAME_BYTES: Final = 253
+"""The longest name of an object."""
+
+POSITIVE: Final = Rule("self.matches('^[0-9.]*[1-9]')", "must be more than 0")
+"""For a quantity of which none makes no sense."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +97,7 @@ def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | No
 class LocalObjectReference:
     """Name an object in the same namespace."""
 
-    name: str = field("Name of the object.", "")
+    name: str = field("Name of the object.", "", required=True, min_length=1, max_length=NAME_BYTES)
     wire: Wire = received()
 
 
@@ -93,8 +105,8 @@ class LocalObjectReference:
 class SecretKeySelector:
     """Name one key of a Secret in the same namespace."""
 
-    key: str = field("Key within the Secret.", REQUIRED)
-    name: str = field("Name of the Secret.", "")
+    key: str = field("Key within the Secret.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
     optional: bool | None = field("Tolerate that the Secret or its key is missing.")
     wire: Wire = received()
 

@@ -1,15 +1,17 @@
 """A Model says where weights come from and what they run on."""
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import attrs
 
 from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
 from llmkube.k8s.crd.placement import Hardware, ModelResources
-from llmkube.k8s.fields import REQUIRED, Column, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Facts, Rule, Wire, field, received
 from llmkube.k8s.resource import Key, Resource
 
 FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
+REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
 MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
 
 SOURCE_PATTERN: Final = (
@@ -23,6 +25,12 @@ SOURCE_PATTERN: Final = (
 class ModelSpec:
     """Which weights, in which format, on which hardware."""
 
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.mmproj) || (has(self.files) && self.files.size() > 0)",
+            "mmproj is a file of the repository that files are fetched from: name the files too",
+        ),
+    )
     source: str = field(
         "Where the weights come from: a URL (http, https, file, pvc, hf, s3, builtin), an absolute path, "
         "or a Hugging Face repository as org/repo or org/repo@revision.",
@@ -37,9 +45,19 @@ class ModelSpec:
     source_secret_ref: LocalObjectReference | None = field(
         "Secret in the Model's namespace with what the source asks for: HF_TOKEN for Hugging Face.", atomic=True
     )
-    files: tuple[str, ...] = field("Files to fetch from a repository; the engine is given the first.", ())
-    mmproj: str | None = field("Multimodal projector file, fetched along with files.")
+    files: tuple[str, ...] = field(
+        "Files to fetch from a repository; the engine is given the first.", (), items=Facts(min_length=1)
+    )
+    mmproj: str | None = field("Multimodal projector file, fetched along with files.", min_length=1)
     prefetch: bool | None = field("Fetch the weights before any service asks for them.")
+    prefetch_tolerations: tuple[Mapping[str, Any], ...] = field(
+        "Taints that the fetch tolerates.", (), pod_part="Toleration"
+    )
+    refresh_policy: str = field(
+        "IfNotPresent keeps what was fetched; OnChange fetches again when the source has changed.",
+        "IfNotPresent",
+        enum=REFRESH_POLICIES,
+    )
     wire: Wire = received()
 
 

@@ -5,13 +5,17 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import QUANTITY
+from llmkube.k8s.crd.meta import NAME_BYTES, POSITIVE, QUANTITY
 from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
 
 ACCELERATORS: Final = ("cpu", "metal", "cuda", "rocm", "intel", "vulkan")
 GPU_VENDORS: Final = ("nvidia", "amd", "intel")
 SPLIT_STRATEGIES: Final = ("layer", "tensor", "row", "pipeline", "none")
+GPU_SHARING_MODES: Final = ("exclusive", "shared", "partitioned")
 SERVICE_TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer")
+
+_EXTENDED_RESOURCE: Final = r"^[a-z0-9.\-]+/[a-z0-9._\-]+$"
+_QUANTITY_CHARACTERS: Final = 64  # more than any amount needs; a rule's cost is reckoned with the longest text
 
 # -- of a Model -------------------------------------------------------------------------------------------------------
 
@@ -26,9 +30,35 @@ class Sharding:
 
 
 @attrs.frozen(kw_only=True)
+class ResourceClaim:
+    """A device that the cluster hands out by a claim (dynamic resource allocation)."""
+
+    RULES: ClassVar = (
+        Rule(
+            "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            "must have either resourceClaimName or resourceClaimTemplateName",
+        ),
+    )
+    name: str = field("Name of the claim within the pod.", REQUIRED, min_length=1, max_length=63)
+    resource_claim_name: str | None = field(
+        "ResourceClaim that all replicas share.", min_length=1, max_length=NAME_BYTES
+    )
+    resource_claim_template_name: str | None = field(
+        "ResourceClaimTemplate that each replica gets a claim of its own from.", min_length=1, max_length=NAME_BYTES
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
 class GPU:
     """The GPUs that a model wants."""
 
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.resourceName) || !has(self.resourceClaims) || self.resourceClaims.size() == 0",
+            "resourceName and resourceClaims exclude each other",
+        ),
+    )
     enabled: bool | None = field("Marks the model as made for a GPU; count decides how many it gets.")
     count: int | None = field(
         "GPUs per replica; above 0 it wins over the service's resources.gpu.", minimum=0, maximum=8
@@ -38,6 +68,19 @@ class GPU:
     vendor: str = field("Maker of the GPU.", "nvidia", enum=GPU_VENDORS)
     runtime: str | None = field("Compute stack for AMD GPUs.", enum=("vulkan", "rocm"))
     sharding: Sharding | None = field("How several GPUs share the model.")
+    resource_name: str | None = field(
+        "Extended resource that pods request instead of the vendor's own.",
+        pattern=_EXTENDED_RESOURCE,
+        max_length=NAME_BYTES,
+    )
+    toleration_key: str | None = field(
+        "Taint that pods tolerate, where it is not called as the resource is.",
+        pattern=_EXTENDED_RESOURCE,
+        max_length=NAME_BYTES,
+    )
+    resource_claims: tuple[ResourceClaim, ...] = field(
+        "Claims for devices, instead of an extended resource.", (), max_items=16, list_map_keys=("name",)
+    )
     wire: Wire = received()
 
 
@@ -49,8 +92,15 @@ class Hardware:
         "Hardware that serves the model; metal always means a host agent.", "cpu", enum=ACCELERATORS
     )
     gpu: GPU | None = field("GPU count, offload and split.")
-    memory_budget: str | None = field("Memory cap of the serving process; wins over memoryFraction.", pattern=QUANTITY)
-    memory_fraction: float | None = field("Share of the host's memory that the model may take.", minimum=0, maximum=1)
+    memory_budget: str | None = field(
+        "Memory cap of the serving process; wins over memoryFraction.",
+        pattern=QUANTITY,
+        max_length=_QUANTITY_CHARACTERS,
+        rules=(POSITIVE,),
+    )
+    memory_fraction: float | None = field(
+        "Share of the host's memory that the model may take.", minimum=0, exclusive_minimum=True, maximum=1
+    )
     wire: Wire = received()
 
 
@@ -67,15 +117,66 @@ class ModelResources:
 
 
 @attrs.frozen(kw_only=True)
+class GPUSharing:
+    """Whether a replica has its GPU for itself."""
+
+    RULES: ClassVar = (
+        Rule("self.mode != 'partitioned' || has(self.profile)", "mode partitioned needs a profile", ".profile"),
+        Rule("self.mode == 'partitioned' || !has(self.profile)", "profile needs mode partitioned", ".profile"),
+        Rule("self.mode == 'shared' || !has(self.memoryLimitGiB)", "memoryLimitGiB needs mode shared"),
+    )
+    mode: str = field("Whole GPUs, a shared one, or a partition of one.", "exclusive", enum=GPU_SHARING_MODES)
+    profile: str | None = field("Partition profile, such as 1g.24gb.", min_length=1)
+    memory_limit_gib: int | None = field(
+        "GiB of GPU memory that the service counts for.", minimum=1, name="memoryLimitGiB"
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
 class ServiceResources:
     """What each replica requests."""
 
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.gpuSharing) || self.gpuSharing.mode == 'exclusive' || self.gpu <= 1",
+            "a shared or partitioned GPU is one GPU",
+            ".gpuSharing",
+        ),
+    )
     gpu: int = field("GPUs per replica.", 0, minimum=0, maximum=8)
     cpu: str | None = field("CPU request per replica.", pattern=QUANTITY)
     memory: str | None = field("Memory request per replica.", pattern=QUANTITY)
     host_memory: str | None = field(
         "Memory request when part of the model stays on the CPU; wins over memory.", pattern=QUANTITY
     )
+    ephemeral_storage: str | None = field(
+        "Node storage that is requested, and the most that is granted.", pattern=QUANTITY
+    )
+    gpu_memory: str | None = field("Memory that one GPU must have; a note for people.", pattern=QUANTITY)
+    gpu_sharing: GPUSharing | None = field("Whether a replica has its GPU for itself.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class GatewayReference:
+    """Name a Gateway, here or in another namespace."""
+
+    name: str = field("Name of the Gateway.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    namespace: str | None = field("Namespace of the Gateway; unset means the object's own.", max_length=63)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class GatewayExposure:
+    """Offer the service through an AI gateway."""
+
+    RULES: ClassVar = (
+        Rule("!has(self.enabled) || !self.enabled || has(self.gatewayRef)", "an enabled gateway needs a gatewayRef"),
+    )
+    enabled: bool | None = field("Turns the exposure on.")
+    gateway_ref: GatewayReference | None = field("Gateway to attach to.")
+    model_name: str | None = field("Model name that clients send; unset means the modelRef.", min_length=1)
     wire: Wire = received()
 
 
@@ -83,10 +184,18 @@ class ServiceResources:
 class EndpointSpec:
     """How clients reach the service."""
 
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.nodePort) || self.type != 'ClusterIP'",
+            "a nodePort needs type NodePort or LoadBalancer",
+            ".nodePort",
+        ),
+    )
     port: int = field("Port of the Service.", 8080, minimum=1, maximum=65535)
     type: str = field("Type of the Service.", "ClusterIP", enum=SERVICE_TYPES)
     node_port: int | None = field("Fixed port on every node, for type NodePort.", minimum=30000, maximum=32767)
     path: str = field("Path that is appended in status.endpoint.", "/v1/chat/completions")
+    gateway: GatewayExposure | None = field("Offers the service through an AI gateway.")
     wire: Wire = received()
 
 
@@ -94,11 +203,28 @@ class EndpointSpec:
 class ScalingMetric:
     """One figure that drives the autoscaler."""
 
+    RULES: ClassVar = (
+        Rule("self.type != 'Resource' || self.name in ['cpu', 'memory']", "a Resource is cpu or memory", ".name"),
+        Rule(
+            "self.type != 'Resource' || has(self.targetAverageValue) != has(self.targetAverageUtilization)",
+            "a Resource needs either targetAverageUtilization or targetAverageValue",
+        ),
+        Rule(
+            "self.type != 'Pods' || !has(self.targetAverageUtilization)",
+            "a Pods metric is no share of a request: use targetAverageValue",
+            ".targetAverageUtilization",
+        ),
+    )
     type: str = field(
         "Pods averages a metric over pods; Resource looks at cpu or memory.", REQUIRED, enum=("Pods", "Resource")
     )
-    name: str = field("Name of the metric, or cpu or memory.", REQUIRED)
-    target_average_value: str | None = field("Wanted average per pod, for type Pods.", pattern=QUANTITY)
+    name: str = field("Name of the metric, or cpu or memory.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    target_average_value: str | None = field(
+        "Wanted average per pod; unset means 2 for type Pods.",
+        pattern=QUANTITY,
+        max_length=_QUANTITY_CHARACTERS,
+        rules=(POSITIVE,),
+    )
     target_average_utilization: int | None = field("Wanted percentage of the request, for type Resource.", minimum=1)
     wire: Wire = received()
 
@@ -110,7 +236,9 @@ class Autoscaling:
     RULES: ClassVar = (Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not exceed maxReplicas"),)
     max_replicas: int = field("Highest replica count.", REQUIRED, minimum=1, maximum=100)
     min_replicas: int = field("Lowest replica count.", 1, minimum=1, maximum=10)
-    metrics: tuple[ScalingMetric, ...] = field("What to scale on; empty means the runtime's own queue metric.", ())
+    metrics: tuple[ScalingMetric, ...] = field(
+        "What to scale on; empty means the runtime's own queue metric.", (), max_items=16
+    )
     wire: Wire = received()
 
 
@@ -120,7 +248,9 @@ class EnvVar:
 
     name: str = field("Name of the variable.", REQUIRED, min_length=1)
     value: str | None = field("Literal value.")
-    value_from: Mapping[str, Any] | None = field("Where the value comes from, as in a pod: secretKeyRef and the like.")
+    value_from: Mapping[str, Any] | None = field(
+        "Where the value comes from, as in a pod: secretKeyRef and the like.", pod_part="EnvVarSource"
+    )
     wire: Wire = received()
 
 
@@ -128,7 +258,7 @@ class EnvVar:
 class ProbeOverrides:
     """Replace the runtime's probes one by one; each is a pod's Probe."""
 
-    startup: Mapping[str, Any] | None = field("Replaces the startup probe.")
-    liveness: Mapping[str, Any] | None = field("Replaces the liveness probe.")
-    readiness: Mapping[str, Any] | None = field("Replaces the readiness probe.")
+    startup: Mapping[str, Any] | None = field("Replaces the startup probe.", pod_part="Probe")
+    liveness: Mapping[str, Any] | None = field("Replaces the liveness probe.", pod_part="Probe")
+    readiness: Mapping[str, Any] | None = field("Replaces the readiness probe.", pod_part="Probe")
     wire: Wire = received()

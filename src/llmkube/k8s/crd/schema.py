@@ -1,5 +1,7 @@
 """The CRD YAML, made from the classes: what the codec reads is what the API server enforces.
 
+What a class carries as a free-form part of a pod is spelled out from `podparts`.
+
 The output is an `apiextensions.k8s.io/v1` CustomResourceDefinition with a structural schema. Defaults are those of the
 classes. A block whose absence means all of its defaults (`Hardware`) is filled in by the API server only where its
 field says `apply_default=True`; elsewhere the API server leaves the object as short as the user wrote it, and the
@@ -17,10 +19,12 @@ import yaml
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.podparts import part_schema
 from llmkube.k8s.fields import REQUIRED, Column, Facts, IntOrString, Rule, Scale, Slot, slots
 from llmkube.k8s.resource import Object, Resource
 
-KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService)
+KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter)
 """Every custom kind of the project, in the order in which a cluster should learn them."""
 
 _SCALARS: Final[dict[Any, dict[str, Any]]] = {
@@ -110,7 +114,7 @@ def object_schema(cls: type) -> dict[str, Any]:
 
 def _field_schema(slot: Slot) -> dict[str, Any]:
     facts = slot.facts
-    schema = _type_schema(slot.type)
+    schema = _type_schema(slot.type, facts)
     schema.update(_bounds(facts))
     if facts.description:
         schema["description"] = facts.description
@@ -124,19 +128,27 @@ def _field_schema(slot: Slot) -> dict[str, Any]:
     return schema
 
 
-def _type_schema(annotation: Any) -> dict[str, Any]:
+def _type_schema(annotation: Any, facts: Facts) -> dict[str, Any]:
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     if attrs.has(annotation):
         return object_schema(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is tuple:
-        return {"type": "array", "items": _type_schema(arguments[0])}
+        return {"type": "array", "items": _item_schema(arguments[0], facts)}
+    if origin is collections.abc.Mapping and facts.pod_part:
+        return part_schema(facts.pod_part)
     if origin is collections.abc.Mapping and arguments[1] is Any:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     if origin is collections.abc.Mapping:
-        return {"type": "object", "additionalProperties": _type_schema(arguments[1])}
+        return {"type": "object", "additionalProperties": _type_schema(arguments[1], facts)}
     raise TypeError(f"no schema for {annotation!r}")
+
+
+def _item_schema(annotation: Any, facts: Facts) -> dict[str, Any]:
+    """What one item of a list is; the rules of its class travel with it."""
+    schema = _type_schema(annotation, facts)
+    return schema if facts.items is None else {**schema, **_bounds(facts.items), **_rules(facts.items.rules)}
 
 
 def _bounds(facts: Facts) -> dict[str, Any]:
@@ -144,6 +156,7 @@ def _bounds(facts: Facts) -> dict[str, Any]:
         "format": facts.format,
         "enum": list(facts.enum),
         "minimum": facts.minimum,
+        "exclusiveMinimum": facts.exclusive_minimum or None,
         "maximum": facts.maximum,
         "minLength": facts.min_length,
         "maxLength": facts.max_length,
@@ -155,8 +168,13 @@ def _bounds(facts: Facts) -> dict[str, Any]:
 
 
 def _rules(rules: Iterable[Rule]) -> dict[str, Any]:
-    validations = [{"rule": rule.rule, "message": rule.message} for rule in rules]
+    validations = [_rule(rule) for rule in rules]
     return {"x-kubernetes-validations": validations} if validations else {}
+
+
+def _rule(rule: Rule) -> dict[str, str]:
+    said = {"rule": rule.rule, "message": rule.message}
+    return {**said, "fieldPath": rule.field_path} if rule.field_path else said
 
 
 def _default(slot: Slot) -> dict[str, Any]:

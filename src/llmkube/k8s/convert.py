@@ -1,0 +1,190 @@
+"""A manifest of the first API (`llmkube.io/v1alpha1`) becomes a Model and an InferenceService of today's.
+
+The old kind had model and service in one object:
+
+```yaml
+apiVersion: llmkube.io/v1alpha1
+kind: InferenceService
+metadata: {name: qwen3-32b}
+spec:
+  model: {source: huggingface, name: Qwen/Qwen3-32B-GGUF}
+  accelerator: cuda            # also seen below model
+  resources: {gpuCount: 2}     # on metal: {gpuLayers: 99}
+```
+
+Fields that today's InferenceService knows by the same name are taken over; every other one is named as lost.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import slots
+
+OLD_GROUP: Final = "llmkube.io"
+_SERVERS_OWN: Final = frozenset(
+    {"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "deletionTimestamp"}
+)
+_CARRIED: Final = ("name", "namespace", "labels", "annotations")
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_URLS: Final = ("http://", "https://", "hf://", "s3://", "pvc://", "file://", "/")
+_HUB: Final = ("huggingface", "hf")
+
+JsonObject = dict[str, Any]
+
+
+class ConversionError(UserError):
+    """The old manifest does not say which model it means."""
+
+
+@attrs.frozen
+class Conversion:
+    """What an old manifest says in today's words.
+
+    Attributes:
+        model: The Model.
+        service: The InferenceService that refers to it.
+        remarks: What was left out and what to look at, one sentence each, beginning with the old field's path.
+    """
+
+    model: JsonObject
+    service: JsonObject
+    remarks: tuple[str, ...]
+
+
+def is_old(body: Mapping[str, Any]) -> bool:
+    """Whether an object is of the first API."""
+    return str(body.get("apiVersion")).partition("/")[0] == OLD_GROUP
+
+
+def convert(body: Mapping[str, Any]) -> Conversion:
+    """Return the Model and the InferenceService that an old InferenceService stands for.
+
+    Raises:
+        ConversionError: It is of another kind, or names no model.
+    """
+    if body.get("kind") != "InferenceService":
+        raise ConversionError(f"{body.get('kind')} is not a kind of {OLD_GROUP} that is known", field="kind")
+    old = _Remaining(dict(body))
+    for name in ("apiVersion", "kind"):
+        old.take(name)
+    tag = {name: value for name in _CARRIED if (value := old.take("metadata", name)) is not None}
+    tag["annotations"] = {key: value for key, value in tag.get("annotations", {}).items() if key != _LAST_APPLIED}
+    tag = {name: value for name, value in tag.items() if value}
+    model = {
+        "apiVersion": Model.RESOURCE.api_version,
+        "kind": "Model",
+        "metadata": dict(tag),
+        "spec": _model_spec(old),
+    }
+    gpus = old.take("spec", "resources", "gpuCount")
+    spec: JsonObject = {"modelRef": tag.get("name", "")}
+    if gpus is not None:
+        spec["resources"] = {"gpu": gpus}
+    _carry(old, spec)
+    service = {
+        "apiVersion": InferenceService.RESOURCE.api_version,
+        "kind": "InferenceService",
+        "metadata": dict(tag),
+        "spec": spec,
+    }
+    return Conversion(model, service, (*old.remarks, *_lost(old.rest)))
+
+
+def _model_spec(old: "_Remaining") -> JsonObject:
+    spec: JsonObject = {"source": _source(old), "format": "gguf"}
+    below, beside = old.take("spec", "model", "accelerator"), old.take("spec", "accelerator")
+    if None not in (below, beside) and below != beside:
+        old.remark(f"spec.model.accelerator: {below} gives way to spec.accelerator, which says {beside}")
+    accelerator = below if beside is None else beside
+    hardware: JsonObject = {} if accelerator is None else {"accelerator": accelerator}
+    layers = old.take("spec", "resources", "gpuLayers")
+    gpu: JsonObject = {} if layers is None else {"layers": layers}
+    if accelerator not in {None, "cpu", "metal"}:
+        gpu = {"enabled": True, **gpu}
+    if gpu:
+        hardware["gpu"] = gpu
+    return {**spec, "hardware": hardware} if hardware else spec
+
+
+def _source(old: "_Remaining") -> str:
+    source, name = old.take("spec", "model", "source"), old.take("spec", "model", "name")
+    if isinstance(source, str) and source.startswith(_URLS):
+        if name is not None:
+            old.remark(f"spec.model.name: {name!r} is not needed: the source is an address")
+        return source
+    if source not in {None, *_HUB}:
+        raise ConversionError(f"{source!r} is neither {_HUB[0]} nor an address", field="spec.model.source")
+    if not isinstance(name, str) or not name:
+        raise ConversionError("is missing; name the repository, as ORG/REPO", field="spec.model.name")
+    old.remark(
+        f"spec.model.name: {name} may have several files, and the old manifest does not say which:"
+        " name one in the Model's spec.files if it does"
+    )
+    if "gguf" not in name.lower():
+        old.remark(f"spec.model.name: {name} does not look like gguf: set the Model's spec.format if it is another")
+    return f"hf://{name}"
+
+
+def _carry(old: "_Remaining", spec: JsonObject) -> None:
+    """Take over what an InferenceService of today knows by the same name, resources field by field."""
+    rest = old.rest.get("spec")
+    if not isinstance(rest, dict):
+        return
+    for slot in slots(InferenceServiceSpec):
+        if slot.key not in rest or slot.key == "modelRef":
+            continue
+        if not (isinstance(rest[slot.key], dict) and rest[slot.key] and attrs.has(slot.type)):
+            spec[slot.key] = old.take("spec", slot.key)
+            continue
+        for name in [inner.key for inner in slots(slot.type) if inner.key in rest[slot.key]]:
+            block = spec.setdefault(slot.key, {})
+            if name not in block:
+                block[name] = old.take("spec", slot.key, name)
+
+
+def _lost(rest: Any, path: str = "") -> Iterator[str]:
+    """Say what nobody has taken, leaf by leaf; of what the server writes by itself, once and for all."""
+    if path == "status":
+        yield "status: is left out; the controller writes a new one"
+    elif path.startswith("metadata.") and path.count(".") == 1 and path.rpartition(".")[2] in _SERVERS_OWN:
+        yield f"{path}: is left out; the API server writes a new one"
+    elif isinstance(rest, dict) and rest:
+        for name, value in rest.items():
+            yield from _lost(value, f"{path}.{name}" if path else name)
+    elif path:
+        yield f"{path}: {rest!r} has no place in {InferenceService.RESOURCE.api_version}, and is left out"
+
+
+@attrs.define(eq=False)
+class _Remaining:
+    """What of an object nobody has taken yet, and what there is to say about the rest."""
+
+    rest: JsonObject
+    remarks: list[str] = attrs.Factory(list)
+
+    def take(self, *path: str) -> Any:
+        """Return the value at a path and remove it; None where there is none."""
+        self.rest, value = _without(self.rest, path)
+        return value
+
+    def remark(self, sentence: str) -> None:
+        self.remarks.append(sentence)
+
+
+def _without(place: JsonObject, path: Sequence[str]) -> tuple[JsonObject, Any]:
+    """Return an object without the value at a path, and without what holds nothing any more; and the value."""
+    step, *rest = path
+    if step not in place:
+        return place, None
+    others = {name: value for name, value in place.items() if name != step}
+    if not rest:
+        return others, place[step]
+    if not isinstance(place[step], dict):
+        return place, None
+    left, value = _without(place[step], rest)
+    return ({**place, step: left} if left or not place[step] else others), value

@@ -1,0 +1,456 @@
+"""A ModelRouter sends requests to local and external backends by rules; what is sensitive stays local or is refused."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import GatewayStatus
+from llmkube.k8s.crd.meta import (
+    DECIMAL,
+    DURATION,
+    GROUP,
+    VERSION,
+    Condition,
+    LocalObjectReference,
+    ObjectMeta,
+)
+from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
+from llmkube.k8s.fields import REQUIRED, Column, Facts, Rule, Wire, field, received
+from llmkube.k8s.resource import Key, Resource
+
+DATA_PLANES: Final = ("Proxy", "Gateway")
+DEFAULT_ROUTES: Final = ("Static", "BackendNameMatch")
+PROVIDERS: Final = ("anthropic", "openai", "bedrock", "vertex_ai", "litellm")
+ROUTE_STRATEGIES: Final = ("primary-fallback", "weighted", "shadow")
+ROUTER_PHASES: Final = ("Pending", "Provisioning", "Ready", "Degraded", "Failed")
+SENSITIVE: Final = ("pii", "phi")
+"""Data classes that stay local when spec.policy.classification.sensitiveClassifications is unset."""
+LOCAL: Final = "local"
+CLOUD: Final = "cloud"
+TIERS: Final = (LOCAL, CLOUD)
+
+_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_NAME_CHARACTERS: Final = 63
+# The cost of a rule is reckoned with the longest lists and texts that the schema admits
+_MOST_BACKENDS: Final = 64
+_MOST_RULES: Final = 64
+_MOST_ROUTED: Final = 16
+_MOST_CLASSES: Final = 16
+_CLASS: Final = Facts(min_length=1, max_length=_NAME_CHARACTERS)
+_TIME_LIMITS: Final = (
+    Rule(
+        f"!self.matches('{DURATION}') || (duration(self) >= duration('100ms') && duration(self) <= duration('30m'))",
+        "must be from 100ms to 30m",
+    ),
+)
+_TIME: Final[Mapping[str, Any]] = {"pattern": DURATION, "max_length": 32, "rules": _TIME_LIMITS}
+
+# -- backends ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ExternalBackend:
+    """A provider outside the cluster."""
+
+    RULES: ClassVar = (
+        Rule("!(self.provider in ['bedrock', 'vertex_ai']) || has(self.url)", "this provider needs a url"),
+    )
+    provider: str = field("Kind of the provider: decides protocol and credentials.", REQUIRED, enum=PROVIDERS)
+    model: str = field("Model id at the provider.", REQUIRED, min_length=1)
+    url: str | None = field(
+        "Base URL; unset means the provider's own.", pattern=r"^https?://[^\s]+$", max_length=2048
+    )
+    credentials_secret_ref: LocalObjectReference | None = field(
+        "Secret with the provider's usual key, such as ANTHROPIC_API_KEY.", atomic=True
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class HealthCheck:
+    """How a backend is probed."""
+
+    path: str | None = field("Path to ask; unset means the backend's own.")
+    interval_seconds: int = field("Seconds between two probes.", 10, minimum=1)
+    timeout_seconds: int = field("Seconds to wait for an answer.", 2, minimum=1)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What a million tokens cost, in US dollars, as decimal numbers."""
+
+    prompt_usd: str | None = field("Price of a million prompt tokens.", pattern=DECIMAL, name="promptUSD")
+    completion_usd: str | None = field("Price of a million completion tokens.", pattern=DECIMAL, name="completionUSD")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Backend:
+    """One destination of requests: an InferenceService, or an external provider."""
+
+    RULES: ClassVar = (
+        Rule(
+            "has(self.inferenceServiceRef) != has(self.external)",
+            "a backend has either an inferenceServiceRef or an external provider",
+        ),
+        Rule(
+            "!has(self.inferenceServiceRef) || !has(self.tier) || self.tier == 'local'",
+            "an InferenceService is local",
+            ".tier",
+        ),
+        Rule(
+            "!has(self.external) || !has(self.tier) || self.tier == 'cloud' || has(self.external.url)",
+            "an external provider is local only at a url of yours",
+            ".tier",
+        ),
+    )
+    name: str = field("Name that rules refer to.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
+    inference_service_ref: LocalObjectReference | None = field(
+        "InferenceService in the router's namespace.", atomic=True
+    )
+    external: ExternalBackend | None = field("Provider outside the cluster.")
+    tier: str | None = field(
+        "Where the data goes; unset means local for an InferenceService and cloud for an external provider.",
+        enum=TIERS,
+    )
+    display_name: str | None = field("Model id that clients see; unset means name.", min_length=1)
+    capabilities: tuple[str, ...] = field("Tags that rules can ask for.", (), max_items=32, items=_CLASS)
+    weight: int | None = field("Share of the requests under strategy weighted.", minimum=0)
+    timeout: str | None = field("Longest wait for the first byte of an answer.", **_TIME)
+    health_check: HealthCheck | None = field("How the backend is probed.")
+    cost_per_million_tokens: Cost | None = field("Prices, for budgets.")
+    wire: Wire = received()
+
+    @property
+    def effective_tier(self) -> str:
+        """The tier as given, else what the kind of backend implies: what leaves the cluster is cloud."""
+        return self.tier or (CLOUD if self.external else LOCAL)
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Match:
+    """Conditions that a request meets all of."""
+
+    data_classification: tuple[str, ...] = field(
+        "Data classes, of which the request has one; upper and lower case are the same.",
+        (),
+        max_items=_MOST_CLASSES,
+        items=_CLASS,
+    )
+    models: tuple[str, ...] = field(
+        "Patterns (* and ?) of which the request's model fits one.", (), max_items=64, items=Facts(min_length=1)
+    )
+    headers: Mapping[str, str] = field("Headers with these values.", dict)
+    required_capabilities: tuple[str, ...] = field(
+        "Tags that a backend of the route must have, all of them.", (), max_items=32, items=_CLASS
+    )
+    task_complexity: str | None = field(
+        "Complexity that the request declares.", enum=("simple", "moderate", "complex")
+    )
+    latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Route:
+    """Where a request goes."""
+
+    backends: tuple[str, ...] = field(
+        "Names of backends, best first.",
+        REQUIRED,
+        min_items=1,
+        max_items=_MOST_ROUTED,
+        items=Facts(min_length=1, max_length=_NAME_CHARACTERS),
+    )
+    strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class RouterRule:
+    """One rule; the first that matches decides."""
+
+    name: str = field("Name in logs and metrics.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
+    match: Match = field("Conditions that the request meets all of; none means every request.", Match)
+    route: Route = field("Where the request goes.", REQUIRED)
+    fail_closed: bool | None = field("Refuses when no backend of the route can answer, and never falls through.")
+    timeout: str | None = field("Longest wait for the first byte of an answer; wins over the backend's.", **_TIME)
+    wire: Wire = received()
+
+
+# -- policy -----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Classification:
+    """How the data class of a request is found, and which classes are sensitive."""
+
+    mode: str = field("Who tells the class.", "header-only", enum=("header-only", "detector", "hybrid"))
+    header_key: str | None = field("Header with the class; unset means x-llmkube-classification.", min_length=1)
+    sensitive_classifications: tuple[str, ...] = field(
+        "Classes that stay local or are refused; unset means pii and phi.",
+        (),
+        min_items=1,
+        max_items=_MOST_CLASSES,
+        items=_CLASS,
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class AuditLog:
+    """Where decisions are written down."""
+
+    RULES: ClassVar = (Rule("self.sink != 'file' || has(self.filePath)", "sink file needs a filePath"),)
+    sink: str = field("Where entries go.", "stdout", enum=("stdout", "file", "otlp"))
+    file_path: str | None = field("File for sink file.", min_length=1)
+    include_request_body: bool | None = field("Writes requests down as a whole.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class JWT:
+    """How tokens of clients are checked."""
+
+    provider: str = field("Name of the issuer, for people.", REQUIRED, min_length=1)
+    issuer: str = field("Issuer that tokens must name.", REQUIRED, min_length=1)
+    jwks_uri: str = field("URL of the issuer's keys.", REQUIRED, min_length=1, name="jwksURI")
+    team_claim: str = field("Claim with the team.", REQUIRED, min_length=1)
+    header_key: str | None = field("Header that carries the team on; unset means x-llmkube-team.", min_length=1)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Allowlist:
+    """Models that a team may use."""
+
+    team: str = field("Value of the team claim.", REQUIRED, min_length=1, max_length=253, pattern=r"^\S(.*\S)?$")
+    models: tuple[str, ...] = field("Models; none means all.", (), items=Facts(min_length=1))
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Auth:
+    """Who may ask, and for what."""
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.allowlists) || self.allowlists.size() == 0 || has(self.jwt)",
+            "allowlists need a jwt, which tells the team",
+        ),
+    )
+    jwt: JWT | None = field("How tokens of clients are checked.")
+    allowlists: tuple[Allowlist, ...] = field(
+        "Models per team; once there is one, a team without may use none.", (), list_map_keys=("team",)
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """Most tokens or dollars within a time window."""
+
+    RULES: ClassVar = (
+        Rule("has(self.maxTokens) || has(self.maxUSD)", "a budget needs maxTokens or maxUSD"),
+        Rule("(self.scope == 'rule') == has(self.ruleName)", "ruleName goes with scope rule", ".ruleName"),
+    )
+    name: str = field("Name of the budget.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
+    scope: str = field("What shares the budget.", REQUIRED, enum=("router", "rule", "team"))
+    rule_name: str | None = field("Rule that the budget is for.", max_length=_NAME_CHARACTERS)
+    header_key: str | None = field("Header with the team, for scope team; unset means x-llmkube-team.", min_length=1)
+    max_tokens: int | None = field("Most tokens in a window.", minimum=1, format="int64")
+    max_usd: str | None = field("Most dollars in a window, as a decimal number.", pattern=DECIMAL, name="maxUSD")
+    window_seconds: int = field("Length of the window in seconds.", 3600, minimum=1)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class RouterPolicy:
+    """What holds for all rules."""
+
+    classification: Classification | None = field("How the data class of a request is found.")
+    budgets: tuple[Budget, ...] = field(
+        "Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",)
+    )
+    auth: Auth | None = field("Who may ask, and for what.")
+    audit_log: AuditLog | None = field("Where decisions are written down.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ProxySpec:
+    """The pods that route."""
+
+    image: str | None = field("Container image; unset means the controller's own.", min_length=1)
+    image_pull_secrets: tuple[LocalObjectReference, ...] = field("Secrets for pulling the image.", ())
+    replicas: int | None = field("How many pods; unset means 1.", minimum=1, maximum=10)
+    resources: Mapping[str, Any] | None = field(
+        "Requests and limits of the container, as in a pod.", pod_part="ResourceRequirements"
+    )
+    node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)
+    response_header_timeout: str | None = field(
+        "Longest wait for the first byte of an answer, where neither rule nor backend says.", **_TIME
+    )
+    quarantine_duration: str | None = field(
+        "How long a backend that failed is left alone.", pattern=DURATION, max_length=32
+    )
+    revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class MCPServer:
+    """Reserved."""
+
+    enabled: bool | None = field("Reserved; nothing reads it.")
+    wire: Wire = received()
+
+
+# -- the kind ---------------------------------------------------------------------------------------------------------
+
+_SENSITIVE_CLASSES: Final = (
+    "(has(self.policy) && has(self.policy.classification)"
+    " && has(self.policy.classification.sensitiveClassifications)"
+    f" ? self.policy.classification.sensitiveClassifications : {list(SENSITIVE)})"
+)
+_IS_SENSITIVE: Final = (
+    "(has(r.match) && has(r.match.dataClassification) && r.match.dataClassification.exists(c,"
+    f" {_SENSITIVE_CLASSES}.exists(s, s.lowerAscii() == c.lowerAscii())))"
+)
+_IS_LOCAL: Final = "(has(b.tier) ? b.tier == 'local' : has(b.inferenceServiceRef))"
+
+
+@attrs.frozen(kw_only=True)
+class ModelRouterSpec:
+    """Which backends there are, and which requests go where."""
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.defaultRoute) || self.backends.exists(b, b.name == self.defaultRoute)",
+            "defaultRoute must be the name of a backend",
+            ".defaultRoute",
+        ),
+        Rule(
+            "!has(self.rules) || self.rules.all(r, r.route.backends.all(n, self.backends.exists(b, b.name == n)))",
+            "a route may only name backends of this router",
+            ".rules",
+        ),
+        Rule(
+            "!has(self.rules) || self.rules.all(r, self.rules.exists_one(x, x.name == r.name))",
+            "two rules must not have one name",
+            ".rules",
+        ),
+        Rule(
+            f"!has(self.rules) || self.rules.all(r, !{_IS_SENSITIVE} || (has(r.failClosed) && r.failClosed))",
+            "a rule for a sensitive data class needs failClosed: true",
+            ".rules",
+        ),
+        Rule(
+            f"!has(self.rules) || self.rules.all(r, !{_IS_SENSITIVE}"
+            f" || r.route.backends.all(n, self.backends.all(b, b.name != n || {_IS_LOCAL})))",
+            "a rule for a sensitive data class may only name backends of tier local",
+            ".rules",
+        ),
+        Rule(
+            "!has(self.policy) || !has(self.policy.budgets) || self.policy.budgets.all(b,"
+            " !has(b.ruleName) || (has(self.rules) && self.rules.exists(r, r.name == b.ruleName)))",
+            "ruleName must be the name of a rule",
+            ".policy.budgets",
+        ),
+        Rule("self.dataPlane != 'Gateway' || has(self.gatewayRef)", "dataPlane Gateway needs a gatewayRef"),
+    )
+    backends: tuple[Backend, ...] = field(
+        "Destinations of requests.", REQUIRED, min_items=1, max_items=_MOST_BACKENDS, list_map_keys=("name",)
+    )
+    rules: tuple[RouterRule, ...] = field("Rules; the first that matches decides.", (), max_items=_MOST_RULES)
+    default_route: str | None = field(
+        "Backend for requests that no rule matches; unset refuses them.", max_length=_NAME_CHARACTERS
+    )
+    default_route_strategy: str = field(
+        "Static takes defaultRoute; BackendNameMatch first looks for a backend by the request's model.",
+        "Static",
+        enum=DEFAULT_ROUTES,
+    )
+    policy: RouterPolicy | None = field("What holds for all rules.")
+    endpoint: EndpointSpec = field("How clients reach the router.", EndpointSpec)
+    proxy: ProxySpec | None = field("The pods that route.")
+    data_plane: str = field("Who routes: pods of ours, or an AI gateway.", "Proxy", enum=DATA_PLANES)
+    gateway_ref: GatewayReference | None = field("Gateway to attach to, for dataPlane Gateway.")
+    mcp_server: MCPServer | None = field("Reserved.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class BackendStatus:
+    """What is known of one backend."""
+
+    name: str = field("Name of the backend.", REQUIRED)
+    tier: str = field("Where the data goes.", "")
+    address: str = field("URL that requests are sent to.", "")
+    healthy: bool | None = field("The backend can be used.")
+    message: str = field("Why it cannot.", "")
+    last_probe_time: str | None = field("When it was last looked at.", format="date-time")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class BudgetStatus:
+    """How much of one budget is used."""
+
+    name: str = field("Name of the budget.", REQUIRED)
+    tokens_used: int | None = field("Tokens in the current window.", format="int64")
+    usd_used: str = field("Dollars in the current window.", "")
+    utilization: str = field("Share that is used, as a decimal number.", "")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ModelRouterStatus:
+    """How routing goes."""
+
+    phase: str = field("Where the router stands.", "", enum=ROUTER_PHASES)
+    conditions: tuple[Condition, ...] = field(
+        "Statements about the router, one per type.", (), list_map_keys=("type",)
+    )
+    endpoint: str = field("URL that clients use.", "")
+    active_rules: int | None = field("Rules that are in force.")
+    backends: tuple[BackendStatus, ...] = field("What is known of each backend.", ())
+    budget_utilization: tuple[BudgetStatus, ...] = field("How much of each budget is used.", ())
+    gateway: GatewayStatus | None = field("How an AI gateway exposes the router.")
+    last_updated: str | None = field("When the status last changed.", format="date-time")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class ModelRouter:
+    """One endpoint in front of local and external models."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        GROUP,
+        VERSION,
+        "ModelRouter",
+        "modelrouters",
+        short_names=("mr",),
+        subresources=("status",),
+        categories=("llmkube",),
+    )
+    COLUMNS: ClassVar = (
+        Column("Phase", ".status.phase"),
+        Column("Endpoint", ".status.endpoint"),
+        Column("Rules", ".status.activeRules", "integer"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+    metadata: ObjectMeta
+    spec: ModelRouterSpec
+    status: ModelRouterStatus = field("How routing goes.", ModelRouterStatus)
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The router's namespace and name."""
+        return Key.of(self)

@@ -1,0 +1,64 @@
+"""Which engine reads which format: what a Model and a service have to agree on, and no schema of one can say.
+
+gguf goes with llama.cpp, mlx with oMLX, the rest with vLLM, TGI and their like. A generic container reads what it
+reads; only mlx is nothing for it. gguf is also the default of `spec.format`, and so perhaps nobody's word: an engine
+that brings its own weights is not held to it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from llmkube.k8s.crd.model import FORMATS
+
+GGUF: Final = "gguf"
+MLX: Final = "mlx"
+METAL: Final = "metal"
+DEFAULT_RUNTIME: Final = "llamacpp"
+MLX_RUNTIME: Final = "omlx"
+
+_TENSORS: Final = ("safetensors", "pytorch", "custom")
+
+READS: Final[Mapping[str, tuple[str, ...]]] = {
+    DEFAULT_RUNTIME: (GGUF,),
+    "llamacpp-router": (GGUF,),
+    "llama-server": (GGUF,),
+    MLX_RUNTIME: (MLX,),
+    "ollama": (GGUF, "safetensors", "custom"),
+    "vllm": _TENSORS,
+    "tgi": _TENSORS,
+    "sglang": _TENSORS,
+    "triton": _TENSORS,
+    "personaplex": _TENSORS,
+    "generic": (GGUF, *_TENSORS),
+}
+"""By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
+
+
+def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
+    """Return the engine that a service gets: the default one, on metal and with mlx weights, is oMLX.
+
+    The API server writes the default runtime into every object, so `llamacpp` may be nobody's word; `llama-server` is
+    somebody's, and stays.
+    """
+    if (runtime, model_format, accelerator) == (DEFAULT_RUNTIME, MLX, METAL):
+        return MLX_RUNTIME
+    return runtime
+
+
+def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weights: bool = False) -> str:
+    """Return why an engine cannot serve a Model of this format, with the way out; empty when it can.
+
+    The fields to blame are the service's `spec.runtime` and `Model.spec.format`.
+
+    Args:
+        runtime: The service's `spec.runtime`.
+        model_format: The Model's `spec.format`.
+        accelerator: The Model's `spec.hardware.accelerator`.
+        brings_weights: The engine fetches for itself (tgi, personaplex, `skipModelInit`), and is handed no file.
+    """
+    engine = resolve_runtime(runtime, model_format, accelerator)
+    readable = READS.get(engine, FORMATS)
+    if model_format in readable or (model_format == GGUF and brings_weights):
+        return ""
+    others = " or ".join(name for name, formats in READS.items() if model_format in formats)
+    return f"{engine} reads {' or '.join(readable)}, not {model_format}: set that format, or spec.runtime to {others}"

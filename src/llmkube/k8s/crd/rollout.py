@@ -1,0 +1,82 @@
+"""How a service's pods come, go and are watched over: model cache, roll-outs, disruption, objectives."""
+
+from typing import ClassVar, Final
+
+import attrs
+
+from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES
+from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
+
+CACHE_PERSISTENCE: Final = ("Cached", "Ephemeral")
+SLO_INDICATORS: Final = ("availability", "latency")
+
+
+@attrs.frozen(kw_only=True)
+class ModelCache:
+    """Where a service's pods keep the weights."""
+
+    RULES: ClassVar = (
+        Rule(
+            "!(has(self.persistence) && self.persistence == 'Ephemeral' && has(self.claimName))",
+            "claimName names a volume to keep weights on, persistence Ephemeral keeps none: choose one",
+        ),
+    )
+    persistence: str | None = field(
+        "Cached keeps weights on a volume of the namespace, Ephemeral fetches them for each pod; unset means Cached.",
+        enum=CACHE_PERSISTENCE,
+    )
+    claim_name: str | None = field(
+        "PersistentVolumeClaim to use instead of the namespace's own.", min_length=1, max_length=NAME_BYTES
+    )
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class RolloutPolicy:
+    """When a change may replace running pods."""
+
+    wait_for_idle: bool | None = field("Holds a change back until no replica has a request.")
+    idle_timeout_seconds: int = field("Longest wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
+    force: bool | None = field("Rolls at once, busy or not.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class Disruption:
+    """When node autoscalers must leave the pods alone."""
+
+    protect_startup: bool = field("Protects pods until the service is Ready.", True)
+    protect_always: bool | None = field("Protects pods all the time.")
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class SLO:
+    """A service level objective, for Pyrra."""
+
+    RULES: ClassVar = (
+        Rule(
+            "self.indicator != 'latency' || has(self.latencyThreshold)",
+            "indicator latency needs a latencyThreshold",
+            ".latencyThreshold",
+        ),
+    )
+    objective: str = field(
+        "Wanted percentage, as a decimal number from 50 to 99.999.",
+        REQUIRED,
+        pattern=DECIMAL,
+        max_length=16,
+        rules=(
+            Rule(
+                "!self.matches('^[0-9]+([.][0-9]+)?$') || (double(self) >= 50.0 && double(self) <= 99.999)",
+                "must be from 50 to 99.999",
+            ),
+        ),
+    )
+    indicator: str = field("What is measured.", "availability", enum=SLO_INDICATORS)
+    latency_threshold: str | None = field(
+        "Seconds that an answer may take, as a decimal number.", pattern=DECIMAL, max_length=16
+    )
+    window: str = field("Rolling window.", "28d", pattern=r"^[0-9]+[mhdw]$")
+    name: str | None = field("Name of the objective; unset means made up from the service's.", max_length=NAME_BYTES)
+    wire: Wire = received()

@@ -1,0 +1,59 @@
+"""Specs of our kinds are drawn from their schemas: right ones, wrong ones at the bounds, and nonsense."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from llmkube.k8s.crd.schema import all_crds
+
+Schema = Mapping[str, Any]
+
+SPECS: Final[Mapping[str, Schema]] = {
+    crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for crd in all_crds()
+}
+_NONSENSE: Final = (None, True, 0, -1, 1.5, 0.0, "", "x", [], {}, [1], {"a": 1}, 2**31, 2**53, 1e22, "NaN")
+_TEXTS: Final = (
+    *("", "x", "a-b", "0", "1", "-1", "1e9", "24Gi", "99.5", "5s", "31m", "28d", "hf://a/b", "pii", "PII", "é", "a\n"),
+    *(" a ", "nvidia.com/gpu", "http://host", "x" * 64, "x" * 254),
+)
+_AMOUNTS: Final = (1, 0, -1, "1", "1Gi", "much")
+_MOST_FIELDS: Final = 6
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> tuple[str, Any]:
+    """Draw a kind and a spec for it."""
+    kind = draw(st.sampled_from(sorted(SPECS)))
+    return kind, draw(_values(SPECS[kind]))
+
+
+def _values(schema: Schema) -> st.SearchStrategy[Any]:
+    right = _right_values(schema)
+    return st.integers(0, 19).flatmap(lambda chance: st.sampled_from(_NONSENSE) if chance == 0 else right)
+
+
+def _right_values(schema: Schema) -> st.SearchStrategy[Any]:
+    """Draw values of the right type, some of them out of bounds."""
+    kind = schema.get("type", "")
+    if "enum" in schema:
+        return st.sampled_from([*schema["enum"], *schema["enum"], "other"])
+    if kind == "boolean":
+        return st.booleans()
+    if kind in {"integer", "number"}:
+        lowest, highest = schema.get("minimum", -2), schema.get("maximum", 100)
+        return st.sampled_from([lowest, highest, lowest - 1, highest + 1, int((lowest + highest) // 2)])
+    if kind == "array":
+        return st.deferred(lambda: st.lists(_values(schema["items"]), max_size=3))
+    if kind == "object" and "additionalProperties" in schema:
+        return st.dictionaries(st.sampled_from("abc"), _values(schema["additionalProperties"]), max_size=2)
+    return _objects(schema) if kind == "object" else st.sampled_from(_TEXTS if kind == "string" else _AMOUNTS)
+
+
+@st.composite
+def _objects(draw: st.DrawFn, schema: Schema) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=_MOST_FIELDS, unique=True))
+    needed = [name for name in schema.get("required", ()) if draw(st.integers(0, 19))]
+    return {name: draw(_values(properties[name])) for name in dict.fromkeys([*needed, *chosen])}

@@ -1,0 +1,62 @@
+"""Formats and runtimes are paired as the reference says."""
+
+import pytest
+
+from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES
+from llmkube.k8s.crd.model import FORMATS
+from llmkube.k8s.crd.pairing import READS, mismatch, resolve_runtime
+
+
+@pytest.mark.parametrize(
+    ("runtime", "model_format", "accelerator", "engine"),
+    [
+        ("llamacpp", "gguf", "metal", "llamacpp"),
+        ("llamacpp", "mlx", "metal", "omlx"),
+        ("llamacpp", "mlx", "cuda", "llamacpp"),
+        ("llama-server", "mlx", "metal", "llama-server"),
+        ("omlx", "mlx", "metal", "omlx"),
+        ("vllm", "mlx", "metal", "vllm"),
+    ],
+)
+def test_only_the_default_runtime_gives_way(runtime: str, model_format: str, accelerator: str, engine: str) -> None:
+    """The engine oMLX takes the place of the default runtime for mlx weights on metal, and of no other anywhere."""
+    assert resolve_runtime(runtime, model_format, accelerator) == engine
+
+
+PAIRS = {
+    "llamacpp": "gguf",
+    "llamacpp-router": "gguf",
+    "llama-server": "gguf",
+    "omlx": "mlx",
+    "ollama": "gguf safetensors custom",
+    "vllm": "safetensors pytorch custom",
+    "tgi": "safetensors pytorch custom",
+    "sglang": "safetensors pytorch custom",
+    "triton": "safetensors pytorch custom",
+    "personaplex": "safetensors pytorch custom",
+    "generic": "gguf safetensors pytorch custom",
+    "a-plug-in": "gguf mlx safetensors pytorch custom",
+}
+
+
+@pytest.mark.parametrize("runtime", PAIRS)
+@pytest.mark.parametrize("model_format", FORMATS)
+def test_pairs(runtime: str, model_format: str) -> None:
+    """A format that is not the runtime's own is refused, and the sentence names both and a way out."""
+    said = mismatch(runtime, model_format, "cuda")
+    assert bool(said) == (model_format not in PAIRS[runtime].split())
+    if said:
+        assert said.startswith(f"{runtime} reads ")
+        assert f"not {model_format}: set that format, or spec.runtime to " in said
+
+
+def test_the_default_format_binds_nobody_who_fetches_alone() -> None:
+    """An engine that brings its weights is not held to gguf, which nobody may have said, but to every other format."""
+    assert mismatch("vllm", "gguf", "cuda")
+    assert not mismatch("vllm", "gguf", "cuda", brings_weights=True)
+    assert mismatch("vllm", "mlx", "cuda", brings_weights=True)
+
+
+def test_every_runtime_of_the_schema_is_paired() -> None:
+    """No runtime that the schema admits is forgotten."""
+    assert set(READS) == {*POD_RUNTIMES, *HOST_RUNTIMES}
