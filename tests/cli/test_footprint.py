@@ -28,7 +28,7 @@ async def test_status_finds_the_memory_of_an_engine_that_runs_here(tmp_path):
     """The memory of a journalled process is told in words; one that has ended, or is another's, has none."""
     kept = FileJournal(tmp_path / "journal", trio.CapacityLimiter(1))
     await kept.write(entry(tmp_path, start_of(os.getpid())))
-    assert memory_of([tmp_path / "elsewhere", tmp_path], CHAT).endswith("iB resident on this machine")
+    assert memory_of([tmp_path / "elsewhere", tmp_path], CHAT).endswith("iB in use on this machine")
     assert memory_of([tmp_path], Key("ns", "other")) == ""
     await kept.write(entry(tmp_path, "boot:another"))
     assert memory_of([tmp_path], CHAT) == ""

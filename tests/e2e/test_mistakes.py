@@ -4,70 +4,21 @@ import os
 import re
 import shutil
 import socket
-from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-import attrs
 import pytest
 
-from e2e.separate_programs import REAL_ENGINE, chat, eventually
-from e2e.up_process import ANSWER, DEMO, FREE_PORTS, engines_in, fake_engine, open_up, run_program
+from e2e.one_machine import open_up_with, served
+from e2e.separate_programs import REAL_ENGINE, chat
+from e2e.up_process import ANSWER, fake_engine, run_program
 from llmkube.base.http import Headers, open_http_client
-from llmkube.k8s.auth import load_config
-from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
 pytestmark = pytest.mark.e2e
-
-
-@attrs.frozen
-class Up:
-    """A running `llmkube up` that serves the demo besides what the test wants of it."""
-
-    client: Client
-    gateway: str
-    state: Path
-    probes: str
-
-    async def wait_condition(self, kind, name, condition, accept):
-        """Return a condition of an object once it is as wanted."""
-
-        async def read() -> Condition | None:
-            conditions = (await self.client.get(kind, Key("default", name))).status.conditions
-            return next((each for each in conditions if each.type == condition), None)
-
-        return await eventually(read, lambda found: found is not None and accept(found))
-
-    async def wait_loaded(self, name, *reasons):
-        """Return a service's `Loaded` condition once it has one of the reasons."""
-        return await self.wait_condition(InferenceService, name, "Loaded", lambda found: found.reason in reasons)
-
-    def engine(self, name):
-        """The engine of one service."""
-        (engine,) = (each for each in engines_in(self.state) if name in each.cmdline())
-        return engine
-
-
-@asynccontextmanager
-async def open_up_with(tmp_path, *args, documents=()):
-    state, file = tmp_path / "state", tmp_path / "all.yaml"
-    file.write_text("\n---\n".join([DEMO.read_text(), *documents]))
-    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(file), *args) as up:
-        _, gateway, probes = await up.urls()
-        await up.wait_for("out", "export KUBECONFIG")
-        async with open_client(load_config(state / "kubeconfig", None)) as client:
-            yield Up(client, gateway, state, probes)
-
-
-def served(name, source=None):
-    """The demo under another name, from another file."""
-    text = DEMO.read_text().replace("name: demo", f"name: {name}").replace("modelRef: demo", f"modelRef: {name}")
-    return re.sub(r" +sha256: .*\n", "", text.replace("builtin://demo", source)) if source else text
 
 
 async def test_an_engine_that_exits_at_once(tmp_path):

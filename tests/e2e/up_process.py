@@ -69,9 +69,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def open_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> AsyncIterator[Program]:
-    """Run `llmkube ARGS`; it is killed if the test leaves it behind, and so are its engines."""
-    command = [sys.executable, "-m", "llmkube", *args]
+async def open_program(
+    folder: Path, *args: str, kubeconfig: Path | None = None, prefix: tuple[str, ...] = ()
+) -> AsyncIterator[Program]:
+    """Run `llmkube ARGS`; it is killed if the test leaves it behind, and so are its engines.
+
+    `prefix` is a program that becomes it, such as a shell that enters a control group first.
+    """
+    command = [*prefix, sys.executable, "-m", "llmkube", *args]
     env = environment(folder) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
     async with trio.open_nursery() as nursery:
         process = await nursery.start(
@@ -97,9 +102,9 @@ async def open_program(folder: Path, *args: str, kubeconfig: Path | None = None)
                 left.kill()
 
 
-def open_up(folder: Path, *args: str) -> AbstractAsyncContextManager[Program]:
+def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:
     """Run `llmkube up ARGS`."""
-    return open_program(folder, "up", *args)
+    return open_program(folder, "up", *args, prefix=prefix)
 
 
 async def run_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:

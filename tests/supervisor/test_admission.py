@@ -103,7 +103,7 @@ def refusals(outcome):
 def test_the_refusal_names_who_could_be_stopped():
     """Who cannot displace anybody is told whose stop would make room, with what makes it cheap."""
     host = busy(holds("draft", 20, "low", idle_seconds=840.0), holds("chat", 10, "high"))
-    outcome = step([waits("big", 25, "batch")], host)
+    outcome = step([waits("big", 25, may_displace=False)], host)
     assert not outcome.displaced
     assert "stopping `draft` (priority low, idle 14m) would make room" in refusals(outcome)["big"].message
     assert refusals(outcome)["big"].room_bytes == 18 * GIB
@@ -154,6 +154,14 @@ def test_room_that_is_being_made_goes_to_nobody_else():
     assert not outcome.displaced
     assert refusals(outcome)["other"].block is Block.TURN
     assert "starts when `a` has ended" in refusals(outcome)["chief"].message
+
+
+def test_room_is_kept_until_the_memory_is_back():
+    """Between the end of a victim and the moment when its memory is seen, nobody else takes the room."""
+    released = attrs.evolve(EMPTY, available_bytes=20 * GIB, releasing_bytes=30 * GIB)
+    outcome = step([waits("chief", 30, "high"), waits("victim", 10, "low")], released)
+    assert not outcome.admitted
+    assert refusals(outcome)["victim"].block is Block.TURN
 
 
 def test_a_victim_that_does_not_go_is_not_counted_on():

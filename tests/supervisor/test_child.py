@@ -64,6 +64,17 @@ async def test_an_exit_is_an_event_with_its_code_and_its_last_words(tmp_path):
             assert await child.last_lines(5) == ("a", "b")
 
 
+async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):
+    """What a child has written beyond the cap is moved aside when somebody looks at it, and a small log is left."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "print('x' * (1 << 21), flush=True); import time; time.sleep(600)") as child:
+            log = tmp_path / "log"
+            await until(lambda: log.stat().st_size > 1 << 20)
+            await child.look("127.0.0.1", 1, loading=True)
+            await until(lambda: log.stat().st_size == 0)
+            assert (tmp_path / "log.1").stat().st_size > 1 << 20
+
+
 async def test_leaving_the_context_ends_a_child_that_ignores_term(tmp_path):
     """A child that ignores TERM is killed when its grace is over, and reaped."""
     with trio.fail_after(20):

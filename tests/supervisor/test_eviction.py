@@ -62,6 +62,7 @@ HIGH_IDLE = attrs.evolve(CHAT, idle_seconds=9000.0)
         ((), {}, Skip.EMPTY),
         ((attrs.evolve(CHAT, protected=True), attrs.evolve(EMBED, protected=True)), {}, Skip.ALL_PROTECTED),
         ((CHAT,), {}, Skip.LAST_SERVICE),
+        ((CHAT, engine("demo", gib=0.1)), {}, Skip.LAST_SERVICE),
         ((engine("a", gib=0.1), engine("b", gib=0.1)), {}, Skip.TOO_SMALL),
         ((engine("a", gib=1), engine("b", gib=1)), {"available": 0}, Skip.CANNOT_HELP),
         (THREE, {"acted_at": NOW - 14}, Skip.COOL_DOWN),
@@ -144,9 +145,9 @@ def test_critical_is_shown_until_it_has_been_away_for_a_while():
     assert levels == {CRITICAL}
 
 
-@pytest.mark.parametrize(("relapses", "seconds"), [(0, 30), (1, 60), (3, 240), (50, 3600)])
+@pytest.mark.parametrize(("relapses", "seconds"), [(0, 30), (1, 600), (2, 1200), (50, 3600)])
 def test_who_relapses_waits_longer(relapses, seconds):
-    """The dwell doubles with each return that brought the pressure back, up to an hour."""
+    """A return that brought the pressure back makes the next one wait for ten minutes, then twice that, up to an hour."""
     assert Policy().dwell_seconds(relapses) == seconds
 
 

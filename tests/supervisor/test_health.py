@@ -147,6 +147,23 @@ async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojum
         nursery.cancel_scope.cancel()
 
 
+async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
+    """Whenever it is stopped, a process in state T is looked at again 2 s after the first sight: 7 s at most, not 10."""
+    engine = Engine()
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        for moment in (0.001, 2.5, 4.999):
+            stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 20 + moment
+
+            async def look(stopped_at=stopped_at):
+                await trio.lowlevel.checkpoint()
+                return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+
+            assert "stopped (state T)" in await watched(engine, http, [], look)
+            assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + 2
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
     """An engine that neither moves nor answers, nor gives a token, is told of with what stands still."""
     engine = Engine()

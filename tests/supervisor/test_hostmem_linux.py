@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmkube.supervisor.hostmem import Level, footprints_here, open_host_memory
+from llmkube.supervisor.hostmem import Level, footprints_here, open_host_memory, proportions
 from llmkube.supervisor.hostmem.linux import (
     LinuxMemory,
     host_available,
     open_linux_memory,
     parse_meminfo,
     parse_swapped_pages,
-    proportional_bytes,
 )
+from llmkube.supervisor.hostmem.proportions import Proportions, Resident, resident_of, shared_out
 from llmkube.supervisor.hostmem.psi import Pressure, open_alarm, open_triggers, parse_pressure, read_pressure
 from llmkube.supervisor.hostmem.trees import footprints
 
@@ -307,14 +307,15 @@ def test_what_two_share_is_counted_once(tmp_path):
     file = tmp_path / "weights"
     file.write_bytes(b"x" * (64 * MIB))
     with mapping(file) as one:
-        alone = proportional_bytes(one)
+        alone = shared_out(one)
         with mapping(file):
-            assert alone - proportional_bytes(one) > 30 * MIB
+            assert alone - shared_out(one) > 30 * MIB
 
 
 def test_a_process_that_is_gone_has_no_footprint():
-    """Neither the answer nor an error knows of it."""
-    assert footprints([7, 2**22 + 1], lambda pid: 5 if pid == 7 else None) == {7: 5}
+    """Neither the answer nor an error knows of it; one that holds nothing any more is about to be gone."""
+    sizes = {7: 5, 8: 0}
+    assert footprints([7, 8, 2**22 + 1], sizes.get) == {7: 5}
 
 
 @linux
@@ -327,7 +328,54 @@ def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
             raise PermissionError
         return read(path)
 
-    exact = proportional_bytes(os.getpid())
+    pid = os.getpid()
+    assert footprints_here([pid])[pid] > 0
     monkeypatch.setattr(Path, "read_bytes", refused)
-    assert proportional_bytes(os.getpid()) >= exact
-    assert footprints_here([os.getpid()])[os.getpid()] > 0
+    assert shared_out(pid) is None
+    assert abs(footprints_here([pid])[pid] - resident_of(pid).size_bytes) < 16 * MIB
+
+
+class Measurements:
+    """Processes as the kernel shows them, and how often it had to walk their page tables."""
+
+    def __init__(self, monkeypatch):
+        self.resident, self.shared_out, self.walks = Resident(1, 8 * GIB), 5 * GIB, 0
+        monkeypatch.setattr(proportions, "resident_of", lambda pid: self.resident)
+        monkeypatch.setattr(proportions, "shared_out", self.walk)
+        self.proportions = Proportions()
+
+    def walk(self, pid):
+        self.walks += 1
+        return self.shared_out
+
+    def at(self, now):
+        return self.proportions.footprints([2**22 + 1], now).get(2**22 + 1)
+
+
+def test_a_large_process_is_walked_now_and_then(monkeypatch):
+    """8 GiB are measured every 12 s; between that, what has become resident or has gone is added to the last figure."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.resident = Resident(1, 9 * GIB)
+    assert kernel.at(105.0) == 6 * GIB
+    kernel.resident = Resident(1, 6 * GIB)
+    assert (kernel.at(111.9), kernel.walks) == (3 * GIB, 1)
+    kernel.shared_out = GIB
+    assert (kernel.at(112.0), kernel.walks) == (GIB, 2)
+
+
+def test_a_pid_that_is_used_again_is_measured(monkeypatch):
+    """What was measured of a process says nothing of the next one with its pid."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.resident, kernel.shared_out = Resident(2, 8 * GIB), 7 * GIB
+    assert kernel.at(100.1) == 7 * GIB
+
+
+def test_who_has_ended_is_forgotten(monkeypatch):
+    """A process that has ended has no footprint, and nothing of it is kept."""
+    kernel = Measurements(monkeypatch)
+    kernel.at(100.0)
+    kernel.resident = None
+    assert kernel.at(101.0) is None
+    assert not kernel.proportions._known

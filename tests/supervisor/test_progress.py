@@ -85,6 +85,19 @@ def test_an_engine_at_rest_is_asked_less_and_less():
     assert len(times) < 22
 
 
+def test_an_engine_whose_door_is_watched_is_asked_more_rarely_still():
+    """Where the kernel shows that nobody waits, questions come every 960 s; who waits there is heard within 30 s."""
+    engine = Engine(REST)
+    engine.until_hung(7200, lambda: {"waiting": False})
+    times = [now for now, _ in engine.asked]
+    assert 960 - TICK < times[-1] - times[-2] < 960 + TICK
+    engine.tick(waiting=True)
+    before, count = engine.now, len(engine.asked)
+    while len(engine.asked) == count:
+        engine.tick(waiting=True)
+    assert engine.now - before <= 30 + TICK
+
+
 def test_an_engine_at_rest_is_never_asked_for_a_token():
     """Only what is suspicious costs an engine a token."""
     engine = Engine(REST)

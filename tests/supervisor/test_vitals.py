@@ -11,6 +11,8 @@ import trio
 import trio.testing
 
 from llmkube.supervisor import vitals
+from llmkube.supervisor.hostmem.cgroups import Group
+from llmkube.supervisor.processes import families
 from llmkube.supervisor.progress import Look
 from llmkube.supervisor.vitals import (
     FRESH_SECONDS,
@@ -18,7 +20,6 @@ from llmkube.supervisor.vitals import (
     Patient,
     Rounds,
     Sweep,
-    families,
     memory_kills,
     sign_of,
 )
@@ -96,6 +97,30 @@ def test_a_listener_is_seen_in_every_second_sweep():
     assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
 
 
+def test_who_waits_at_the_door_is_seen():
+    """A connection that nobody accepts, and bytes that nobody reads, are seen on the port; taken in, they are not."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells")
+    sweep = Sweep(count=1)
+
+    def look(port):
+        sweep._count = 1
+        return sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].waiting
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert look(port) is False
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            assert look(port) is True
+            accepted, _ = server.accept()
+            with accepted:
+                assert look(port) is False
+                client.sendall(b"hello")
+                assert look(port) is True
+                accepted.recv(5)
+                assert look(port) is False
+
+
 def test_without_a_table_the_port_is_tried(monkeypatch):
     """Where the kernel has no table of listeners, a connection tells."""
     monkeypatch.setattr(vitals, "_listening_ports", lambda: None)
@@ -125,13 +150,13 @@ def test_psutil_tells_the_same():
 
 
 def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
-    """The counter of version 2 control groups is read, else that of version 1, else there is none."""
-    v2, v1 = tmp_path / "memory.events", tmp_path / "memory.oom_control"
-    monkeypatch.setattr(vitals, "_memory_files", lambda: iter((v2, v1)))
+    """The counter of our control group is read, of version 1 or 2; where it has none, the machine's."""
+    monkeypatch.setattr(vitals, "own_group", lambda mounts: Group(1, (tmp_path,)))
     assert memory_kills() >= 0
-    v1.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     assert memory_kills() == 2
-    v2.write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
+    monkeypatch.setattr(vitals, "own_group", lambda mounts: Group(2, (tmp_path,)))
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
     assert memory_kills() == 3
 
 

@@ -22,6 +22,7 @@ from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.host import address_towards, check_own_address, default_host_name
+from llmkube.cli.memory import memory_settings
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.running import (
     LOOPBACK,
@@ -116,6 +117,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         lease_namespace=config.lease_namespace,
         drain_seconds=config.drain_seconds,
         **download_settings(config),
+        **memory_settings(config),
     )
 
 
@@ -143,9 +145,8 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
         with stop.here():
             view = await agents.start(run_agent, client, settings, ports)
             if probes is not None:
-                await support.start(
-                    run_server, probes_handler(view.ready, agent_registry(view, ports.downloads)), probes.listeners
-                )
+                registry = agent_registry(view, ports.downloads, view.memory)
+                await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
             settle_heap()
             log.info(
                 "agent started",

@@ -40,6 +40,40 @@ _HF_TOKEN_FILE = setting(
 _HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
 _DRAIN_SECONDS = setting(30.0, help="How long requests in flight may take before an engine is stopped.", minimum=0)
 _LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
+_MEMORY_FRACTION = setting(
+    0.0,
+    help="Share of this host's memory that models may take together; 0 goes by its size: 0.67, from 48 GB on 0.75, "
+    "from 128 GB on 0.9.",
+    minimum=0,
+    maximum=1,
+)
+_MEMORY_CHECK = setting(
+    "enforce",
+    help="What happens to a model whose need for memory cannot be told: enforce refuses it, warn starts it on a guess.",
+    choices=("enforce", "warn"),
+)
+_MEMORY_WARNING = setting(
+    0.10, help="Memory is short below this share of the host's that is still available.", minimum=0, maximum=1
+)
+_MEMORY_CRITICAL = setting(0.05, help="Memory is critically short below this share.", minimum=0, maximum=1)
+_EVICTION = setting(
+    "on",
+    help="Whether services are stopped when memory is short, or for more important ones: on, off, or dry-run, which "
+    "only says who would be.",
+    choices=("on", "dry-run", "off"),
+)
+_EVICTION_LAST = setting(
+    "keep",
+    help="Whether the only engine that runs on this host may be stopped for memory.",
+    choices=("keep", "evict"),
+)
+_EVICTION_SOFT_SECONDS = setting(
+    60.0, help="How long memory has to be short before a service that has work is stopped.", minimum=0
+)
+_EVICTION_COOLDOWN_SECONDS = setting(15.0, help="The least time between two evictions.", minimum=1)
+_EVICTION_RETURN_SECONDS = setting(
+    30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
+)
 
 
 def _port(default: int, what: str) -> Any:
@@ -72,6 +106,15 @@ class UpConfig:
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
     drain_seconds: float = _DRAIN_SECONDS
+    memory_fraction: float = _MEMORY_FRACTION
+    memory_check: str = _MEMORY_CHECK
+    memory_pressure_warning: float = _MEMORY_WARNING
+    memory_pressure_critical: float = _MEMORY_CRITICAL
+    eviction: str = _EVICTION
+    eviction_last_service: str = _EVICTION_LAST
+    eviction_soft_seconds: float = _EVICTION_SOFT_SECONDS
+    eviction_cooldown_seconds: float = _EVICTION_COOLDOWN_SECONDS
+    eviction_return_seconds: float = _EVICTION_RETURN_SECONDS
     log_level: str = _log_level("warning")
 
 
@@ -113,6 +156,15 @@ class AgentConfig:
         choices=("stop", "keep"),
     )
     drain_seconds: float = _DRAIN_SECONDS
+    memory_fraction: float = _MEMORY_FRACTION
+    memory_check: str = _MEMORY_CHECK
+    memory_pressure_warning: float = _MEMORY_WARNING
+    memory_pressure_critical: float = _MEMORY_CRITICAL
+    eviction: str = _EVICTION
+    eviction_last_service: str = _EVICTION_LAST
+    eviction_soft_seconds: float = _EVICTION_SOFT_SECONDS
+    eviction_cooldown_seconds: float = _EVICTION_COOLDOWN_SECONDS
+    eviction_return_seconds: float = _EVICTION_RETURN_SECONDS
     state_dir: Path | None = _STATE_DIR
 
 

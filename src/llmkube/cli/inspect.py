@@ -39,7 +39,7 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
     FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf or ORG/REPO, of which only the header is fetched, in at
     most three requests. Exits with 1 if no engine could load the file.
     """
-    facts = _facts(absolute_source(source, Path.cwd()), hf_token_file)
+    facts = read_facts(absolute_source(source, Path.cwd()), hf_token_file)
     if form:
         click.echo(formats.dump(as_data(facts), form))
         return
@@ -50,7 +50,7 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
 
 def as_data(facts: GGUFFacts) -> dict[str, Any]:
     """Return the facts that the header gives, under the names that `status.gguf` uses."""
-    named = attrs.asdict(facts) | {"model_name": facts.name, "name": None}
+    named = attrs.asdict(facts, filter=attrs.filters.exclude("shape")) | {"model_name": facts.name, "name": None}
     data = {camel(name): value for name, value in named.items() if value not in {None, ()}}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
@@ -78,7 +78,8 @@ def described(facts: GGUFFacts) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows if text]
 
 
-def _facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
+def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
+    """Read the header of a file here, of one at the other end of a URL, or of a model that comes with LLMKube."""
     if "://" not in source and (path := Path(source)).is_absolute():
         return _local(path)
     try:

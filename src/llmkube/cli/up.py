@@ -36,6 +36,7 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
 from llmkube.cli.host import check_own_address, default_host_name
 from llmkube.cli.manifests import Manifest, demo_manifests, load_manifests
+from llmkube.cli.memory import memory_settings
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.running import LOOPBACK, Stop, open_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.state import held_state_dir, temporary_state_dir
@@ -76,6 +77,7 @@ class UpPlan:
             accelerators=frozenset(self.config.accelerator),
             drain_seconds=self.config.drain_seconds,
             **download_settings(self.config),
+            **memory_settings(self.config),
         )
 
 
@@ -155,7 +157,7 @@ class _Up:
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
-                    registry = agent_registry(view, ports.downloads)
+                    registry = agent_registry(view, ports.downloads, view.memory)
                     control = partial(
                         run_controller,
                         server.client,

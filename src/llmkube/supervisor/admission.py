@@ -188,6 +188,12 @@ class Host:
         held = tuple(each for each in self.held if each.key not in gone)
         return attrs.evolve(self, held=held, available_bytes=self.available_bytes + back)
 
+    def in_a_moment(self) -> "Host":
+        """The same host once all who are on their way out have gone, and all memory is back."""
+        settled = self.without(each.key for each in self.held if each.leaving)
+        available = settled.available_bytes + self.releasing_bytes
+        return attrs.evolve(settled, available_bytes=available, releasing_bytes=0)
+
     def with_promise(self, waiting: Waiting) -> "Host":
         """The same host once this service has been admitted."""
         need = waiting.need
@@ -249,15 +255,14 @@ def step(queue: Sequence[Waiting], host: Host) -> Outcome:
             host = host.with_promise(waiting)
             continue
         if refusal.block.lacks_room and winner is None:
-            leaving = [each.key for each in host.held if each.leaving]
-            if leaving and judge(waiting, host.without(leaving)) is None:
-                winner, refusal = waiting, _in_a_moment(waiting, refusal, leaving)
+            if judge(waiting, host.in_a_moment()) is None:
+                winner, refusal = waiting, _soon(waiting, refusal, [each.key for each in host.held if each.leaving])
             elif waiting.may_displace and (victims := _less_important(waiting, host)):
                 winner = waiting
                 displaced += [Displacement(each.key, waiting.key, _because(waiting, each)) for each in victims]
                 keys = [each.key for each in victims]
                 host = _leaving(host, keys)
-                refusal = _in_a_moment(waiting, refusal, keys)
+                refusal = _soon(waiting, refusal, keys)
             else:
                 refusal = _with_hint(waiting, refusal, host)
         refused.append((waiting.key, refusal))
@@ -375,7 +380,7 @@ def _cost(held: Held) -> tuple[bool, int, bool, float, int, Key]:
 
 def _ended(host: Host, keys: Iterable[Key]) -> Host:
     """The host once these have gone, and with them those that are on their way."""
-    return host.without([*keys, *(each.key for each in host.held if each.leaving)])
+    return host.in_a_moment().without(keys)
 
 
 def _leaving(host: Host, keys: Sequence[Key]) -> Host:
@@ -383,14 +388,16 @@ def _leaving(host: Host, keys: Sequence[Key]) -> Host:
     return attrs.evolve(host, held=held)
 
 
-def _in_a_moment(waiting: Waiting, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
+def _soon(waiting: Waiting, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
     names = ", ".join(f"`{_name(key, waiting.key)}`" for key in keys)
-    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {names} has ended", room_bytes=None)
+    when = f"{names} has ended" if names else "the memory of an engine that has ended is back"
+    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", room_bytes=None)
 
 
 def _with_hint(waiting: Waiting, refusal: Refusal, host: Host) -> Refusal:
-    """Say who could be stopped by hand."""
-    others = cheapest(host.held, lambda keys: judge(waiting, _ended(host, keys)) is None)
+    """Say who could be stopped by hand; nobody is asked to stop something more important."""
+    held = [each for each in host.held if each.terms.rank <= waiting.terms.rank]
+    others = cheapest(held, lambda keys: judge(waiting, _ended(host, keys)) is None)
     if not others:
         return refusal
     names = ", ".join(_described(each, waiting.key) for each in others)

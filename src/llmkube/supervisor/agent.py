@@ -3,7 +3,7 @@
 ```
  run_agent
  └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ outbox, repeats, reflectors, presence, claims, events
+   ├ outbox, repeats, reflectors, presence, claims, events, pressure
    └ services nursery    cancelled first; the support closes after the last service has gone
      ├ run_service "chat"      life scope
      └ run_service "embed"     life scope
@@ -13,6 +13,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import attrs
 import structlog
@@ -27,14 +28,20 @@ from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.admission import Terms
 from llmkube.supervisor.child import KILL_SECONDS
 from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.desired import Desired, desired_here, model_key
+from llmkube.supervisor.eviction import Decision, Evict, Skip
+from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.journal import Entry
+from llmkube.supervisor.learned import need_of
+from llmkube.supervisor.ledger import Ledger, MemoryView
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Parting, Ports
 from llmkube.supervisor.presence import Presence, withdraw_presence
+from llmkube.supervisor.pressure import Pressure
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.service import Runner, run_service
 from llmkube.supervisor.settings import AgentSettings
@@ -48,6 +55,11 @@ LOOK_SECONDS = 1.0
 
 SETTLE_SECONDS = 15.0
 """After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
+
+WORTH_TELLING = frozenset(
+    {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
+)
+"""Why nobody is evicted, if a person could do something about that."""
 
 STOP_SLACK_SECONDS = 3.0
 """Added to the sum of a stop's own deadlines before the support is taken away from under it."""
@@ -72,11 +84,16 @@ class AgentView:
     _running: Mapping[Key, _Running]
     _synced: Callable[[], bool]
     _parting: Parting
+    _memory: Callable[[], MemoryView | None]
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
         return {key: running.reporter.view for key, running in sorted(self._running.items())}
+
+    def memory(self) -> MemoryView | None:
+        """A snapshot of the host's memory; None while nobody looks at it."""
+        return self._memory()
 
     def keep_engines(self) -> None:
         """Let engines, endpoints and Lease stay when this agent ends: the next one on this host adopts them."""
@@ -99,6 +116,7 @@ class _Agent:
     services: Cache[InferenceService]
     claimant: Claimant
     reach: Mailbox[Reach]
+    ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
     parting: Parting = attrs.field(factory=Parting)
     running: dict[Key, _Running] = attrs.field(factory=dict)
     marked: set[Key] = attrs.field(factory=set)
@@ -106,7 +124,8 @@ class _Agent:
     view: AgentView = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.view = AgentView(self.running, self._synced, self.parting)
+        self.view = AgentView(self.running, self._synced, self.parting, self.ledger.view)
+        self.ledger.told = self._tell_evicted
         self.services.expect(self.ports.left)
 
     def _synced(self) -> bool:
@@ -143,6 +162,29 @@ class _Agent:
             for running in self.running.values():
                 running.reporter.moved()
             await self.reach.wait_newer(version)
+
+    def tell_memory(self, decision: Decision, before: Decision | None) -> None:
+        """Say on every service how short of memory the host is, and why nobody gives any back."""
+        for key in self.running:
+            self._tell_memory(key, decision)
+        changed = before is not None and before.level is not decision.level
+        skipped = decision.skip in WORTH_TELLING and (before is None or before.skip is not decision.skip)
+        for running in self.running.values():
+            if changed and Level.UNKNOWN not in {decision.level, before.level if before else None}:
+                kind: Literal["Normal", "Warning"] = "Normal" if decision.level is Level.NORMAL else "Warning"
+                running.reporter.told("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind)
+            if skipped:
+                running.reporter.told("EvictionSkipped", decision.note, "Warning")
+
+    def _tell_memory(self, key: Key, decision: Decision) -> None:
+        self.running[key].reporter.memory(decision.level, self.ledger.evicted(key), _word(decision))
+
+    def _tell_evicted(self, evict: Evict) -> None:
+        running = self.running.get(evict.key)
+        if running is not None:
+            running.reporter.evicted(evict)
+            if self.ledger.decision is not None:
+                self._tell_memory(evict.key, self.ledger.decision)
 
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the marks come in."""
@@ -200,6 +242,7 @@ class _Agent:
             self._start(key, wish, nursery)
         elif not running.life.cancel_called and not wish.same_wish(current):
             running.desired.put_nowait(wish)
+            self.ledger.follow(key, _terms(wish))
         # A service that comes back while its task ends is marked again by the end of that task.
 
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
@@ -207,6 +250,11 @@ class _Agent:
         reporter.speaks = self.claimant.speaks(wish)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
         self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        self.ledger.follow(key, _terms(wish))
+        if left is not None and left.engine is not None:
+            self.ledger.adopt(key, need_of(left.launch, None))
+        if self.ledger.decision is not None:
+            self._tell_memory(key, self.ledger.decision)
         nursery.start_soon(self._look_after, key, running, left)
 
     async def _look_after(self, key: Key, running: _Running, left: Entry | None) -> None:
@@ -214,13 +262,17 @@ class _Agent:
             running.reporter.moved()
         running.reporter.greet(adopting=left is not None and left.engine is not None)
         first: Target = left.launch if left else Idle(Reason.PENDING)
-        runner = Runner(running.reporter, self.ports, self.settings, self.parting, left.engine if left else None)
+        found = left.engine if left else None
+        runner = Runner(running.reporter, self.ports, self.settings, self.parting, found, self.ledger)
         with self._listed(key), running.life:
             await run_service(running.desired, runner, first)
         if running.life.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
             running.reporter.farewell()
-            await self.ports.journal.remove(key)
+            try:
+                await self.ports.journal.remove(key)
+            except Exception:  # a service's bug stops at the service, to the last line; the next agent removes it
+                log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
 
     @contextmanager
     def _listed(self, key: Key) -> Iterator[None]:
@@ -228,6 +280,7 @@ class _Agent:
             yield
         finally:
             del self.running[key]
+            self.ledger.forget(key)
             self._changed()
             self.mark(key)
 
@@ -270,7 +323,8 @@ async def _run_shielded(
     hosts = HostWatch(client, settings.lease_namespace, mark_all)
     claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address))
-    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach)
+    ledger = Ledger(settings.memory_rules, watched=ports.memory is not None)
+    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
     wakes = Mailbox(0.0)
     presence = Presence(
         client,
@@ -278,8 +332,10 @@ async def _run_shielded(
         ports,
         reach,
         services=lambda: len(agent.running),
+        memory=ledger.view,
         woke=wakes.put_nowait,
         returned=agent.outbox.repeat_nowait,
+        named=claimant.named,
         present=claimant.present,
     )
     # Cancellation would reach the outbox together with the services that still have to speak through it. So the
@@ -290,7 +346,8 @@ async def _run_shielded(
             selected = partial(reflect, label_selector=settings.selector.text)
             with trio.move_on_after(LOOK_SECONDS):
                 await presence.look_around()
-            outer.start_soon(partial(agent.outbox.run, client, field_manager=settings.field_manager))
+            speak = partial(agent.outbox.run, client, field_manager=settings.field_manager)
+            outer.start_soon(_run_named, claimant.named, speak)
             outer.start_soon(partial(agent.outbox.run_repeats, every_seconds=settings.reassert_seconds))
             for follow in (
                 partial(selected, InferenceService, agent.services, agent.mark),
@@ -304,8 +361,12 @@ async def _run_shielded(
             outer.start_soon(presence.run)
             outer.start_soon(agent.run_moves)
             outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
-            outer.start_soon(withdraw_strangers, client, settings, agent.outbox, agent.running)
+            withdraw = partial(withdraw_strangers, client, settings, agent.outbox, agent.running)
+            outer.start_soon(_run_named, claimant.named, withdraw)
             outer.start_soon(events.run, client)
+            outer.start_soon(ports.learned.run)
+            if ports.memory is not None:
+                outer.start_soon(Pressure(ports.memory, ledger, agent.tell_memory).run)
             async with trio.open_nursery() as services:
                 services.start_soon(agent.run)
                 task_status.started(agent.view)
@@ -321,6 +382,25 @@ async def _run_shielded(
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
         log.error("the stop took longer than its deadlines allow")
+
+
+async def _run_named(named: trio.Event, run: Callable[[], Awaitable[None]]) -> None:
+    """Say nothing in this host's name before it is certain that no other machine has it."""
+    await named.wait()
+    await run()
+
+
+def _terms(wish: Desired) -> Terms:
+    """What the objects say about a service's place in the memory."""
+    spec = wish.service.spec
+    return Terms(spec.priority, spec.eviction_protection, wish.model.spec.hardware)
+
+
+def _word(decision: Decision) -> str:
+    if decision.level is Level.UNKNOWN:
+        return f"not known: {decision.note}"
+    word = {Level.NORMAL: "normal", Level.WARNING: "short", Level.CRITICAL: "critically short"}[decision.level]
+    return f"{word}: {decision.why}" if decision.why else word
 
 
 async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[float]) -> None:

@@ -17,7 +17,6 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.base.tick import wait_tick
 from llmkube.supervisor import processes
 from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.lifecycle import Exit
@@ -28,12 +27,15 @@ from llmkube.supervisor.vitals import Patient, Rounds, memory_kills
 
 log = structlog.get_logger(__name__)
 
-ROTATE_SECONDS = 10.0
 FAMILY_SECONDS = 0.1
 """Between two looks at processes that have left their session and were asked to end."""
 
 KILL_SECONDS = 5.0
 """How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so."""
+
+
+NOTE_SECONDS = 2.0
+"""How long it may take to write that down."""
 
 
 class SpawnError(WorldError):
@@ -53,6 +55,7 @@ class OwnedProcess:
     log_offset: int
     _log_path: Path
     _wait: Callable[[], Awaitable[Exit]]
+    _log_cap_bytes: int
     _rounds: Rounds
     _kills_before: int = attrs.field(factory=memory_kills)
 
@@ -69,8 +72,14 @@ class OwnedProcess:
         return await trio.to_thread.run_sync(processes.listens, self.pid, port)
 
     async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
-        """What the kernel says of it and all below it; one look for all engines of the host."""
-        return await self._rounds.look(Patient(self.pid, host, port, self._log_path), loading=loading)
+        """What the kernel says of it and all below it; one look for all engines of the host.
+
+        A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
+        """
+        seen = await self._rounds.look(Patient(self.pid, host, port, self._log_path), loading=loading)
+        if seen is not None and seen.log_bytes > self._log_cap_bytes:
+            await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
+        return seen
 
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
@@ -85,11 +94,13 @@ class Ending:
         cookie: Its mark: whoever carries it is ended, too, whatever session it has made for itself.
         grace_seconds: Between TERM and KILL.
         parting: Whether it is ended at all.
+        outlived: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
     """
 
     cookie: str
     grace_seconds: float
     parting: Parting
+    outlived: Callable[[int, str], None] | None = None
 
 
 @asynccontextmanager
@@ -126,8 +137,8 @@ async def open_child(
         return Exit(await process.wait())
 
     started = processes.start_of(process.pid)
-    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, rounds or Rounds())
-    async with _owned(child, ending, command.log_path, log_cap_bytes):
+    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, rounds or Rounds())
+    async with _owned(child, ending):
         yield child
 
 
@@ -149,29 +160,22 @@ async def adopt_child(
                 await wait_ended()
                 return Exit(None)
 
-            child = OwnedProcess(record.pid, record.started, record.log_offset, log_path, wait, rounds or Rounds())
-            async with _owned(child, ending, log_path, log_cap_bytes):
+            child = OwnedProcess(
+                record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, rounds or Rounds()
+            )
+            async with _owned(child, ending):
                 yield child
     except ProcessLookupError as error:
         raise AdoptError(f"process {record.pid} has ended") from error
 
 
 @asynccontextmanager
-async def _owned(child: OwnedProcess, ending: Ending, log_path: Path, log_cap_bytes: int) -> AsyncIterator[None]:
+async def _owned(child: OwnedProcess, ending: Ending) -> AsyncIterator[None]:
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep_log_small, log_path, log_cap_bytes)
-            yield
-            nursery.cancel_scope.cancel(reason="the child is no longer needed")
+        yield
     finally:
         if not ending.parting.keep:
             await _end(child, ending)  # noqa: ASYNC102 - it shields itself, with a deadline
-
-
-async def _keep_log_small(path: Path, cap_bytes: int) -> None:
-    while True:
-        await wait_tick(ROTATE_SECONDS)
-        await trio.to_thread.run_sync(rotate, path, cap_bytes)
 
 
 async def _end(child: OwnedProcess, ending: Ending) -> None:
@@ -192,7 +196,13 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
             await _end_family(ending.cookie, signal.SIGKILL)
             await child.wait()
     if bound.cancelled_caught:
-        log.error("process does not die", pid=child.pid)
+        log.error("the engine is stuck in the kernel and does not end", pid=child.pid)
+    if bound.cancelled_caught and ending.outlived is not None:
+        with trio.move_on_after(NOTE_SECONDS, shield=True):
+            try:
+                await trio.to_thread.run_sync(ending.outlived, child.pid, child.started)
+            except OSError as error:
+                log.warning("not noted for the next agent", pid=child.pid, error=str(error))
 
 
 async def _end_family(cookie: str, number: signal.Signals) -> None:

@@ -19,8 +19,9 @@ from llmkube.base.errors import LLMKubeError, WorldError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import AlreadyExistsError, ConflictError, NotFoundError
+from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
 from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.names import CLAIM_LABEL, host_id
 from llmkube.k8s.reflector import Cache, is_older, run_reflector
@@ -62,6 +63,7 @@ class Claimant:
         rng: Spreads pauses.
         has_file: Whether a Model's file is on this host already.
         mark: Look at a service again; called when its claims have changed.
+        named: Set once it is certain that no other machine lives under this host's name.
         present: Set once this host's own Lease is there: a claim of a host that nobody knows is worth nothing.
     """
 
@@ -72,6 +74,7 @@ class Claimant:
     rng: random.Random
     has_file: Callable[[Model], Awaitable[bool]]
     mark: Callable[[Key], None]
+    named: trio.Event = attrs.field(factory=trio.Event)
     present: trio.Event = attrs.field(factory=trio.Event)
     leases: Cache[Lease] = attrs.field(factory=Cache)
     host: str = attrs.field(init=False)
@@ -87,11 +90,12 @@ class Claimant:
 
     @property
     def synced(self) -> bool:
-        """Whether all claims and hosts have been seen once."""
-        return self.leases.synced.is_set() and self.hosts.leases.synced.is_set()
+        """Whether all claims and hosts have been seen once, and this host is the only one of its name."""
+        return self.leases.synced.is_set() and self.hosts.leases.synced.is_set() and self.named.is_set()
 
     async def wait_synced(self) -> None:
-        """Return when all claims and hosts have been seen once."""
+        """Return when all claims and hosts have been seen once, and this host is the only one of its name."""
+        await self.named.wait()
         await self.leases.synced.wait()
         await self.hosts.leases.synced.wait()
 
@@ -113,7 +117,10 @@ class Claimant:
                 self.let_go(key)  # of a slot that is no longer there
             return False
         self._queue.add_nowait(key)
-        return running or (decision.over is None and not self._rivals(wish))
+        starts = running or (decision.over is None and not self._rivals(wish))
+        # What is started now runs before its claim is looked at: a rival that appears in between must not come first.
+        self._interests[key] = _Interest(wish, starts)
+        return starts
 
     def speaks(self, wish: Desired) -> bool:
         """Whether this host is the one that reports about a service."""
@@ -124,12 +131,13 @@ class Claimant:
         """Give up what this host claims of a service: its engine has ended, or it is not wanted here."""
         self._interests.pop(key, None)
         self._due.pop(key, None)
-        if self._ours(key):
+        if self._ours(key) or self._left_behind(key):
             self._queue.add_nowait(key)
 
     def held(self) -> list[Key]:
-        """The services of which this host holds a claim."""
-        return sorted({claim.service for claim in self._claims.values() if claim.holder == self.host})
+        """The services of which this host holds a claim, or one that is gone."""
+        alive = self.hosts.book.hosts.accelerators.keys() - {self.host}
+        return sorted({claim.service for claim in self._claims.values() if claim.holder not in alive})
 
     async def run_reflector(self) -> Never:
         """Never return: follow all claims."""
@@ -176,6 +184,11 @@ class Claimant:
     def _ours(self, key: Key) -> list[Claim]:
         return sorted((claim for claim in self._of(key) if claim.holder == self.host), key=lambda claim: claim.slot)
 
+    def _left_behind(self, key: Key) -> list[Claim]:
+        """The claims on a service whose holders are gone."""
+        alive = self.hosts.book.hosts.accelerators.keys() | {self.host}
+        return [claim for claim in self._of(key) if claim.holder not in alive]
+
     def _judge(self, wish: Desired) -> claims.Decision:
         return claims.judge(self.host, slots(wish), self._of(wish.key), self.hosts.book.hosts.accelerators)
 
@@ -196,6 +209,7 @@ class Claimant:
                 if interest is None:
                     for claim in self._ours(key):
                         await self._give_up(claim)
+                    await self._bury(key)
                 elif isinstance(decision, Hold):
                     for claim in self._ours(key):
                         if claim.slot != decision.slot:
@@ -243,6 +257,23 @@ class Claimant:
             seconds = claims.hesitation_seconds(place, has_file=has_file, running=interest.running)
             self._due[wish.key] = before = (take, now + seconds)
         return before[1] - now
+
+    async def _bury(self, key: Key) -> None:
+        """Remove the claims that hosts which are gone have left on a service that is gone as well.
+
+        Whether it is, a read tells: what we do not follow, for its labels or its namespace, we do not know to be gone.
+        """
+        left = self._left_behind(key)
+        if not left:
+            return
+        try:
+            await self.client.get(InferenceService, key)
+        except NotFoundError:
+            for claim in left:
+                if await self._is_gone(claim.holder):
+                    await self._give_up(claim)
+        except ForbiddenError:
+            return  # in a namespace that is not ours to look into, which is somebody else's to clear up
 
     async def _is_gone(self, holder: str) -> bool:
         return not holder or await self.hosts.wait_gone(holder)

@@ -3,7 +3,8 @@
 import os
 import socket
 import subprocess
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -17,6 +18,7 @@ from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.ports import Child, Command, Parting
 from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.strays import STRAYS, Stray, Strays
 from llmkube.supervisor.vitals import Rounds
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -30,6 +32,12 @@ class EngineNotFoundError(WorldError):
     """The engine program is missing, or is not what it should be."""
 
     reason = "EngineNotFound"
+
+
+class EngineStuckError(WorldError):
+    """The last engine of the service cannot be ended, and there is to be no second one beside it."""
+
+    reason = "EngineStuck"
 
 
 class AddressMissingError(WorldError):
@@ -91,18 +99,49 @@ class LocalEngines:
         except OSError as error:
             raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 
-    def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
-        """Run a process with the small environment that engines get."""
+    @asynccontextmanager
+    async def open_child(self, command: Command, parting: Parting) -> AsyncIterator[Child]:
+        """Run a process with the small environment that engines get.
+
+        Raises:
+            EngineStuckError: An earlier one of this service has outlived its end.
+            SpawnError: It could not be started.
+        """
+        service = _service_of(command.log_path)
+        stray = await trio.to_thread.run_sync(self._strays.of, service)
+        if stray is not None:
+            raise EngineStuckError(
+                f"the last engine of {service} (pid {stray.pid}) does not end, not even by KILL: it is stuck in the "
+                "kernel and holds its memory; another one is started when it is gone. If it stays, look at the disk of "
+                "the model and at the driver, or restart the machine"
+            )
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
-        ending = Ending(command.cookie, self.settings.grace_seconds, parting)
-        return open_child(complete, ending, log_cap_bytes=self.settings.log_cap_bytes, rounds=self._rounds)
+        ending = self._ending(command.cookie, parting, service)
+        cap = self.settings.log_cap_bytes
+        async with open_child(complete, ending, log_cap_bytes=cap, rounds=self._rounds) as child:
+            yield child
 
     def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started."""
-        ending = Ending(record.cookie, self.settings.grace_seconds, parting)
+        ending = self._ending(record.cookie, parting, _service_of(log_path))
         cap = self.settings.log_cap_bytes
         return adopt_child(record, log_path, ending, log_cap_bytes=cap, rounds=self._rounds)
+
+    def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
+        def outlived(pid: int, started: str) -> None:
+            self._strays.note(Stray(pid, started, service))
+
+        return Ending(cookie, self.settings.grace_seconds, parting, outlived)
+
+    @property
+    def _strays(self) -> Strays:
+        return Strays(self.settings.state_dir / STRAYS)
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
+
+
+def _service_of(log_path: Path) -> str:
+    """Whose log it is: `logs/<namespace>/<name>.log`."""
+    return f"{log_path.parent.name}/{log_path.stem}"

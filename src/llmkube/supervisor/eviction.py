@@ -65,7 +65,7 @@ class Policy:
 
     Attributes:
         mode: Whether services are ended for memory at all.
-        keep_last: The last service on a host stays, whatever happens.
+        keep_last: The last service on a host that is worth mentioning stays, whatever happens.
         warning_share: Admission leaves this share of the host to everybody else, up to `warning_cap_bytes`.
         warning_cap_bytes: The most that admission leaves for that reason.
         critical_share: At CRITICAL nobody is evicted if that would not bring this share back.
@@ -83,7 +83,8 @@ class Policy:
         doubt_seconds: The same when the figures look fine and only the kernel says otherwise.
         release_seconds: How long memory may take to be seen again after a process has ended.
         margin_share: Who was evicted returns if there is this much more than it needs.
-        relapse_seconds: Evicted again so soon after its return, a service waits twice as long for the next one.
+        relapse_seconds: Evicted so soon after its return although nobody else has grown, a service waits as long for
+            the next one, then twice as long, and so on.
         dwell_cap_seconds: The longest that it ever waits for that reason.
         displace_seconds: The least time between two displacements in favour of one service.
     """
@@ -128,9 +129,10 @@ class Policy:
         return self.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
 
     def dwell_seconds(self, relapses: int) -> float:
-        """How long memory has to be normal before a service returns that was evicted so often after its returns."""
-        doubled = self.return_seconds * 2.0 ** min(relapses, 20)
-        return float(min(doubled, max(self.dwell_cap_seconds, self.return_seconds)))
+        """How long memory has to be normal before a service returns whose returns have brought so many evictions."""
+        if relapses == 0:
+            return self.return_seconds
+        return float(min(self.relapse_seconds * 2.0 ** min(relapses - 1, 20), self.dwell_cap_seconds))
 
 
 @attrs.frozen
@@ -214,6 +216,7 @@ class Decision:
 
     Attributes:
         level: What to tell people.
+        why: What makes it short.
         admitting: Whether anybody but the smallest may start.
         calm_seconds: How long memory has been normal.
         evict: Who has to go now.
@@ -223,7 +226,8 @@ class Decision:
     """
 
     level: Level
-    admitting: bool
+    why: str = ""
+    admitting: bool = False
     calm_seconds: float = 0.0
     evict: Evict | None = None
     would: Evict | None = None
@@ -242,9 +246,9 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
     calm = 0.0 if state.calm_since is None else now - state.calm_since
     level = look.sample.level
     if level is Level.UNKNOWN:
-        return state, Decision(Level.UNKNOWN, False, skip=Skip.UNKNOWN, note=look.sample.why)
+        return state, Decision(Level.UNKNOWN, look.sample.why, skip=Skip.UNKNOWN, note=look.sample.why)
     admitting = level is Level.NORMAL and not state.pressed
-    plain = Decision(state.level, admitting, calm)
+    plain = Decision(state.level, look.sample.why, admitting, calm)
     cause = _cause(policy, state, look, now)
     if cause is None:
         return state, plain
@@ -254,11 +258,10 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
     if isinstance(chosen, tuple):
         skip, note = chosen
         return state, attrs.evolve(plain, skip=skip, note=note)
-    state = attrs.evolve(state, acted_at=now)
     if policy.mode is Mode.DRY_RUN:
         note = f"{chosen.key} would be evicted, but this is a dry run"
         return state, attrs.evolve(plain, would=chosen, skip=Skip.DRY_RUN, note=note)
-    return state, attrs.evolve(plain, evict=chosen)
+    return attrs.evolve(state, acted_at=now), attrs.evolve(plain, evict=chosen)
 
 
 def _noted(policy: Policy, state: State, look: Look, now: float) -> State:
@@ -311,13 +314,13 @@ def _choose(policy: Policy, state: State, look: Look, cause: Cause, now: float) 
     open_to = sorted((each for each in staying if not each.protected), key=_order)
     if not open_to:
         return Skip.ALL_PROTECTED, "every engine is protected, or does not end although it was told to"
-    if policy.keep_last and len(staying) == len(open_to):
-        open_to = open_to[:-1]
-        if not open_to:
-            return Skip.LAST_SERVICE, "the last engine of a host is kept"
     worthwhile = [each for each in open_to if each.frees_bytes >= policy.worthwhile_bytes]
     if not worthwhile:
         return Skip.TOO_SMALL, "no engine holds enough for its end to help"
+    if policy.keep_last and len(worthwhile) == sum(each.frees_bytes >= policy.worthwhile_bytes for each in staying):
+        worthwhile = worthwhile[:-1]
+        if not worthwhile:
+            return Skip.LAST_SERVICE, "the last engine of a host is kept"
     lacking, gain = _lacking(policy, look, cause), sum(each.frees_bytes for each in worthwhile)
     if gain < lacking:
         return Skip.CANNOT_HELP, (

@@ -25,6 +25,8 @@ LONG_POLL_CAP_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
+SECOND_LOOK_SECONDS = 2.0
+"""After this long a process that was seen stopped is looked at again; it may have been for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
@@ -131,7 +133,10 @@ async def watch(engine: Engine, look: LookAt, changed: Callable[[bool], None], l
 
     async with trio.open_nursery() as nursery:
         while not hung:
-            await wait_tick(limits.tick_seconds)
+            if state.stopped_looks:
+                await trio.sleep(SECOND_LOOK_SECONDS)
+            elif await wait_tick(limits.tick_seconds):  # the machine has slept, and what it said last is from before
+                state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
             seen = await look()
             if seen is None:  # it has ended, which somebody else is told
                 continue

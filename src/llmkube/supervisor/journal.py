@@ -27,6 +27,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan, Slot
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.target import Launch
+from llmkube.weights.sizing import Component, Demand, Estimate, Place
 from llmkube.weights.store import WeightsFile
 
 log = structlog.get_logger(__name__)
@@ -84,6 +85,7 @@ def dump(entry: Entry) -> dict[str, Any]:
         "model": encode(entry.wish.model),
         "plan": attrs.asdict(plan) | {"argv": argv},
         "weights": attrs.asdict(weights) | {"path": str(weights.path)},
+        "estimate": attrs.asdict(entry.launch.estimate) if entry.launch.estimate else None,
         "engine": attrs.asdict(entry.engine) if entry.engine else None,
     }
 
@@ -101,13 +103,38 @@ def load(data: Mapping[str, Any]) -> Entry:
         plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
         plan["env"] = tuple((name, value) for name, value in plan["env"])
         plan["not_honoured"] = tuple(plan["not_honoured"])
+        plan["demand"] = _demand(plan.get("demand"))
         weights = dict(data["weights"])
         weights["path"] = Path(weights["path"])
         engine = EngineRecord(**data["engine"]) if data["engine"] else None
         wish = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]))
-        return Entry(wish, Launch(LaunchPlan(**plan), WeightsFile(**weights)), engine)
+        launch = Launch(LaunchPlan(**plan), WeightsFile(**weights), _estimate(data.get("estimate")))
+        return Entry(wish, launch, engine)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"not an entry of this journal: {error!r}") from error
+
+
+def _demand(data: Mapping[str, Any] | None) -> Demand | None:
+    """What another version of this program has written is no reason to lose an engine: its needs are then measured."""
+    try:
+        return None if data is None else Demand(**{name: _frozen(value) for name, value in data.items()})
+    except TypeError:
+        return None
+
+
+def _estimate(data: Mapping[str, Any] | None) -> Estimate | None:
+    try:
+        if data is None:
+            return None
+        parts = [Component(one["name"], Place(one["place"]), int(one["size_bytes"])) for one in data["components"]]
+        return Estimate(tuple(parts), tuple(data["notes"]), bool(data["certain"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def entry_path(root: Path, key: Key) -> Path:

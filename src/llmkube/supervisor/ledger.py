@@ -21,7 +21,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor import admission
 from llmkube.supervisor.admission import Block, Held, Host, Need, Refusal, Terms, Waiting
 from llmkube.supervisor.budget import Budget, host_budget
-from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Policy
+from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Policy, Skip
 from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
 
 SAY_SECONDS: Final = 10.0
@@ -65,7 +65,7 @@ class Claim:
     Attributes:
         key: The service.
         need: What was promised.
-        scope: Cancelled when the service has to go.
+        scope: Cancelled when the service has to go; None until the service has taken an adopted engine over.
         returning: It was evicted, and this is its return.
         others_bytes: What everybody else on the host held when it was admitted.
         since: When the claim was made.
@@ -77,12 +77,13 @@ class Claim:
         busy_at: When it had work last.
         leaves: Why it has to go; None while it may stay.
         leaves_by: When it should have gone.
+        hurried: Set when its requests are not waited for.
         available_bytes: What the host had left when it was last seen running.
     """
 
     key: Key
     need: Need
-    scope: trio.CancelScope
+    scope: trio.CancelScope | None
     returning: bool = False
     others_bytes: int = 0
     since: float = attrs.field(factory=trio.current_time)
@@ -94,12 +95,13 @@ class Claim:
     busy_at: float = attrs.field(factory=trio.current_time)
     leaves: Evict | None = None
     leaves_by: float | None = None
+    hurried: trio.Event = attrs.field(factory=trio.Event)
     available_bytes: int = 0
 
     @property
     def urgent(self) -> bool:
         """Whether it has to go without waiting for its requests."""
-        return self.leaves is not None and self.leaves.urgent
+        return self.hurried.is_set()
 
     @property
     def total_bytes(self) -> int:
@@ -129,6 +131,7 @@ class _Seat:
     news: trio.Event = attrs.field(factory=trio.Event)
     evicted: Evict | None = None  # until it is loaded again
     relapses: int = 0
+    others_bytes: int = 0  # what everybody else held when it was evicted
     displaced_at: float = _LONG_AGO  # when others had to go for it last
     load_seconds: float = 0.0
 
@@ -153,6 +156,29 @@ class Account:
     evicted: bool = False
 
 
+@attrs.frozen
+class MemoryView:
+    """A host's memory at one moment, for people and metrics.
+
+    Attributes:
+        level: How short it is.
+        sample: The last good look.
+        budget: What engines may take.
+        free_bytes: What a service that comes now could take: of the budget, and of what the host has.
+        accounts: The figures of each service.
+        evictions: How many have had to go since the agent started, by the cause.
+        skips: How often nobody was evicted although memory was short, by the reason.
+    """
+
+    level: Level
+    sample: Sample
+    budget: Budget
+    free_bytes: int
+    accounts: Mapping[Key, Account]
+    evictions: Mapping[Cause, int]
+    skips: Mapping[Skip, int]
+
+
 @attrs.define(eq=False)
 class Ledger:
     """Who has been promised how much of this host.
@@ -163,6 +189,7 @@ class Ledger:
         told: Called with the service that has to go, before its scope is cancelled.
         ended: Called with a claim whose process has gone.
         evictions: How many have had to go since the agent started, by the cause.
+        skips: How often nobody was evicted although memory was short, by the reason; counted when that changes.
     """
 
     rules: Rules = Rules()
@@ -170,6 +197,7 @@ class Ledger:
     told: Callable[[Evict], None] = lambda _: None
     ended: Callable[[Claim], None] = lambda _: None
     evictions: Counter[Cause] = attrs.field(factory=Counter)
+    skips: Counter[Skip] = attrs.field(factory=Counter)
     look_soon: trio.Event = attrs.field(factory=trio.Event)
     _seats: dict[Key, _Seat] = attrs.field(factory=dict)
     _releases: list[_Release] = attrs.field(factory=list)
@@ -189,7 +217,7 @@ class Ledger:
     def adopt(self, key: Key, need: Need) -> None:
         """Promise at once what an engine has already that an earlier agent left; `admitted` finds it there."""
         if self.watched:
-            self._seat(key).claim = Claim(key, need, trio.CancelScope())
+            self._seat(key).claim = Claim(key, need, None)
 
     def forget(self, key: Key) -> None:
         """The service is no longer this host's."""
@@ -274,6 +302,10 @@ class Ledger:
     def decide(self, decision: Decision) -> None:
         """Take in what follows from the look, let start whoever fits now, and have go who has to."""
         self._decision = decision
+        if decision.level is Level.CRITICAL:
+            for claim in self._claims():
+                if claim.leaves is not None and not claim.urgent:
+                    self._hurry(claim)
         self.pump()
         if decision.evict is not None:
             self.evict(decision.evict)
@@ -282,14 +314,16 @@ class Ledger:
         """Have a service go, and wait for its turn to come back."""
         seat = self._seats.get(evict.key)
         claim = seat.claim if seat else None
-        if seat is None or claim is None or claim.leaves is not None:
+        if seat is None or claim is None or claim.scope is None or claim.leaves is not None:
             return
         now, rules = trio.current_time(), self.rules
         if evict.cause is not Cause.DISPLACED:
             seat.relapses = seat.relapses + 1 if self._relapsed(claim, now) else 0
-        seat.evicted = evict
-        claim.leaves = evict
-        claim.leaves_by = now + (rules.urgent_seconds if evict.urgent else rules.gentle_seconds)
+            seat.others_bytes = self._others_bytes()
+        seat.evicted = claim.leaves = evict
+        claim.leaves_by = now + rules.gentle_seconds
+        if evict.urgent:
+            self._hurry(claim)
         self.evictions[evict.cause] += 1
         self.told(evict)
         claim.scope.cancel(reason=evict.why)
@@ -356,9 +390,25 @@ class Ledger:
         """The figures of every service that runs or waits here."""
         return {key: _account(seat) for key, seat in self._seats.items() if seat.claim or seat.waiting}
 
+    def view(self) -> MemoryView | None:
+        """A snapshot for people and metrics; None before the first look."""
+        if self._decision is None:
+            return None
+        host = self.host()
+        return MemoryView(
+            self._decision.level,
+            self._sample,
+            self._budget,
+            max(0, min(host.free_bytes, host.headroom_bytes)),
+            self.accounts(),
+            dict(self.evictions),
+            dict(self.skips),
+        )
+
     def look(self, sample: Sample) -> Look:
         """What the eviction policy decides on, after a sample has been observed."""
-        return Look(sample, tuple(map(self._candidate, self._claims())), self.releasing, self._over_bytes())
+        unsettled = self.releasing or self._taking_over
+        return Look(sample, tuple(map(self._candidate, self._claims())), unsettled, self._over_bytes())
 
     def host(self) -> Host:
         """What admission decides on."""
@@ -388,18 +438,31 @@ class Ledger:
 
     def _waiting(self, key: Key, need: Need, seat: _Seat) -> Waiting:
         """Begin to wait; who was evicted for pressure waits for calm, and for a margin besides."""
-        policy, dwell, margin = self.rules.policy, 0.0, 0
-        if seat.evicted is not None and seat.evicted.cause is not Cause.DISPLACED:
-            dwell, margin = policy.dwell_seconds(seat.relapses), int(need.total_bytes * policy.margin_share)
-        return Waiting(key, need, seat.terms, trio.current_time(), dwell, margin)
+        returns = seat.evicted is not None and seat.evicted.cause is not Cause.DISPLACED
+        margin = int(need.total_bytes * self.rules.policy.margin_share) if returns else 0
+        return Waiting(key, need, seat.terms, trio.current_time(), float(returns), margin)
 
     def _asks(self, seat: _Seat) -> Waiting | None:
         """Its wait as the newest objects have it."""
         if seat.waiting is None:
             return None
+        policy, waiting = self.rules.policy, seat.waiting
+        rested = trio.current_time() - seat.displaced_at >= policy.displace_seconds
+        idle = seat.evicted is not None and seat.evicted.cause is Cause.IDLE  # nobody goes for one that nobody uses
+        may = rested and policy.mode is Mode.ON and not idle and not self._taking_over
+        return attrs.evolve(waiting, terms=seat.terms, dwell_seconds=self._dwell_seconds(seat), may_displace=may)
+
+    def _dwell_seconds(self, seat: _Seat) -> float:
+        """How long memory has to be normal for it; others who have shrunk since make up for its relapses."""
+        if seat.waiting is None or not seat.waiting.returns:
+            return 0.0
         policy = self.rules.policy
-        calm = trio.current_time() - seat.displaced_at >= policy.displace_seconds
-        return attrs.evolve(seat.waiting, terms=seat.terms, may_displace=calm and policy.mode is Mode.ON)
+        shrunk = seat.others_bytes - self._others_bytes() >= policy.reclaim_bytes(self._sample.total_bytes)
+        return policy.dwell_seconds(0 if shrunk else seat.relapses)
+
+    def _hurry(self, claim: Claim) -> None:
+        claim.leaves_by = trio.current_time() + self.rules.urgent_seconds
+        claim.hurried.set()
 
     def _relapsed(self, claim: Claim, now: float) -> bool:
         """Whether its own return has brought the pressure back: soon after it, and nobody else has grown meanwhile."""
@@ -412,6 +475,11 @@ class Ledger:
         """What of the host neither is available nor belongs to an engine."""
         held = sum(claim.holds_bytes for claim in self._claims()) + sum(each.size_bytes for each in self._releases)
         return self._sample.total_bytes - self._sample.available_bytes - held
+
+    @property
+    def _taking_over(self) -> bool:
+        """Whether an adopted engine cannot be told to go yet, since nobody holds it: a matter of milliseconds."""
+        return any(claim.scope is None for claim in self._claims())
 
     def _held(self, claim: Claim) -> Held:
         now, seat = trio.current_time(), self._seats[claim.key]

@@ -1,12 +1,12 @@
 """One service's life as data: what can be said of it, and when it is tried again. No Trio, no clock, no own dice.
 
 ```
- WaitingForModel ─▶ Fetching ─▶ Pending ─▶ Loading ─▶ Loaded
-        ▲              │                     ▲           │ exit
-        │              ▼                     │           ▼
-    (Model gone)   FetchFailed            Restarting ◀── first exit in a while: at once
-                                             ▲           │ again: 1 s, 2 s, 4 s … 60 s
-                   ScaledToZero, Invalid     └── CrashLoopBackOff
+ WaitingForModel ─▶ Fetching ─▶ Pending ─▶ InsufficientMemory ─▶ Loading ─▶ Loaded ─▶ Evicted ─▶ Loading
+        ▲              │                                             ▲           │ exit
+        │              ▼                                             │           ▼
+    (Model gone)   FetchFailed                                    Restarting ◀── first exit in a while: at once
+                                                                     ▲           │ again: 1 s, 2 s, 4 s … 60 s
+                   ScaledToZero, Invalid                             └── CrashLoopBackOff
 ```
 """
 
@@ -23,6 +23,9 @@ class Reason(enum.StrEnum):
     """Why a service is where it is: the reason of its `Loaded` condition."""
 
     PENDING = "Pending"
+    INSUFFICIENT_MEMORY = "InsufficientMemory"
+    MEMORY_CHECK_FAILED = "MemoryCheckFailed"
+    EVICTED = "Evicted"
     WAITING_FOR_MODEL = "WaitingForModel"
     FETCHING = "Fetching"
     FETCH_FAILED = "FetchFailed"
@@ -34,6 +37,7 @@ class Reason(enum.StrEnum):
     ENGINE_EXITED = "EngineExited"
     CRASH_LOOP = "CrashLoopBackOff"
     ENGINE_NOT_FOUND = "EngineNotFound"
+    ENGINE_STUCK = "EngineStuck"
     LOAD_STALLED = "LoadStalled"
     HUNG = "Hung"
     PORT_TAKEN = "PortTaken"

@@ -17,12 +17,15 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.engines import LocalEngines
+from llmkube.supervisor.hostmem.local import open_host_memory
 from llmkube.supervisor.journal import Entry, FileJournal
-from llmkube.supervisor.network import LocalNetwork, host_facts
+from llmkube.supervisor.learned import Learned
+from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
 from llmkube.supervisor.orphans import belongs, take_stock
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.strays import STRAYS, Strays, stray_of
 from llmkube.supervisor.tokens import HubTokens
 from llmkube.weights.addresses import Policy
 from llmkube.weights.disk import RunSync, in_threads
@@ -113,11 +116,14 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     journal = FileJournal(settings.state_dir / "journal", limiter)
     left = await trio.to_thread.run_sync(_clear_up, journal, settings, limiter=limiter)
+    learned = Learned(settings.state_dir / "learned.json", limiter)
+    await trio.to_thread.run_sync(learned.read, limiter=limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, Policy(allowed=settings.private_sources)
     tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter)
     async with (
         open_http_client() as http,
+        open_host_memory(settings.memory_thresholds) as memory,
         open_downloader(store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint) as downloader,
     ):
         yield Ports(
@@ -130,7 +136,10 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
             left=left,
             downloads=downloader.active,
             facts=host_facts,
+            machine=await trio.to_thread.run_sync(machine_of, settings.state_dir, limiter=limiter),
             look=LocalNetwork(settings.api_server, settings.host_ip).look if settings.api_server else None,
+            memory=memory,
+            learned=learned,
         )
 
 
@@ -138,7 +147,9 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     """End what nobody wants any more, and return what an earlier agent left; blocks for up to two graces."""
     entries = {key: entry for key, entry in journal.read_all().items() if belongs(entry, settings)}
     left, strays = take_stock(entries, marked(OWNER_VARIABLE, str(settings.state_dir)))
-    end_all(strays, grace_seconds=settings.grace_seconds)
+    for process in end_all(strays, grace_seconds=settings.grace_seconds):
+        if (stuck := stray_of(process)) is not None:
+            Strays(settings.state_dir / STRAYS).note(stuck)
     return left
 
 

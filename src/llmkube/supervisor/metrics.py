@@ -1,7 +1,7 @@
 """What Prometheus may ask of an agent: read from the snapshot at scrape time, so nothing can drift or leak a series."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -10,6 +10,9 @@ from prometheus_client.registry import Collector
 
 from llmkube import __version__
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.eviction import Cause, Skip
+from llmkube.supervisor.hostmem import Level
+from llmkube.supervisor.ledger import MemoryView
 from llmkube.supervisor.lifecycle import ServiceView
 from llmkube.weights.progress import Progress
 
@@ -84,10 +87,73 @@ class DownloadCollector(Collector):
         yield from (here, total, rate, left)
 
 
-def agent_registry(snapshot: Snapshot, downloads: Callable[[], Mapping[str, Progress]] = dict) -> CollectorRegistry:
-    """Return a registry of its own with the agent's figures, its downloads' and those of its Python process."""
+PRESSURE: Final = {Level.UNKNOWN: -1, Level.NORMAL: 0, Level.WARNING: 1, Level.CRITICAL: 2}
+"""The original's numbers, and one for what nobody can tell."""
+
+
+@attrs.define(eq=False)
+class MemoryCollector(Collector):
+    """Figures of the host's memory; none while nobody looks at it."""
+
+    memory: Callable[[], MemoryView | None]
+
+    def collect(self) -> Iterable[Metric]:
+        """Build the families from one snapshot; a cause or reason that has not happened yet is at 0."""
+        seen = self.memory()
+        if seen is None:
+            return
+        for name, text, value in (
+            ("memory_budget_bytes", "What all engines of this host may take together.", seen.budget.limit_bytes),
+            ("memory_free_bytes", "What one more model could get now.", seen.free_bytes),
+            ("system_memory_bytes", "The host's memory.", seen.sample.total_bytes),
+            ("system_memory_available_bytes", "What programs could still take.", seen.sample.available_bytes),
+            ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[seen.level]),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+        yield from self._services(seen)
+        evictions = CounterMetricFamily(
+            f"{PREFIX}_evictions", "Engines that had to give their memory back.", labels=("cause",)
+        )
+        for cause in Cause:
+            evictions.add_metric((str(cause),), seen.evictions.get(cause, 0))
+        skips = CounterMetricFamily(
+            f"{PREFIX}_evictions_skipped", "Times when memory was short and nobody was evicted.", labels=("reason",)
+        )
+        for reason in Skip:
+            skips.add_metric((str(reason),), seen.skips.get(reason, 0))
+        yield from (evictions, skips)
+
+    def _services(self, seen: MemoryView) -> Iterable[Metric]:
+        estimated, reserved, measured, error = (
+            GaugeMetricFamily(f"{PREFIX}_memory_{name}", text, labels=LABELS)
+            for name, text in (
+                ("estimated_bytes", "What the service was expected to take."),
+                ("reserved_bytes", "What it has been promised, or takes if that is more."),
+                ("measured_bytes", "What its processes hold."),
+                ("estimate_error_ratio", "By how much the most that it has held differs from the estimate."),
+            )
+        )
+        for key, account in sorted(seen.accounts.items()):
+            labels = (key.namespace, key.name)
+            reserved.add_metric(labels, account.reserved_bytes)
+            if account.estimated_bytes:
+                estimated.add_metric(labels, account.estimated_bytes)
+            if account.resident_bytes:
+                measured.add_metric(labels, account.resident_bytes)
+            if account.estimated_bytes and account.peak_bytes:
+                error.add_metric(labels, account.peak_bytes / account.estimated_bytes - 1)
+        yield from (estimated, reserved, measured, error)
+
+
+def agent_registry(
+    snapshot: Snapshot,
+    downloads: Callable[[], Mapping[str, Progress]] = dict,
+    memory: Callable[[], MemoryView | None] = lambda: None,
+) -> CollectorRegistry:
+    """Return a registry of its own: the agent's figures, its host's memory, its downloads, its Python process."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
+    registry.register(MemoryCollector(memory))
     registry.register(DownloadCollector(downloads))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -1,7 +1,9 @@
 """A look at this machine's network and memory, for real. Nothing here sends a packet, except to resolve a name."""
 
 import ipaddress
+import secrets
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import attrs
@@ -80,6 +82,23 @@ def host_facts() -> HostFacts:
     """Say how much memory this machine has, and how much of it programs could still get."""
     memory = psutil.virtual_memory()
     return HostFacts(memory.total, memory.available)
+
+
+def machine_of(state_dir: Path) -> str:
+    """Return which machine this is: its name now, and a number that it has made for itself when it first ran an agent.
+
+    The system's own id will not do: copies of a virtual machine share it, and with it their default `--host-name`.
+
+    Raises:
+        OSError: The state directory cannot be written.
+    """
+    path = state_dir / "machine"
+    try:
+        number = path.read_text("ascii").strip()
+    except FileNotFoundError:
+        number = secrets.token_hex(8)
+        path.write_text(f"{number}\n", "ascii")
+    return f"{socket.gethostname()} ({number})"
 
 
 async def _resolve(host: str, port: int) -> list[tuple[str, int]]:

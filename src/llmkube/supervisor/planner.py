@@ -12,6 +12,7 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.runtimes.registry import check, plan_for
+from llmkube.supervisor.budget import own_cap
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.lifecycle import Reason
 from llmkube.supervisor.ports import Ports
@@ -20,6 +21,7 @@ from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Idle, Launch, Target
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.fetch import Progress
+from llmkube.weights.sizing import estimate
 
 BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
@@ -58,6 +60,7 @@ async def _plan(
         return True
     try:
         check(wish.service, wish.model)
+        own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
     except UserError as error:
         reporter.refused(error)
         _idle_unless_running(target, Reason.INVALID, str(error))
@@ -83,7 +86,8 @@ async def _plan(
         _idle_unless_running(target, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
         return False
     reporter.accepted(plan.not_honoured)
-    target.put_nowait(Launch(plan, weights))
+    expected = estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
+    target.put_nowait(Launch(plan, weights, expected, facts.shape))
     return True
 
 

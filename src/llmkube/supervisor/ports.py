@@ -14,7 +14,9 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.hostmem import HostMemory
 from llmkube.supervisor.journal import EngineRecord, Entry
+from llmkube.supervisor.learned import Learned
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.progress import Look
 from llmkube.weights.fetch import Progress, WeightsFile
@@ -180,4 +182,7 @@ class Ports:
     left: Mapping[Key, Entry] = attrs.field(factory=dict)
     downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
     facts: Callable[[], HostFacts] = HostFacts
+    machine: str = ""  # which machine this is, for people and for telling it from others; "" when nobody knows
     look: Callable[[], Awaitable[Reach]] | None = None  # how this host is reached now; without it, the settings say so
+    memory: HostMemory | None = None  # without it nobody looks, and everybody is admitted
+    learned: Learned = attrs.field(factory=Learned)

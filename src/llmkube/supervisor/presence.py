@@ -3,6 +3,10 @@
 One task looks around once per renewal, in this order: has the machine slept? at which address is it reached? Then the
 Lease is renewed, and when that works again after it did not, whoever needs it is told: what this host has said before
 may have been overruled meanwhile.
+
+Two machines of one name would overwrite each other's slices and claims. So before anything is said in this host's name
+its Lease is read: if another machine stands in it and renews it, this one ends with the other's name in its message. A
+renewal says which state of the Lease it follows, so that one of two that were cut off from each other meets the other.
 """
 
 import datetime
@@ -16,11 +20,12 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, WorldError
+from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
-from llmkube.base.tick import wait_tick
+from llmkube.base.tick import skip_ticks, wait_tick
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError
 from llmkube.k8s.names import (
     ACCELERATORS_ANNOTATION,
     ADDRESS_ANNOTATION,
@@ -28,6 +33,8 @@ from llmkube.k8s.names import (
     AGENT_VERSION_ANNOTATION,
     ENGINE_ANNOTATION,
     HOST_LABEL,
+    MACHINE_ANNOTATION,
+    MEMORY_BUDGET_ANNOTATION,
     MEMORY_FREE_ANNOTATION,
     MEMORY_TOTAL_ANNOTATION,
     SERVICES_ANNOTATION,
@@ -35,6 +42,7 @@ from llmkube.k8s.names import (
 )
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach, settle
+from llmkube.supervisor.ledger import MemoryView
 from llmkube.supervisor.ports import HostFacts, Ports
 from llmkube.supervisor.power import Reading, slept_seconds
 from llmkube.supervisor.settings import AgentSettings
@@ -47,18 +55,30 @@ EXPIRES_AFTER_RENEWALS = 6
 RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
 """Pauses after missed renewals, where they are shorter than between two renewals."""
 
+FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
+"""Pauses between looks for another machine of this name while the API server does not answer."""
+
+RIVAL_LOOK_SECONDS = 1.0
+"""How often to look whether another machine that stands in the Lease is alive."""
+
 ENGINE_LOOK_SECONDS = 60.0
 """How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
+class HostNameTakenError(UserError):
+    """Another machine lives under this host's name."""
+
+
 @attrs.frozen
 class HostReport:
-    """What a host says of itself beside that it lives. Its memory budget will stand here once it has one."""
+    """What a host says of itself beside that it lives. Its memory budget stands there once its memory was looked at."""
 
     facts: HostFacts = HostFacts()
     engine: str = ""
     services: int = 0
     reach: Reach = Reach(None)
+    machine: str = ""
+    budget_bytes: int = 0
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -66,7 +86,9 @@ class HostReport:
         said = {
             AGENT_VERSION_ANNOTATION: __version__,
             ENGINE_ANNOTATION: self.engine,
+            MACHINE_ANNOTATION: self.machine,
             MEMORY_TOTAL_ANNOTATION: str(self.facts.total_bytes or ""),
+            MEMORY_BUDGET_ANNOTATION: str(self.budget_bytes or ""),
             MEMORY_FREE_ANNOTATION: str(self.facts.free_bytes or ""),
             SERVICES_ANNOTATION: str(self.services),
             ADDRESS_ANNOTATION: self.reach.address or "",
@@ -114,7 +136,9 @@ class Presence:
         services: Counts the services that it looks after.
         woke: Told after a sleep how long it was, in seconds.
         returned: Told when the Lease is renewed after a renewal that was missed.
+        named: Set once it is certain that no other machine lives under this host's name.
         present: Set once the Lease is there.
+        memory: What is known of its memory, if anybody looks at it.
     """
 
     client: Client
@@ -124,14 +148,22 @@ class Presence:
     services: Callable[[], int]
     woke: Callable[[float], None]
     returned: Callable[[], None]
+    named: trio.Event
     present: trio.Event
+    memory: Callable[[], MemoryView | None] = lambda: None
     _engine: str = ""
+    _version: str = ""  # of the Lease as we have read or written it last
     _missed: int = 0  # renewals in a row that did not work, or that nobody was awake for
 
     async def run(self) -> None:
-        """Never return: look around and renew; a failed renewal is only missed, since the next one is never far."""
+        """Never return: look around and renew; a failed renewal is only missed, since the next one is never far.
+
+        Raises:
+            HostNameTakenError: Another machine lives under this host's name.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_engine_look)
+            nursery.start_soon(self._make_sure)
             while True:
                 await self._renew()
                 before = self._reading()
@@ -144,6 +176,7 @@ class Presence:
                     log.info("the host has slept", seconds=round(slept))
                     self._missed += 1
                     self.woke(slept)
+                    skip_ticks()
                 await self.look_around()
 
     async def look_around(self) -> None:
@@ -160,12 +193,61 @@ class Presence:
             log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
         self.reach.put_nowait(now)
 
+    async def _make_sure(self) -> None:
+        """Return once no other machine lives under this host's name; one that has fallen silent does not.
+
+        Raises:
+            HostNameTakenError: One does.
+        """
+        failures, first, silent_at = 0, "", 0.0
+        while not self.named.is_set():
+            try:
+                with trio.fail_after(self.settings.lease_renew_seconds):
+                    rival = await self._read_rival()
+            except ForbiddenError:
+                break  # then two of one name cannot be told apart; whoever may not read may write nothing either
+            except (LLMKubeError, trio.TooSlowError):
+                failures += 1
+                await trio.sleep(FIRST_LOOK.delay(failures, self.ports.rng))
+                continue
+            if rival is None:
+                break
+            if not first:
+                first = rival.metadata.resource_version
+                silent_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
+                log.warning("this host's name is another machine's; is it alive?", machine=_machine_in(rival))
+            elif rival.metadata.resource_version != first:
+                raise self._taken(rival)
+            elif trio.current_time() >= silent_at:
+                break
+            await trio.sleep(RIVAL_LOOK_SECONDS)
+        self.named.set()
+
+    async def _read_rival(self) -> Lease | None:
+        """Read this host's Lease, and return it if it is another machine's."""
+        try:
+            lease = await self.client.get(Lease, Key(self.settings.lease_namespace, host_id(self.settings.host_name)))
+        except NotFoundError:
+            self._version = ""
+            return None
+        self._version = lease.metadata.resource_version
+        return lease if _machine_in(lease) and _machine_in(lease) != self.ports.machine else None
+
+    def _taken(self, lease: Lease) -> HostNameTakenError:
+        name, address = self.settings.host_name, lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
+        other = f"{_machine_in(lease)} at {address}" if address else _machine_in(lease)
+        return HostNameTakenError(
+            f"the host name {name} is taken: the machine {other} serves under it, and this one is "
+            f"{self.ports.machine}; give this machine another name with --host-name"
+        )
+
     async def _renew(self) -> None:
-        report = HostReport(self.ports.facts(), self._engine, self.services(), self.reach.value)
-        manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
         try:
             with trio.fail_after(self.settings.lease_renew_seconds):
-                await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
+                await self.named.wait()
+                await self._write()
+        except HostNameTakenError:
+            raise
         except (LLMKubeError, trio.TooSlowError) as error:
             self._missed += 1
             if self._missed == 1:
@@ -176,6 +258,31 @@ class Presence:
             self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
             self.returned()
+
+    async def _write(self) -> None:
+        """Renew; if somebody else has written meanwhile, find out who.
+
+        Raises:
+            HostNameTakenError: It was another machine, and so it is alive.
+        """
+        facts, budget_bytes, seen = self.ports.facts(), 0, self.memory()
+        if seen is not None:
+            facts, budget_bytes = HostFacts(seen.sample.total_bytes, seen.free_bytes), seen.budget.limit_bytes
+        report = HostReport(facts, self._engine, self.services(), self.reach.value, self.ports.machine, budget_bytes)
+        manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
+        while True:
+            if self._version:
+                manifest["metadata"]["resourceVersion"] = self._version
+            try:
+                lease = await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
+            except ConflictError:
+                rival = await self._read_rival()
+                if rival is not None:
+                    raise self._taken(rival) from None
+                manifest["metadata"].pop("resourceVersion", None)
+            else:
+                self._version = lease.metadata.resource_version
+                return
 
     async def _run_engine_look(self) -> None:
         while True:
@@ -189,3 +296,7 @@ class Presence:
 
     def _reading(self) -> Reading:
         return Reading(self.ports.utcnow(), trio.current_time())
+
+
+def _machine_in(lease: Lease) -> str:
+    return lease.metadata.annotations.get(MACHINE_ANNOTATION, "")

@@ -5,7 +5,6 @@ while anything moves, long ones that fall together with everybody else's otherwi
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -13,7 +12,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.supervisor.eviction import Decision, Evict, Skip, State, step
+from llmkube.supervisor.eviction import Decision, Evict, State, step
 from llmkube.supervisor.hostmem import HostMemory, Level, Sample
 from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.readings import Readings, steady
@@ -48,13 +47,11 @@ class Pressure:
         memory: The host's.
         ledger: Who has been promised what of it.
         announce: Called with what was decided, and with what had been decided before.
-        skips: How often nobody was evicted although memory was short, by the reason; once for each time that it changes.
     """
 
     memory: HostMemory
     ledger: Ledger
     announce: Callable[[Decision, Decision | None], None] = lambda *_: None
-    skips: Counter[Skip] = attrs.field(factory=Counter)
     _readings: Readings = Readings()
     _state: State = State()
     _before: Decision | None = None
@@ -80,8 +77,8 @@ class Pressure:
         self._state, decision = step(self.ledger.rules.policy, self._state, self.ledger.look(sample), now)
         before, self._before = self._before, decision
         self._count(decision, before)
-        self.announce(decision, before)
         self.ledger.decide(decision)
+        self.announce(decision, before)
 
     async def _run_signals(self) -> None:
         while True:
@@ -114,12 +111,10 @@ class Pressure:
         if decision.evict is not None:
             self._log("evicting", decision.evict)
         if decision.skip is not None and (before is None or before.skip is not decision.skip):
-            self.skips[decision.skip] += 1
-            log.info("nobody evicted", reason=str(decision.skip), note=decision.note)
-        if decision.would is not None:
+            self.ledger.skips[decision.skip] += 1
+            log.debug("nobody evicted", reason=str(decision.skip), note=decision.note)
+        if decision.would is not None and (before is None or before.would is None):
             self._log("would evict", decision.would)
 
     def _log(self, message: str, evict: Evict) -> None:
-        log.warning(
-            message, name=evict.key.name, namespace=evict.key.namespace, cause=str(evict.cause), why=evict.why
-        )
+        log.warning(message, name=evict.key.name, namespace=evict.key.namespace, cause=str(evict.cause), why=evict.why)

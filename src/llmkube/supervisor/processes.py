@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +25,8 @@ OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
 
 COOKIE_VARIABLE = "LLMKUBE_ENGINE"
 """Set in every engine's environment to a text that no other engine has."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def start_of(pid: int) -> str:
@@ -89,8 +91,12 @@ def send_group(pid: int, number: signal.Signals) -> None:
         log.debug("process group is gone", pid=pid)
 
 
-def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> None:
-    """End processes in one grace period for all of them: TERM, wait, KILL. Blocks that long at most, twice."""
+def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> list[psutil.Process]:
+    """End processes in one grace period for all of them: TERM, wait, KILL. Blocks that long at most, twice.
+
+    Returns:
+        Those that run even so: stuck in the kernel.
+    """
     for process in strays:
         log.warning("ending a process that an earlier agent left behind", pid=process.pid)
         send(process, signal.SIGTERM)
@@ -98,7 +104,8 @@ def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> None:
     _, alive = psutil.wait_procs(strays, timeout=grace_seconds)
     for process in alive:
         send(process, signal.SIGKILL)
-    psutil.wait_procs(alive, timeout=grace_seconds)
+    _, alive = psutil.wait_procs(alive, timeout=grace_seconds)
+    return list(alive)
 
 
 @asynccontextmanager
@@ -148,6 +155,23 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
         yield wait
 
 
+def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the processes below each of these, however deep."""
+    below: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        below.setdefault(parent, []).append(pid)
+    return {leader: tuple(_descendants(leader, below)) for leader in leaders}
+
+
+def read_small(path: str) -> bytes:
+    """Read a small file of /proc, which comes in one piece: three system calls, and nothing in between."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
 def _hinted(entry: str) -> Iterator[psutil.Process]:
     """Yield the processes whose environment may hold an entry, with a fraction of the system calls that psutil makes.
 
@@ -175,3 +199,22 @@ def _listens(process: psutil.Process, port: int) -> bool:
         )
     except (psutil.Error, OSError):
         return False
+
+
+def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
+    for child in below.get(pid, ()):
+        yield child
+        yield from _descendants(child, below)
+
+
+def _parents() -> dict[int, int]:
+    if sys.platform != "linux":
+        return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+    parents = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - of thousands, and only the names
+        if name.isdigit():
+            try:
+                parents[int(name)] = int(read_small(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+    return parents

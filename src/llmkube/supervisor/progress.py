@@ -46,6 +46,9 @@ MOVED_BYTES: Final = 1024 * 1024
 SLOWEST_RHYTHM: Final = 3
 """Questions to an engine at rest come at 30, 60, 120, and then every 240 seconds."""
 
+SLOWEST_SEEN_RHYTHM: Final = 5
+"""And then at 480, 960 and so on, where the kernel shows whether anybody waits at its door: that asks for itself."""
+
 
 class Ask(enum.Enum):
     """What to ask the engine before the next look."""
@@ -59,7 +62,7 @@ class Ask(enum.Enum):
 class Limits:
     """How long what may stand still, in seconds; see the table above."""
 
-    tick_seconds: float = 4.0
+    tick_seconds: float = 5.0
     ask_seconds: float = 30.0
     still_seconds: float = 60.0
     faint_seconds: float = 600.0
@@ -99,6 +102,8 @@ class Look:
         resident_bytes: Resident memory.
         read_bytes: What was read from files; 0 where it was not looked at.
         listening: Whether anybody accepts connections on the engine's port; None when nobody looked.
+        waiting: Whether somebody has connected to it, or sent it something, that it has not taken in yet; None when
+            nobody looked, or the kernel does not tell.
         asked: Whether a question of ours was with the engine since the look before.
         answer: What it said, if an answer (or the end of our patience) came since the look before.
     """
@@ -110,6 +115,7 @@ class Look:
     resident_bytes: int = 0
     read_bytes: int = 0
     listening: bool | None = None
+    waiting: bool | None = None
     asked: bool = False
     answer: Answer | None = None
 
@@ -156,6 +162,7 @@ class Watch:
     refusals: int = 0
     unanswered: int = 0
     rhythm: int = 0
+    sees_waiting: bool = False
     reachable: bool = True
     token_failed: bool = False
 
@@ -207,6 +214,9 @@ def _tally(watch: Watch, before: Look, look: Look, seconds: float) -> None:
         watch.still_seconds, watch.rhythm = 0.0, 0
     else:
         watch.still_seconds += seconds
+    if look.waiting is not None:
+        watch.sees_waiting = True
+        watch.rhythm = 0 if look.waiting else watch.rhythm
     if strong:
         watch.faint_seconds, watch.token_failed = 0.0, False
     else:
@@ -236,7 +246,8 @@ def _take_answer(watch: Watch, answer: Answer, now: float, limits: Limits) -> No
     watch.refusals = watch.refusals + 1 if answer.health == "gone" else 0
     watch.token_failed = watch.token_failed or answer.token is False
     at_rest = answer.health == "ok" and not odd and not watch.work
-    watch.rhythm = min(watch.rhythm + 1, SLOWEST_RHYTHM) if at_rest else 0
+    slowest = SLOWEST_SEEN_RHYTHM if watch.sees_waiting else SLOWEST_RHYTHM
+    watch.rhythm = min(watch.rhythm + 1, slowest) if at_rest else 0
 
 
 def _reach(watch: Watch, look: Look, seconds: float) -> None:

@@ -23,6 +23,8 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor import endpoints, status
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.eviction import Cause, Evict
+from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox, Slot
 from llmkube.supervisor.ports import Parting
@@ -60,6 +62,7 @@ class Reporter:
     _endpoint_host: str = ""
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _model_file: tuple[WeightsFile | None, GGUFFacts | None] = (None, None)
+    _memory: tuple[bool | None, str, str] | None = None  # status, reason and message of MemoryPressure
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
     _of_model: status.Conditions = attrs.field(factory=status.Conditions)
 
@@ -88,6 +91,8 @@ class Reporter:
         if renewed:  # another object of the same name has heard nothing yet
             self.outbox.forget(self._status_slot)
             self._of_service = status.Conditions()
+            if self._memory is not None:
+                self._set("MemoryPressure", *self._memory)
             if self.view.reason:
                 self._set("Loaded", self.view.ready, str(self.view.reason), self.view.message)
                 self._write_status()
@@ -194,14 +199,45 @@ class Reporter:
         else:
             self.amend(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
+    def evicted(self, evict: Evict) -> None:
+        """The engine has to go for want of memory; say to whom it goes, and what becomes of its requests."""
+        if evict.cause is Cause.DISPLACED:
+            self._warn("Displaced", evict.why)
+        else:
+            cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may end first"
+            self._warn("Evicted", evict.why + cut)
+
+    def memory(self, level: Level, evicted: Evict | None, why: str) -> None:
+        """How short of memory this host is, and whether that is why this service does not run."""
+        status: bool | None = level in {Level.WARNING, Level.CRITICAL}
+        reason, message = level.name.capitalize(), f"memory on host {self.settings.host_name}: {why}"
+        if level is Level.UNKNOWN:
+            status = None
+        if evicted is not None and evicted.cause is not Cause.DISPLACED:
+            status, reason, message = True, "Evicted", evicted.why
+        before, self._memory = self._memory, (status, reason, message)
+        if before is None or before[1] != reason:
+            self._set("MemoryPressure", *self._memory)
+            if before is not None:  # else it goes with the first words of its service
+                self._write_status()
+
+    def told(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
+        """Something about this service's host that its owner may want to know."""
+        self.events.emit_nowait(self.wish.service, reason, message, type=kind)
+
     @asynccontextmanager
     async def serving(
-        self, loaded: ServiceView, parting: Parting, ended: Callable[[], Exit | None]
+        self,
+        loaded: ServiceView,
+        parting: Parting,
+        ended: Callable[[], Exit | None],
+        urgent: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
         """Claim the endpoint for as long as the body runs; on the way out the claim is withdrawn before anything stops.
 
         The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
-        keeps the engine keeps the claim, and one that has ended by itself is not waited for.
+        keeps the engine keeps the claim, and one that has ended by itself is not waited for; nor is anybody waited for
+        when it is urgent.
         """
         self.say(loaded)
         self.events.emit_nowait(self.wish.service, "Loaded", f"{loaded.message} on host {self.settings.host_name}")
@@ -218,11 +254,13 @@ class Reporter:
             if (how := ended()) is not None:
                 self.amend(Reason.ENGINE_EXITED, f"the engine ended: {how}")
             elif not parting.keep:
-                await self._withdraw()  # noqa: ASYNC102 - it shields itself, with a deadline
+                await self._withdraw(urgent=urgent())  # noqa: ASYNC102 - it shields itself, with a deadline
 
-    async def _withdraw(self) -> None:
+    async def _withdraw(self, *, urgent: bool) -> None:
         if self.view.ready:  # else it has been said already why not
             self.amend(Reason.STOPPING, "the endpoint is withdrawn")
+        if urgent:
+            return
         with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
             await self.outbox.wait_heard(*self._endpoint_slots())
         if bound.cancelled_caught:
@@ -284,7 +322,7 @@ class Reporter:
     def _warn(self, reason: str, message: str) -> None:
         self.events.emit_nowait(self.wish.service, reason, message, type="Warning")
 
-    def _set(self, kind: str, value: bool, reason: str, message: str) -> None:
+    def _set(self, kind: str, value: bool | None, reason: str, message: str) -> None:
         generation = self.wish.service.metadata.generation or 0
         self._of_service.set(kind, value, reason, message, generation=generation, now=self.utcnow())
 

@@ -13,6 +13,8 @@ PROGRAM: Final = Program(
     (
         *(Need(kind, FOLLOW) for kind in (Model, InferenceService)),
         *(Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
+        # Whether a service is gone of which only the claim of a dead host is left.
+        Need(InferenceService, frozenset({"get"})),
         Need(Service, APPLY),
         # Both forms: an agent whose settings have changed takes the other one's back.
         *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),

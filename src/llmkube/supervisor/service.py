@@ -12,6 +12,7 @@
 What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is adopted.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,8 +28,11 @@ from llmkube.base.errors import WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.runtimes.exits import Cause, classify
 from llmkube.supervisor import health
+from llmkube.supervisor.admission import Refusal
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry
+from llmkube.supervisor.learned import Figure, figure_key, need_of
+from llmkube.supervisor.ledger import Claim, Ledger, reason_word
 from llmkube.supervisor.lifecycle import (
     Exit,
     Failure,
@@ -41,11 +45,16 @@ from llmkube.supervisor.lifecycle import (
 from llmkube.supervisor.loading import LoadLine
 from llmkube.supervisor.planner import run_planner
 from llmkube.supervisor.ports import Child, Command, Parting, Ports
+from llmkube.supervisor.progress import ALIVE_CPU_SHARE, Look
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Idle, Launch, Target
+from llmkube.weights.sizing import largest_context
 
 log = structlog.get_logger(__name__)
+
+LEARN_SHARE: Final = 1.02
+"""An engine that holds this much more than it ever did teaches something."""
 
 LAST_LINES: Final = 20
 """How much of an engine's own words goes into a condition."""
@@ -88,6 +97,7 @@ class Runner:
         settings: The host's.
         parting: Whether the engine stays when this is cancelled.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
+        ledger: Who may take how much of this host's memory.
         policy: When a failed attempt is repeated.
     """
 
@@ -96,6 +106,7 @@ class Runner:
     settings: AgentSettings
     parting: Parting
     adoptable: EngineRecord | None = None
+    ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
     policy: RestartPolicy = RestartPolicy()
 
     async def run(self, target: Mailbox[Target]) -> None:
@@ -110,7 +121,7 @@ class Runner:
                 state = RestartState()
                 continue
             failure = await self._attempt(goal, target)
-            if failure is None:  # superseded: the next target starts with a clean record
+            if failure is None:  # superseded or evicted: the next one starts with a clean record
                 state = RestartState()
                 continue
             state, delay = after_failure(self.policy, state, failure, self.ports.rng)
@@ -130,16 +141,18 @@ class Runner:
                 state = RestartState()
 
     async def _attempt(self, launch: Launch, target: Mailbox[Target]) -> Failure | None:
-        """Run one incarnation to its end; None means that a newer target ended it and not the engine."""
+        """Run one incarnation to its end; None means that a newer target or an eviction ended it, not the engine."""
         failure: Failure | None = None
         with trio.CancelScope() as attempt:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._end_when_superseded, launch, target, attempt)
-                    failure = await self._incarnation(launch, attempt)
+                    failure = await self._admitted(launch, attempt)
                     nursery.cancel_scope.cancel(reason="the engine ended")
             except* WorldError as group:
-                failure = Failure(Reason.ENGINE_NOT_FOUND, str(_innermost(group)))
+                error = _innermost(group)
+                stuck = getattr(error, "reason", "") == Reason.ENGINE_STUCK
+                failure = Failure(Reason.ENGINE_STUCK if stuck else Reason.ENGINE_NOT_FOUND, str(error))
             except* Exception as bug:
                 log.exception("attempt failed", name=self.reporter.key.name, namespace=self.reporter.key.namespace)
                 failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {_innermost(bug)!r}")
@@ -177,10 +190,37 @@ class Runner:
         if goal.reason == Reason.SCALED_TO_ZERO:
             await self.ports.journal.remove(self.reporter.key)
 
-    async def _incarnation(self, launch: Launch, attempt: trio.CancelScope) -> Failure:
+    async def _admitted(self, launch: Launch, attempt: trio.CancelScope) -> Failure:
+        """Wait for the memory, run one incarnation within it, and learn from what it took."""
+        need = need_of(launch, None)
+        if self.adoptable is None:  # else its memory is promised already, and nothing may come before it is taken over
+            need = need_of(launch, self.ports.learned.get(await self._figure_key(launch)))
+        waits = partial(self._waits, launch)
+        async with self.ledger.admitted(self.reporter.key, need, attempt, waits) as claim:
+            return await self._incarnation(launch, attempt, claim)
+
+    async def _figure_key(self, launch: Launch) -> str:
+        try:
+            version = (await self.ports.engines.info()).version
+        except WorldError:
+            version = ""  # an adopted engine goes on without its program; who wants to start one is told
+        return figure_key(launch.plan, version)
+
+    def _waits(self, launch: Launch, refusal: Refusal) -> None:
+        """Say why nothing runs, and what would help."""
+        key, message = self.reporter.key, refusal.message + _context_hint(launch, refusal.room_bytes)
+        evicted = self.ledger.evicted(key)
+        if evicted is None:
+            log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
+            self.reporter.say(ServiceView(reason_word(refusal.block), message))
+        else:
+            self.reporter.say(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
+
+    async def _incarnation(self, launch: Launch, attempt: trio.CancelScope, claim: Claim) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         found, self.adoptable = self.adoptable, None
         async with self._adopted(launch, found) if found else self._spawned(launch) as (child, record):
+            self.ledger.runs(claim, child.pid)
             view = ServiceView(
                 Reason.LOADING,
                 "the engine is loading the model",
@@ -194,7 +234,7 @@ class Runner:
                 self.reporter.say(view)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_moved, record.host, attempt)
-                failure = await self._serve(child, launch, view, url)
+                failure = await self._serve(child, launch, view, url, claim)
                 nursery.cancel_scope.cancel(reason="the engine ended")
             return failure
 
@@ -239,7 +279,7 @@ class Runner:
             return await health.ask(self.ports.http, url) == "ok"
         return False
 
-    async def _serve(self, child: Child, launch: Launch, view: ServiceView, url: str) -> Failure:
+    async def _serve(self, child: Child, launch: Launch, view: ServiceView, url: str, claim: Claim) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         engine = health.Engine(self.ports.http, url, launch.plan)
         started_at, ready_at = trio.current_time(), None
@@ -256,11 +296,12 @@ class Runner:
             failure = await self._load(child, launch, view, engine)
             if failure is None:
                 ready_at = trio.current_time()
+                self.ledger.loaded(claim)
                 message = f"loaded in {ready_at - started_at:.1f} s"
                 loaded = attrs.evolve(view, reason=Reason.LOADED, message=message)
                 async with (
-                    self._drained(url, lambda: failure is None and ended is None),
-                    self.reporter.serving(loaded, self.parting, lambda: ended),
+                    self._drained(url, lambda: failure is None and ended is None, claim.hurried),
+                    self.reporter.serving(loaded, self.parting, lambda: ended, lambda: claim.urgent),
                 ):
                     log.info(
                         "started inference service",
@@ -269,7 +310,7 @@ class Runner:
                         pid=child.pid,
                         port=view.port,
                     )
-                    look = partial(child.look, view.host, view.port, loading=False)
+                    look = self._noting(partial(child.look, view.host, view.port, loading=False), claim)
                     hung = await health.watch(engine, look, self.reporter.answering, self.settings.limits)
                     failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
                     self.reporter.amend(Reason.HUNG, failure.message)
@@ -316,21 +357,58 @@ class Runner:
             return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
         return ""
 
+    def _noting(self, look: health.LookAt, launch: Launch, claim: Claim) -> health.LookAt:
+        """Look, and note whether the engine has computed anything since the last look, and what it holds at most."""
+        before, learned_bytes = (0.0, math.inf), 0
+
+        async def noting() -> Look | None:
+            nonlocal before, learned_bytes
+            seen, now = await look(), trio.current_time()
+            if seen is not None:
+                if seen.cpu_seconds - before[0] > ALIVE_CPU_SHARE * (now - before[1]) > 0:
+                    claim.worked()
+                before = seen.cpu_seconds, now
+            if claim.peak_bytes > learned_bytes * LEARN_SHARE:
+                learned_bytes = claim.peak_bytes
+                figure = Figure(claim.peak_bytes, estimated_bytes=claim.need.estimated_bytes)
+                self.ports.learned.note(await self._figure_key(launch), figure)
+            return seen
+
+        return noting
+
     @asynccontextmanager
-    async def _drained(self, url: str, can_end: Callable[[], bool]) -> AsyncIterator[None]:
+    async def _drained(self, url: str, can_end: Callable[[], bool], hurried: trio.Event) -> AsyncIterator[None]:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
 
-        Those of an engine that hangs do not end, and one that has ended has none.
+        Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
+        memory nobody waits for them.
         """
         try:
             yield
         finally:
-            if can_end() and not self.parting.keep:
+            if can_end() and not self.parting.keep and not hurried.is_set():
                 with trio.move_on_after(self.settings.drain_seconds, shield=True) as bound:
-                    await health.wait_idle(self.ports.http, url)
-                if bound.cancelled_caught:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_cancel_when, hurried, nursery.cancel_scope)
+                        await health.wait_idle(self.ports.http, url)
+                        nursery.cancel_scope.cancel(reason="no request is in flight")
+                if bound.cancelled_caught or hurried.is_set():
                     key = self.reporter.key
                     log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel(reason="nobody waits any longer")
+
+
+def _context_hint(launch: Launch, room_bytes: int | None) -> str:
+    """Name the largest context that would fit, if a smaller one would."""
+    if room_bytes is None or launch.shape is None or launch.plan.demand is None:
+        return ""
+    context = largest_context(launch.shape, launch.plan.demand, room_bytes)
+    asked = launch.plan.demand.context or launch.shape.trained_context
+    return f"; context {context} would fit" if context and context < asked else ""
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -6,9 +6,15 @@ from typing import Literal
 import attrs
 
 from llmkube.k8s.selectors import Selector
+from llmkube.supervisor.eviction import Policy
+from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
+from llmkube.supervisor.ledger import Rules
 from llmkube.supervisor.progress import Limits
 from llmkube.weights.addresses import Network
 from llmkube.weights.hub import ENDPOINT
+
+END_SLACK_SECONDS = 5.0
+"""What an engine that gets TERM may take beyond its grace until it is gone for certain."""
 
 
 @attrs.frozen
@@ -44,6 +50,10 @@ class AgentSettings:
         reassert_seconds: How often what was published is published again, in case somebody removed it.
         lease_renew_seconds: How often the host's Lease is renewed; it expires after six times that.
         log_cap_bytes: An engine's log file is rotated when it grows beyond this.
+        memory_fraction: Share of the host's memory that models may take; None for the default of its size.
+        memory_guesses: Whether a model starts whose need nobody can tell.
+        memory_policy: When admission closes, when services are evicted and when they return.
+        memory_thresholds: When memory is short.
     """
 
     host_name: str
@@ -69,6 +79,10 @@ class AgentSettings:
     reassert_seconds: float = 600.0
     lease_renew_seconds: float = 5.0
     log_cap_bytes: int = 16 * 1024 * 1024
+    memory_fraction: float | None = None
+    memory_guesses: bool = False
+    memory_policy: Policy = Policy()
+    memory_thresholds: Thresholds = DEFAULTS
     private_sources: tuple[Network, ...] = ()
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT
@@ -77,6 +91,18 @@ class AgentSettings:
     def limits(self) -> Limits:
         """For how long what may stand still."""
         return Limits(still_seconds=self.hang_seconds, load_stall_seconds=self.load_stall_seconds)
+
+    @property
+    def memory_rules(self) -> Rules:
+        """What holds for this host's memory."""
+        ending = self.grace_seconds + END_SLACK_SECONDS
+        return Rules(
+            self.memory_policy,
+            self.memory_fraction,
+            self.memory_guesses,
+            gentle_seconds=self.withdraw_seconds + self.drain_seconds + ending,
+            urgent_seconds=ending,
+        )
 
     @property
     def field_manager(self) -> str:

@@ -28,10 +28,10 @@ class Conditions:
     _items: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def set(
-        self, kind: str, status: bool, reason: str, message: str, *, generation: int, now: datetime.datetime
+        self, kind: str, status: bool | None, reason: str, message: str, *, generation: int, now: datetime.datetime
     ) -> None:
-        """State a condition."""
-        word = "True" if status else "False"
+        """State a condition; None is what nobody can tell."""
+        word = "Unknown" if status is None else str(status)
         before = self._items.get(kind)
         since = before["lastTransitionTime"] if before and before["status"] == word else timestamp(now)
         self._items[kind] = {

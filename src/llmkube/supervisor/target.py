@@ -3,6 +3,8 @@
 import attrs
 
 from llmkube.runtimes.plan import LaunchPlan
+from llmkube.weights.shape import Shape
+from llmkube.weights.sizing import Estimate
 from llmkube.weights.store import WeightsFile
 
 
@@ -16,10 +18,19 @@ class Idle:
 
 @attrs.frozen
 class Launch:
-    """This plan should run, with these weights."""
+    """This plan should run, with these weights.
+
+    Attributes:
+        plan: What to run.
+        weights: The Model's file.
+        estimate: How much memory that will take; None when nobody can tell.
+        shape: What another context would take can be told from it; not known of what an earlier agent left.
+    """
 
     plan: LaunchPlan
     weights: WeightsFile
+    estimate: Estimate | None = None
+    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
 
 Target = Idle | Launch

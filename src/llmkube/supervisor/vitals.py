@@ -1,14 +1,14 @@
 """One look at every engine of a host in one thread call: what the kernel knows without asking the engine.
 
 All services look on the same tick, so the first that comes looks for all of them and the others take what it found: 500
-idle engines cost one wake-up and some milliseconds every four seconds, and no engine is disturbed.
+idle engines cost one wake-up and some milliseconds every five seconds, and no engine is disturbed.
 """
 
 import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,8 @@ import attrs
 import psutil
 import trio
 
+from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
+from llmkube.supervisor.processes import families, read_small
 from llmkube.supervisor.progress import Look
 
 FRESH_SECONDS: Final = 1.0
@@ -35,11 +37,11 @@ FORGOTTEN_SECONDS: Final = 60.0
 
 CONNECT_SECONDS: Final = 0.2
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_LISTENING: Final = re.compile(rb":([0-9A-F]{4}) [0-9A-F]+:0000 0A ")  # /proc/net/tcp, state 0A
+_LINK: Final = re.compile(rb":([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (0A|01) [0-9A-F]{8}:([0-9A-F]{8}) ")
+"""Of /proc/net/tcp: the port, whether the link listens (0A) or stands (01), and how much nobody has taken in yet."""
+
 _LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_RUNNING: "R", psutil.STATUS_ZOMBIE: "Z"}
 
 
@@ -86,10 +88,12 @@ class Sweep:
             members = (patient.pid, *self._families.get(patient.pid, ()))
             signs = [sign for pid in members if (sign := sign_of(pid, loading=patient.pid in loading)) is not None]
             if signs:
-                heard = None
-                if look_at_ports:
-                    heard = _accepts(patient.host, patient.port) if ports is None else patient.port in ports
-                looks[patient.pid] = _together(signs, patient.log_path, heard)
+                look = _together(signs, patient.log_path)
+                if ports is not None:
+                    look = attrs.evolve(look, listening=patient.port in ports, waiting=ports.get(patient.port, False))
+                elif look_at_ports:
+                    look = attrs.evolve(look, listening=_accepts(patient.host, patient.port))
+                looks[patient.pid] = look
         return looks
 
 
@@ -140,7 +144,7 @@ def sign_of(pid: int, *, loading: bool = False) -> Sign | None:
         return _sign_by_psutil(pid)
     try:
         # proc_pid_stat(5), counted after the program's name, which may contain anything
-        stat = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        stat = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         return Sign(
             state=stat[0].decode("ascii"),
             cpu_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,
@@ -152,21 +156,14 @@ def sign_of(pid: int, *, loading: bool = False) -> Sign | None:
         return None
 
 
-def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the processes below each of these, however deep."""
-    below: dict[int, list[int]] = {}
-    for pid, parent in _parents().items():
-        below.setdefault(parent, []).append(pid)
-    return {leader: tuple(_descendants(leader, below)) for leader in leaders}
-
-
 def memory_kills() -> int:
     """Return how often the kernel has killed for want of memory in our control group (the engines' too) or on the host.
 
     Linux only, 0 elsewhere: `oom_kill` in memory.events (version 2), in memory.oom_control (version 1), else that of
     /proc/vmstat.
     """
-    for path in (*_memory_files(), Path("/proc/vmstat")):
+    group = own_group(mounts_in(PROC))
+    for path in (*([group.kills_path] if group else ()), Path("/proc/vmstat")):
         try:
             return next(int(line[9:]) for line in path.read_text("ascii").splitlines() if line.startswith("oom_kill "))
         except (OSError, ValueError, StopIteration):
@@ -174,39 +171,7 @@ def memory_kills() -> int:
     return 0
 
 
-def _memory_files() -> Iterator[Path]:
-    try:
-        groups = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if not controllers:
-            yield _CGROUPS / path.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            yield _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-
-
-def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
-    for child in below.get(pid, ()):
-        yield child
-        yield from _descendants(child, below)
-
-
-def _parents() -> dict[int, int]:
-    if sys.platform != "linux":
-        return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
-    parents = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - of thousands, and only the names
-        if name.isdigit():
-            try:
-                parents[int(name)] = int(_read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue
-    return parents
-
-
-def _together(signs: Sequence[Sign], log_path: Path, listening: bool | None) -> Look:
+def _together(signs: Sequence[Sign], log_path: Path) -> Look:
     states = [sign.state for sign in signs]
     try:
         log_bytes = log_path.stat().st_size
@@ -219,14 +184,13 @@ def _together(signs: Sequence[Sign], log_path: Path, listening: bool | None) -> 
         faults=sum(sign.faults for sign in signs),
         resident_bytes=sum(sign.resident_bytes for sign in signs),
         read_bytes=sum(sign.read_bytes for sign in signs),
-        listening=listening,
     )
 
 
 def _read_bytes(pid: int) -> int:
     """What a process has read from disk, in bytes; 0 where it may not be known."""
     try:
-        for line in _read(f"/proc/{pid}/io").splitlines():
+        for line in read_small(f"/proc/{pid}/io").splitlines():
             if line.startswith(b"read_bytes:"):
                 return int(line[11:])
     except (OSError, ValueError):
@@ -245,17 +209,24 @@ def _sign_by_psutil(pid: int) -> Sign | None:
         return None
 
 
-def _listening_ports() -> frozenset[int] | None:
-    """Every TCP port that somebody listens on, from one table for the whole host; None where there is no such table."""
+def _listening_ports() -> Mapping[int, bool] | None:
+    """Every TCP port that somebody listens on, and whether anybody waits there; None where there is no such table.
+
+    Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes nobody has
+    read: one table for the whole host.
+    """
     if sys.platform != "linux":
         return None
-    ports: set[int] = set()
+    listening: set[bytes] = set()
+    waiting: set[bytes] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            ports.update(int(port, 16) for port in _LISTENING.findall(Path(table).read_bytes()))
+            links = _LINK.findall(Path(table).read_bytes())
         except OSError:  # no IPv6 here
             continue
-    return frozenset(ports)
+        listening.update(port for port, state, _ in links if state == b"0A")
+        waiting.update(port for port, _, unread in links if unread != b"00000000")
+    return {int(port, 16): port in waiting for port in listening}
 
 
 def _accepts(host: str, port: int) -> bool:
@@ -267,12 +238,3 @@ def _accepts(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _read(path: str) -> bytes:
-    """Read a small file of /proc, which comes in one piece: three system calls, and nothing in between."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, _PAGE)
-    finally:
-        os.close(descriptor)

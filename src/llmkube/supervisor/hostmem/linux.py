@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import psutil
 import trio
 
 from llmkube.supervisor.hostmem.cgroups import Group, Mount, group_of, mapped_files, parse_mounts, room_in
+from llmkube.supervisor.hostmem.proportions import Proportions
 from llmkube.supervisor.hostmem.psi import open_triggers, read_pressure
 from llmkube.supervisor.hostmem.rates import Count, per_second
 from llmkube.supervisor.hostmem.rule import DEFAULTS, Signs, Thresholds, judge
 from llmkube.supervisor.hostmem.sample import Level, Sample
-from llmkube.supervisor.hostmem.trees import footprints
 
 PROC: Final = Path("/proc")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -36,6 +35,7 @@ class LinuxMemory:
     proc: Path = PROC
     _mounts: tuple[Mount, ...] = attrs.field(init=False)
     _swapped: Count | None = attrs.field(default=None, init=False)
+    _proportions: Proportions = attrs.field(factory=Proportions, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -54,8 +54,9 @@ class LinuxMemory:
         await self.stalled()
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Ask in a thread: the kernel walks the page tables, some milliseconds per GiB."""
-        return await trio.to_thread.run_sync(footprints, pids, proportional_bytes, limiter=self._limiter)
+        """Measure in a thread."""
+        now = trio.current_time()
+        return await trio.to_thread.run_sync(self._proportions.footprints, pids, now, limiter=self._limiter)
 
     def _look(self, now_seconds: float) -> Sample:
         meminfo = parse_meminfo((self.proc / "meminfo").read_text("ascii"))
@@ -133,21 +134,4 @@ def own_group(mounts: tuple[Mount, ...], proc: Path = PROC) -> Group | None:
     try:
         return group_of(mounts, (proc / "self" / "cgroup").read_text("utf-8", "replace"))
     except OSError:
-        return None
-
-
-def proportional_bytes(pid: int) -> int | None:
-    """Return a process's memory, with its part of what it shares (PSS); all of that (RSS) where PSS may not be read.
-
-    PSS needs the right to trace the process: the same user, and a program that has not forbidden it.
-    """
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
-            if line.startswith(b"Pss:"):
-                return int(line[4:].removesuffix(b"kB")) * 1024
-    except OSError:
-        pass
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
         return None

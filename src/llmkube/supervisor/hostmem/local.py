@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from llmkube.supervisor.hostmem.darwin import DarwinMemory, open_darwin_memory
-from llmkube.supervisor.hostmem.linux import open_linux_memory, proportional_bytes
+from llmkube.supervisor.hostmem.linux import open_linux_memory
 from llmkube.supervisor.hostmem.mach import LibSystem
+from llmkube.supervisor.hostmem.proportions import Proportions
 from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
 from llmkube.supervisor.hostmem.sample import HostMemory
-from llmkube.supervisor.hostmem.trees import footprints
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def open_host_memory(thresholds: Thresholds = DEFAULTS) -> AsyncIterator[H
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:
-    """Return what processes of this machine use with all below them, without a provider; blocks for milliseconds."""
+    """Return what processes of this machine use with all below them, without a provider; blocks."""
     if sys.platform == "linux":
-        return footprints(pids, proportional_bytes)
+        return Proportions().footprints(pids, 0.0)
     return DarwinMemory(LibSystem()).footprints(pids)

@@ -6,7 +6,9 @@ from llmkube.supervisor.processes import families
 
 
 def footprints(pids: Sequence[int], own_bytes: Callable[[int], int | None]) -> dict[int, int]:
-    """Return what each of these processes uses together with all below it; those that have ended are left out. Blocks.
+    """Return what each of these processes uses together with all below it; blocks.
+
+    Those that hold nothing are left out: a process that is about to end holds nothing before its end is known.
 
     Args:
         pids: The leaders.
@@ -14,4 +16,4 @@ def footprints(pids: Sequence[int], own_bytes: Callable[[int], int | None]) -> d
     """
     below = families(pids)
     used = {pid: [own_bytes(member) for member in (pid, *below[pid])] for pid in pids}
-    return {pid: sum(filter(None, each)) for pid, each in used.items() if any(each)}
+    return {pid: sum(filter(None, sizes)) for pid, sizes in used.items() if any(sizes)}

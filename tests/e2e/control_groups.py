@@ -1,0 +1,79 @@
+"""Control groups with a memory limit, for programs that shall run short of memory without harming this machine."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+from llmkube.supervisor.hostmem.cgroups import Group, Room, room_in
+from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
+
+MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
+
+
+@attrs.frozen
+class ControlGroup:
+    """A group of its own, at the top of the tree."""
+
+    folder: Path
+    version: int
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Before a command line, this runs it in the group, with all that it starts."""
+        return "/bin/sh", "-c", f'echo $$ >"{self.folder}/cgroup.procs" && exec "$@"', "sh"
+
+    @property
+    def room(self) -> Room:
+        """Its limit, and what is left below it, as the agent counts."""
+        room = room_in(Group(self.version, (self.folder,)), MACHINE_BYTES)
+        assert room is not None
+        return room
+
+    def pids(self) -> list[int]:
+        """Who is in it."""
+        return [int(pid) for pid in (self.folder / "cgroup.procs").read_text().split()]
+
+
+@contextmanager
+def open_control_group(name: str, limit_bytes: int) -> Iterator[ControlGroup]:
+    """Make a group, and remove it with all that is left in it; where that may not be done, the test is skipped."""
+    ours = own_group(mounts_in(PROC))
+    if ours is None:
+        pytest.skip("this machine has no memory control groups")
+    top = ours.folders[-1]
+    folder = top / f"llmkube-{name}-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as exc:
+        pytest.skip(f"no control group can be made in {top}: {exc.strerror}; run the tests as root")
+    try:
+        if ours.version == 2 and not (folder / "memory.max").exists():
+            pytest.skip(f'the memory controller is off below {top}; echo "+memory" >{top}/cgroup.subtree_control')
+        limit = "memory.max" if ours.version == 2 else "memory.limit_in_bytes"
+        try:
+            (folder / limit).write_text(str(limit_bytes))
+        except OSError as exc:
+            pytest.skip(f"no memory limit can be set in {folder}: {exc.strerror}")
+        group = ControlGroup(folder, ours.version)
+        yield group
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(500):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.01)  # until the kernel has taken them apart
+    raise AssertionError(f"{folder} cannot be removed")

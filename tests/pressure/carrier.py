@@ -1,0 +1,274 @@
+"""A thin host: the real ledger and the real pressure loop, and services that load, hold memory and let go of it.
+
+What is left out is everything that has nothing to do with memory: objects, files, processes, endpoints. `machines.py`
+has the same timelines' memory under the whole agent.
+"""
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.admission import Need, Terms
+from llmkube.supervisor.eviction import Cause, Policy
+from llmkube.supervisor.hostmem import Level, Sample
+from llmkube.supervisor.hostmem.rule import Signs, Thresholds, judge
+from llmkube.supervisor.ledger import Ledger, Rules
+from llmkube.supervisor.pressure import Pressure
+
+GIB = 1 << 30
+PIDS = iter(range(1000, 10**9))
+
+
+@attrs.define(eq=False)
+class Engine:
+    """What one service is and does; sizes in GiB.
+
+    Attributes:
+        needs: What is expected of it.
+        takes: What it really takes once it is loaded; None for what is expected.
+        load_seconds: From its start until it has all of it and answers.
+        stop_seconds: From being told to go until its process is gone.
+        late_seconds: From then until its memory is back.
+        grows: What it takes more per hour once it is loaded.
+        learns: Whether the next start knows what this one took.
+    """
+
+    name: str
+    needs: float
+    priority: str = "normal"
+    protected: bool = False
+    takes: float | None = None
+    load_seconds: float = 20.0
+    stop_seconds: float = 2.0
+    late_seconds: float = 0.0
+    grows: float = 0.0
+    learns: bool = True
+    idle: bool = False
+    adopted: bool = False
+    wanted: bool = True
+
+    @property
+    def key(self):
+        return Key("ns", self.name)
+
+    @property
+    def terms(self):
+        return Terms(self.priority, self.protected)
+
+
+@attrs.define(eq=False)
+class Process:
+    """A process of one engine, and the memory that it holds."""
+
+    engine: Engine
+    started: float
+    pid: int = attrs.field(factory=lambda: next(PIDS))
+    ended: float | None = None
+
+    def holds(self, now):
+        """Bytes at a moment: they come evenly while it loads, and go at once, perhaps late."""
+        engine = self.engine
+        if self.ended is not None and now >= self.ended + engine.late_seconds:
+            return 0
+        full = (engine.needs if engine.takes is None else engine.takes) * GIB
+        age = now - self.started
+        share = 1.0 if engine.load_seconds <= 0 else min(1.0, age / engine.load_seconds)
+        grown = max(0.0, age - engine.load_seconds) / 3600 * engine.grows * GIB
+        return int(full * share + grown)
+
+
+@attrs.frozen
+class Mark:
+    """Something that has happened to a service."""
+
+    at: float
+    name: str
+    what: str  # start, ready, evict, gone
+
+    def __str__(self):
+        return f"{self.at:.1f} {self.name} {self.what}"
+
+
+@attrs.define(eq=False)
+class Memory:
+    """`HostMemory` of a host of so many GiB, of which other programs hold so many."""
+
+    total: float
+    other: float
+    processes: list[Process] = attrs.field(factory=list)
+    level: Level | None = None  # what the kernel says, if not what the figures say
+    touchy: float = 0.0
+    broken: Sample | None = None
+    device_limit: float | None = None
+    news: trio.Event = attrs.field(factory=trio.Event)
+    thresholds: Thresholds = Thresholds()
+
+    @property
+    def available_bytes(self):
+        now = trio.current_time()
+        held = sum(process.holds(now) for process in self.processes)
+        return int((self.total - self.other) * GIB) - held
+
+    async def sample(self):
+        await trio.lowlevel.checkpoint()
+        if self.broken is not None:
+            return self.broken
+        total, available = int(self.total * GIB), max(0, self.available_bytes)
+        level, why = judge(Signs(total, available), self.thresholds)
+        held = sum(process.holds(trio.current_time()) for process in self.processes)
+        if self.touchy and held > self.touchy * GIB:
+            level = Level.CRITICAL
+        limit = None if self.device_limit is None else int(self.device_limit * GIB)
+        return Sample(total, available, level if self.level is None else self.level, device_limit_bytes=limit, why=why)
+
+    async def wait_change(self):
+        await self.news.wait()
+        self.news = trio.Event()
+
+    async def footprint(self, pids):
+        await trio.lowlevel.checkpoint()
+        now = trio.current_time()
+        return {each.pid: each.holds(now) for each in self.processes if each.pid in pids and each.ended is None}
+
+
+@attrs.define(eq=False)
+class Carrier:
+    """One host under way."""
+
+    memory: Memory
+    engines: dict[str, Engine]
+    policy: Policy
+    nursery: trio.Nursery
+    ledger: Ledger
+    pressure: Pressure
+    over: bool = False
+    marks: list[Mark] = attrs.field(factory=list)
+    decisions: list = attrs.field(factory=list)
+    waits: dict[str, list[str]] = attrs.field(factory=dict)
+    evictions: list = attrs.field(factory=list)  # (moment, Evict)
+    lives: dict[str, trio.CancelScope] = attrs.field(factory=dict)
+    leak: float = 0.0
+    forced: bool = False  # the kernel has said something that the figures do not show
+    peaks: dict[str, int] = attrs.field(factory=dict)
+
+    def note(self, name, what):
+        if self.over:
+            return
+        self.marks.append(Mark(trio.current_time(), name, what))
+
+    def at(self, name, what):
+        """When something has happened to a service."""
+        return [mark.at for mark in self.marks if mark.name == name and mark.what == what]
+
+    def running(self):
+        """Which services are loaded now, in order."""
+        state = {}
+        for mark in self.marks:
+            state[mark.name] = mark.what
+        return sorted(name for name, what in state.items() if what == "ready")
+
+    def add(self, engine):
+        """A service appears."""
+        self.engines[engine.name] = engine
+        self.ledger.follow(engine.key, engine.terms)
+        process = None
+        if engine.adopted:
+            process = Process(engine, trio.current_time() - engine.load_seconds)
+            self.memory.processes.append(process)
+            self.ledger.adopt(engine.key, Need(int(engine.needs * GIB), estimated_bytes=int(engine.needs * GIB)))
+        self.lives[engine.name] = scope = trio.CancelScope()
+        self.nursery.start_soon(self._serve, engine, scope, process)
+
+    def delete(self, name):
+        """A service is deleted."""
+        self.lives[name].cancel(reason="deleted")
+
+    def edit(self, name, **changes):
+        """A service's objects are edited."""
+        for field, value in changes.items():
+            setattr(self.engines[name], field, value)
+        self.ledger.follow(self.engines[name].key, self.engines[name].terms)
+
+    def crash(self, name):
+        """A service's process dies."""
+        for process in self.memory.processes:
+            if process.engine.name == name and process.ended is None:
+                process.ended = trio.current_time()
+        self.crashed[name].set()
+
+    crashed: dict[str, trio.Event] = attrs.field(factory=dict)
+
+    async def _serve(self, engine, life, process):
+        with life:
+            while True:
+                with trio.CancelScope() as attempt:
+                    await self._attempt(engine, attempt, process)
+                process = None
+        self.ledger.forget(engine.key)
+
+    async def _attempt(self, engine, attempt, process):
+        expected = int(engine.needs * GIB)
+        learned = self.peaks.get(engine.name, 0) if engine.learns else 0
+        need = Need(max(expected, learned), estimated_bytes=expected)
+        said = self.waits.setdefault(engine.name, [])
+        async with self.ledger.admitted(engine.key, need, attempt, lambda refusal: said.append(refusal.message)) as claim:
+            found = process is not None
+            if process is None:
+                process = Process(engine, trio.current_time())
+                self.memory.processes.append(process)
+                self.note(engine.name, "start")
+            self.crashed[engine.name] = crashed = trio.Event()
+            self.ledger.runs(claim, process.pid)
+            try:
+                if not found:
+                    with trio.move_on_after(engine.load_seconds):
+                        await crashed.wait()
+                if not crashed.is_set():
+                    self.ledger.loaded(claim)
+                    self.note(engine.name, "ready")
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._work, engine, claim)
+                        await crashed.wait()
+                        nursery.cancel_scope.cancel()
+            finally:
+                if process.ended is None:
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + engine.stop_seconds):
+                        await trio.sleep_forever()
+                    process.ended = trio.current_time()
+                self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), claim.peak_bytes)
+                self.note(engine.name, "gone")
+
+    async def _work(self, engine, claim):
+        while True:
+            if not engine.idle:
+                claim.worked()
+            await trio.sleep(10)
+
+    def told(self, evict):
+        self.note(evict.key.name, "displaced" if evict.cause is Cause.DISPLACED else "evict")
+        self.evictions.append((trio.current_time(), evict))
+
+
+async def run_host(timeline, *, memory, engines: Sequence[Engine], policy=None, fraction=None, watch=None):
+    """Play a timeline on a host, and return what has happened."""
+    policy = policy or Policy()
+    rules = Rules(policy, fraction, gentle_seconds=20.0, urgent_seconds=8.0)
+    ledger = Ledger(rules)
+    async with trio.open_nursery() as nursery:
+        carrier = Carrier(memory, {}, policy, nursery, ledger, Pressure(memory, ledger))
+
+        def announce(decision, before):
+            carrier.decisions.append((trio.current_time(), decision))
+            if watch is not None:
+                watch(carrier, decision)
+
+        ledger.told, carrier.pressure.announce = carrier.told, announce
+        for engine in engines:
+            carrier.add(engine)
+        nursery.start_soon(carrier.pressure.run)
+        await timeline(carrier)
+        carrier.over = True
+        nursery.cancel_scope.cancel(reason="the timeline has ended")
+    return carrier

@@ -1,0 +1,267 @@
+"""Memory pressure over the whole agent: objects in, conditions, Events and endpoints out."""
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from llmkube.k8s.builtins import Event
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.names import MEMORY_BUDGET_ANNOTATION, MEMORY_FREE_ANNOTATION
+from llmkube.supervisor.eviction import Mode, Policy
+from llmkube.supervisor.hostmem import Level
+from sim.machine import Script
+from sim.memory import GIB, SimMemory, shape_of
+from sim.world import agent_settings, open_world
+
+USUAL = {"chat": (26, "high"), "embed": (6, "normal"), "draft": (10, "low")}
+
+
+@asynccontextmanager
+async def pressed_world(services=USUAL, *, other=8.0, **settings):
+    """A host of 64 GiB with these services, all of them loaded."""
+    memory = partial(SimMemory, other=other)
+    async with open_world(settings=agent_settings(**settings), memory=memory) as world:
+        for name, (gib, priority) in services.items():
+            await serve(world, name, gib, priority)
+        await world.until(running, sorted(services), world, seconds=60)
+        yield world
+
+
+async def serve(world, name, gib, priority="normal", budget=None, **spec):
+    """Create or change a service of a model of this size."""
+    source = f"https://models.example/{name}.gguf"
+    world.machine.shapes[source] = shape_of(gib)
+    world.machine.memory.sizes[name] = gib + 0.1
+    hardware = {"accelerator": "metal"} | ({"memoryBudget": budget} if budget else {})
+    await world._apply(Model, name, {"source": source, "hardware": hardware})
+    await world._apply(InferenceService, name, {"modelRef": name, "priority": priority, **spec})
+
+
+async def running(world):
+    """Which engines answer, in order."""
+    await trio.lowlevel.checkpoint()
+    return sorted(child.name for child in world.machine.live() if child.ready)
+
+
+async def why(world, name):
+    """What the service's status says of its scheduling, in two words and a sentence."""
+    status = (await world.service(name)).get("status", {})
+    return status.get("schedulingStatus"), status.get("schedulingMessage")
+
+
+async def events(world, reason):
+    """The messages of a kind of Event, by the service they are about."""
+    found = (await world.client.list(Event)).items
+    return {one.involved_object.name: one.message for one in found if one.reason == reason}
+
+
+async def test_a_browser_opens_and_closes(autojump_clock):
+    """The least important service goes and comes back, its status and Events say why, and its siblings stay."""
+    async with pressed_world() as world:
+        world.machine.memory.other = 20
+        await world.until(running, ["chat", "embed"], world, seconds=30)
+        await world.until(world.condition, lambda said: said[1] == "Evicted", "MemoryPressure", "draft")
+        assert (await world.condition("MemoryPressure", "chat"))[0] in {"True", "False"}
+        assert "memory is critical" in (await events(world, "Evicted"))["draft"]
+        assert "cut short" in (await events(world, "Evicted"))["draft"]
+        await trio.sleep(60)
+        word, sentence = await why(world, "draft")
+        assert word == "Evicted"
+        assert "this host has only" in sentence
+        assert (await world.condition("MemoryPressure", "chat"))[:2] == ("False", "Normal")
+        assert await world.ready_addresses("draft") == 0
+        world.machine.memory.other = 8
+        await world.until(running, ["chat", "draft", "embed"], world, seconds=45)
+        await world.until(world.condition, lambda said: said[:2] == ("False", "Normal"), "MemoryPressure", "draft")
+        assert len(world.machine.starts("draft")) == 2
+        assert len(world.machine.starts("chat")) == 1
+        assert world.machine.memory.lowest_bytes >= 0
+
+
+async def test_what_does_not_fit_is_told_with_figures(autojump_clock):
+    """A service above the room that is left waits, and its status says what it needs, what is free and who could go."""
+    async with pressed_world({"chat": (26, "high"), "draft": (10, "high")}) as world:
+        await serve(world, "big", 30, "high")
+        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "big", seconds=30)
+        _, sentence = await why(world, "big")
+        assert "needs 30.1 GiB" in sentence
+        assert "free of 48.0 GiB (75 % of 64.0 GiB by default)" in sentence
+        assert "stopping `chat` (priority high" in sentence
+        await world.delete("chat")
+        await world.until(running, ["big", "draft"], world, seconds=30)
+        await world.until(why, lambda said: not said[0], world, "big", seconds=10)
+
+
+async def test_a_model_above_its_own_budget_waits_for_an_edit(autojump_clock):
+    """The Model's own budget is a bound of its own, with a message of its own, and an edit of it is heard."""
+    async with pressed_world({}) as world:
+        await serve(world, "chat", 20, budget="8Gi")
+        await world.until(why, lambda said: "its own budget of 8.0 GiB" in str(said[1]), world, "chat", seconds=30)
+        await serve(world, "chat", 20, budget="24Gi")
+        await world.until(running, ["chat"], world, seconds=30)
+        assert len(world.machine.spawned) == 1
+
+
+async def test_a_model_without_a_known_size_is_refused_or_guessed(autojump_clock):
+    """What cannot be sized is refused with its own word, and starts where the operator allows guesses."""
+    async with pressed_world({}) as world:
+        await world.apply("riddle", source="https://models.example/riddle.gguf")
+        await world.until(why, lambda said: said[0] == "MemoryCheckFailed", world, "riddle", seconds=30)
+        assert not world.machine.spawned
+    async with pressed_world({}, memory_guesses=True) as world:
+        await world.apply("riddle", source="https://models.example/riddle.gguf")
+        await world.until(running, ["riddle"], world, seconds=30)
+
+
+async def test_somebody_more_important_arrives(autojump_clock):
+    """Room is made at the expense of the least important service, which is told for whom, and takes nothing back."""
+    async with pressed_world() as world:
+        await serve(world, "chief", 12, "critical")
+        await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
+        assert "makes room for `chief` (priority critical)" in (await events(world, "Displaced"))["draft"]
+        await trio.sleep(300)
+        assert len(world.machine.starts("draft")) == 1
+        assert (await world.condition("MemoryPressure", "draft"))[1] == "Normal"
+        await world.delete("chief")
+        await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
+
+
+async def test_edits_of_priority_count_at_once_and_restart_nothing(autojump_clock):
+    """Who was edited to be the least important is the next to go, and no engine restarts for an edit."""
+    async with pressed_world() as world:
+        await serve(world, "draft", 10, "high", evictionProtection=True)
+        await serve(world, "embed", 6, "batch")
+        await trio.sleep(5)
+        assert len(world.machine.spawned) == 3
+        world.machine.memory.other = 19.5
+        await world.until(running, ["chat", "draft"], world, seconds=30)
+
+
+async def test_nobody_is_evicted_for_a_failed_reading(autojump_clock):
+    """While memory cannot be read nobody goes and nobody comes, and the condition says Unknown."""
+    async with pressed_world() as world:
+        world.machine.memory.broken = True
+        await world.until(world.condition, lambda said: said[:2] == ("Unknown", "Unknown"), "MemoryPressure", "chat")
+        await serve(world, "late", 2)
+        await world.until(why, lambda said: said[0] == "MemoryCheckFailed", world, "late", seconds=30)
+        await trio.sleep(600)
+        assert await running(world) == ["chat", "draft", "embed"]
+        world.machine.memory.broken = False
+        await world.until(running, ["chat", "draft", "embed", "late"], world, seconds=30)
+
+
+async def test_soft_pressure_waits_for_requests_and_critical_does_not(autojump_clock):
+    """Under WARNING a victim's requests may end, for as long as the drain lasts; CRITICAL cuts them short."""
+    async with pressed_world(drain_seconds=20) as world:
+        world.machine.live("draft")[0].in_flight = 1
+        world.machine.memory.speak(Level.WARNING)
+        await trio.sleep(70)
+        assert await running(world) == ["chat", "draft", "embed"], "it drains"
+        world.machine.memory.speak(Level.CRITICAL)
+        await trio.sleep(3)
+        assert await running(world) == ["chat", "embed"]
+        world.machine.memory.speak()
+
+
+async def test_a_victim_that_resists_is_not_waited_for(autojump_clock):
+    """When a victim ignores TERM, KILL comes after its grace, and meanwhile nobody else goes."""
+    async with pressed_world() as world:
+        world.machine.live("draft")[0].script = Script(stop_seconds=500)
+        world.machine.memory.other = 20
+        await trio.sleep(8)
+        assert "draft" in await running(world)
+        await world.until(running, ["chat", "embed"], world, seconds=10)
+
+
+async def test_adopted_engines_are_in_the_books_of_the_next_agent(autojump_clock):
+    """An agent that was killed under pressure finds its engines, counts them at once, and evicts the right one."""
+    async with pressed_world() as world:
+        await world.kill_agent()
+        world.machine.memory.other = 20
+        await world.start_agent()
+        await world.until(running, ["chat", "embed"], world, seconds=30)
+        reserved = world.agent.memory().accounts
+        assert sum(account.reserved_bytes for account in reserved.values()) > 32 * GIB
+        await serve(world, "second", 20)
+        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "second", seconds=30)
+
+
+async def test_an_agent_that_restarts_while_somebody_is_evicted_takes_it_up_again(autojump_clock):
+    """A service that was evicted waits under the next agent, and starts when there is room."""
+    async with pressed_world() as world:
+        world.machine.memory.other = 20
+        await world.until(running, ["chat", "embed"], world, seconds=30)
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(60)
+        assert await running(world) == ["chat", "embed"]
+        assert (await why(world, "draft"))[0] == "InsufficientMemory"
+        world.machine.memory.other = 8
+        await world.until(running, ["chat", "draft", "embed"], world, seconds=30)
+
+
+async def test_a_service_that_waits_can_be_deleted_and_changed(autojump_clock):
+    """Waiting for memory does not make a service deaf: an edit that fits starts, a deletion leaves nothing."""
+    async with pressed_world() as world:
+        await serve(world, "big", 30, "low")
+        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "big", seconds=30)
+        world.machine.shapes["https://models.example/small.gguf"] = shape_of(2)
+        world.machine.memory.sizes["big"] = 2.1
+        await world.apply("big", source="https://models.example/small.gguf", priority="low")
+        await world.until(running, ["big", "chat", "draft", "embed"], world, seconds=30)
+        await serve(world, "huge", 40, "low")
+        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "huge", seconds=30)
+        await world.delete("huge")
+        await world.until(world.service, None, "huge", seconds=30)
+        await trio.sleep(1)
+        assert len(world.agent.services()) == 4
+
+
+async def test_a_dry_run_only_says_who_would_go(autojump_clock):
+    """With the switch on dry-run everybody stays, and the Event names whom it would have been."""
+    async with pressed_world(memory_policy=Policy(mode=Mode.DRY_RUN)) as world:
+        world.machine.memory.other = 20
+        await trio.sleep(120)
+        assert await running(world) == ["chat", "draft", "embed"]
+        assert "default/draft would be evicted" in (await events(world, "EvictionSkipped"))["draft"]
+
+
+async def test_what_was_learned_counts_at_the_next_start(autojump_clock):
+    """An engine that took twice what was estimated is promised that much when it starts again."""
+    async with pressed_world({}) as world:
+        await serve(world, "liar", 10)
+        world.machine.memory.sizes["liar"] = 20
+        await world.until(running, ["liar"], world, seconds=60)
+        await trio.sleep(60)
+        world.machine.kill("liar")
+        await world.until(running, ["liar"], world, seconds=60)
+        (account,) = world.agent.memory().accounts.values()
+        assert account.estimated_bytes < 11 * GIB
+        assert account.reserved_bytes >= 20 * GIB
+
+
+async def test_the_lease_says_the_budget_and_what_is_free(autojump_clock):
+    """Other hosts read on the Lease how much models may take here, and how much one more could get."""
+    async with pressed_world(lease_renew_seconds=5.0) as world:
+        await trio.sleep(30)
+        said = (await world.host_lease()).metadata.annotations
+        assert int(said[MEMORY_BUDGET_ANNOTATION]) == 48 * GIB
+        assert 5 * GIB < int(said[MEMORY_FREE_ANNOTATION]) < 6 * GIB
+
+
+async def test_a_quiet_host_writes_nothing(autojump_clock):
+    """Looks at the host's memory cost the API server nothing while nothing changes, and while a level flaps little."""
+    async with pressed_world() as world:
+        await trio.sleep(120)
+        before = (await world.service("chat"))["metadata"]["resourceVersion"]
+        await trio.sleep(600)
+        assert (await world.service("chat"))["metadata"]["resourceVersion"] == before
+        for _ in range(20):
+            world.machine.memory.speak(Level.WARNING)
+            await trio.sleep(1)
+            world.machine.memory.speak()
+            await trio.sleep(1)
+        seen = (await world.service("chat"))["status"]["conditions"]
+        assert next(one for one in seen if one["type"] == "MemoryPressure")["reason"] == "Warning"
