@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check envtest bench clean
+.PHONY: help demo test check envtest bench manifests generate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
-test: $(STAMP)  ## run the whole test suite
-	$(BIN)/python -m pytest -m "not envtest"
+test: $(STAMP)  ## run the whole test suite, on every core
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
 
 envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
@@ -39,6 +39,11 @@ check: $(STAMP)  ## linters and types only
 	$(BIN)/flake8 src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+manifests: $(STAMP)  ## write what is made from the classes of the custom resources: docs/crds.md
+	$(BIN)/llmkube crds --docs > docs/crds.md
+
+generate: manifests
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

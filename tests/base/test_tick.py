@@ -1,6 +1,6 @@
 import trio
 
-from llmkube.base.tick import wait_tick
+from llmkube.base.tick import skip_ticks, wait_tick
 
 
 async def test_all_who_share_a_period_wake_together(autojump_clock):
@@ -49,3 +49,21 @@ async def test_the_others_wake_in_time_when_the_first_one_is_cancelled(autojump_
             await wait_tick(10)
         assert trio.current_time() == 4
     assert woken == [10, 10, 10]
+
+
+async def test_skipped_ticks_come_at_once_and_say_so(autojump_clock):
+    """Whoever waits is woken with True, whatever the period; the next wait is for the next multiple again."""
+    early = []
+
+    async def wait(period):
+        early.append((period, await wait_tick(period), trio.current_time()))
+        assert not await wait_tick(period)
+        assert trio.current_time() % period == 0
+
+    async with trio.open_nursery() as nursery:
+        for period in (5, 5, 60):
+            nursery.start_soon(wait, period)
+        await trio.sleep(2)
+        skip_ticks()
+        skip_ticks()
+    assert sorted(early) == [(5, True, 2), (5, True, 2), (60, True, 2)]

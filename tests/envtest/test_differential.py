@@ -3,18 +3,22 @@
 import os
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from contracts.chapters import CHAPTERS
 from contracts.compare import differences, without_chance
+from contracts.drawn import objects
 from contracts.nouns import Chapter
 from contracts.playing import install, open_embedded, open_session, play
 from contracts.recording import load
+from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
-from contracts.session import Operation
+from contracts.session import JSON, Operation
 from llmkube.k8s.auth import AuthTransport, load_config
 
 pytestmark = [
@@ -24,6 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
 ]
 
+DRY: Final = {"dryRun": "All"}
 SEQUENCE_COUNT = int(os.environ.get("LLMKUBE_DIFFERENTIAL_SEQUENCES", "0"))
 """How many random sequences to try; 0 is the short run, the same sequences every time."""
 
@@ -65,6 +70,28 @@ async def test_both_servers_answer_random_sequences_alike(real_kubeconfig: Path,
         theirs = await _answers(http, sequence)
     async with open_embedded() as http:
         ours = await _answers(http, sequence)
+    assert not (found := differences(theirs, ours)), "\n".join(["", *found])
+
+
+@settings(
+    max_examples=SEQUENCE_COUNT or 40,
+    derandomize=not SEQUENCE_COUNT,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(objects(), min_size=8, max_size=8))
+async def test_both_servers_judge_drawn_specs_alike(real_kubeconfig: Path, drawn: Sequence[tuple[str, Any]]):
+    """What a real server says to a spec of one of our kinds, right or wrong, the embedded one says too."""
+    posts = [
+        Operation("POST", f"/apis/{API_VERSION}/namespaces/{{ns}}/{kind.lower()}s", manifest(kind, spec), JSON, DRY)
+        for kind, spec in drawn
+    ]
+    config = load_config(real_kubeconfig)
+    async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
+        await install(http)
+        theirs = await _answers(http, posts)
+    async with open_embedded() as http:
+        ours = await _answers(http, posts)
     assert not (found := differences(theirs, ours)), "\n".join(["", *found])
 
 

@@ -11,26 +11,27 @@ from pathlib import Path
 
 import attrs
 import trio
-from trio.testing import memory_stream_pair
 
 from llmkube.base.errors import WorldError
-from llmkube.base.http import Response, serve_connection
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import AdoptError
 from llmkube.supervisor.journal import Entry, JournalError, dump, load
+from llmkube.supervisor.learned import Learned
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.ports import HostFacts
 from llmkube.supervisor.progress import Look
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
+from sim.connection import Connection
 
 HELP_FLAGS = frozenset(
     f"--{name}"
     for name in (
         *("model", "host", "port", "alias", "ctx-size", "parallel", "n-gpu-layers", "flash-attn", "metrics", "fit"),
         *("verbosity", "no-ui", "cache-type-k", "cache-type-v", "batch-size", "ubatch-size", "jinja", "no-warmup"),
+        "cache-ram",
     )
 )
 
@@ -174,6 +175,9 @@ class Machine:
         disk_full: The journal cannot be written.
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
+        memory: What can be seen of its memory; None for a host that nobody looks at.
+        shapes: What the headers of files say about their sizes, by source.
+        learned: What its agents have learned about memory.
         traps: Where the agent is to be stopped: `intent`, `spawn`, `record`, `remove`.
         stopping: Called when the agent is about to end an engine.
         changed: Called when an engine has been started or has ended, or has got or lost the one who looks after it.
@@ -197,6 +201,9 @@ class Machine:
     disk_full: bool = False
     spawn_fails: bool = False
     no_engine: bool = False
+    memory: object = None
+    shapes: dict[str, object] = attrs.field(factory=dict)
+    learned: Learned = attrs.field(factory=Learned)
     traps: dict[str, Trap] = attrs.field(factory=dict)
     changed: Callable[[], None] = lambda: None
     stopping: Callable[[SimChild], None] = lambda child: None
@@ -306,7 +313,7 @@ class Machine:
         self.files.add(source)
         return WeightsFile(
             path=Path("/sim") / source.replace("/", "_"), size_bytes=100, sha256=None, identity=source
-        ), FACTS
+        ), attrs.evolve(FACTS, shape=self.shapes.get(source))
 
     async def has(self, model):
         await trio.lowlevel.checkpoint()
@@ -324,9 +331,7 @@ class Machine:
         child = next((child for child in self.live() if child.port == port), None)
         if child is None or child.closed:
             raise ConnectionRefusedError(111, "connection refused")
-        ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(self._connection, child, theirs)
-        return ours
+        return Connection(child)
 
     # -- how it behaves -------------------------------------------------------------------------------------------
 
@@ -338,37 +343,6 @@ class Machine:
             await child.ended.wait()
         child.end(child.script.exit_code)
         self.changed()
-
-    async def _connection(self, child, stream):
-        async def answer(exchange):
-            path = exchange.request.path
-            child.asked += 1
-            await trio.sleep(child.slow_seconds)
-            if child.frozen or child.mute:
-                await trio.sleep_forever()
-            child.live_on()
-            if path == "/metrics":
-                child.answered += 1
-                counters = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
-                await exchange.respond(Response.text(200, counters))
-            elif path == "/v1/completions":
-                child.tokens_given += 1
-                child.batches += 1
-                await exchange.respond(Response.json(200, {}))
-            elif path == "/v1/models":
-                await exchange.respond(Response.json(200, {"data": [{"id": child.script.says or child.name}]}))
-            else:
-                await exchange.respond(Response.json(200 if child.ready else 503, {"status": "ok"}))
-
-        async with trio.open_nursery() as nursery:
-
-            async def until_it_ends():
-                await child.ended.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until_it_ends)
-            await serve_connection(answer, stream)
-            nursery.cancel_scope.cancel()
 
     # -- what a test does and asks --------------------------------------------------------------------------------
 

@@ -189,3 +189,18 @@ async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
         world.first.settings = agent_settings(lease_renew_seconds=5.0, accelerators=frozenset({"cpu"}))
         await world.start_agent()
         await world.until(world.slices, [], seconds=0.2, step_seconds=0.02)
+
+
+async def test_engines_are_asked_at_once_when_the_host_wakes(autojump_clock):
+    """An engine that rests, and is asked every four minutes, is asked within two seconds of the wake being noticed."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await trio.sleep(1000 - trio.current_time() % 960)  # 40 s after a question, 200 s before the next one
+        (engine,) = world.machine.live()
+        asked = engine.asked
+        await trio.sleep(30)
+        assert engine.asked == asked
+        world.first.asleep_seconds = 3600.0
+        await trio.sleep(5 + 2)
+        assert engine.asked > asked

@@ -42,6 +42,12 @@ async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_cloc
         await world.until(world.claims, {0: "mini"}, seconds=60)
         await world.delete()
         await trio.sleep(300)
+        await world.apply()
+        await world.until(world.claims, {0: "mini"}, seconds=60)
+        await world.hosts["mini"].die()
+        await world.delete()
+        await world.start_agent()  # finds the claim of a dead host
+        await world.until(world.claims, {}, seconds=60)
     assert undeclared(calls, PROGRAM) == set()
     other = {"endpointslices": "endpoints", "endpoints": "endpointslices"}[api]
     # What only the other form of endpoints needs, what is there for events, and for sources that want a token

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -100,36 +100,12 @@ ANSWERS = {
 
 
 @attrs.define(eq=False)
-class _Cut:
-    """The moment when every open connection breaks off; a task for each of them would be the larger part of a run."""
-
-    scopes: set[trio.CancelScope] = attrs.field(factory=set)
-    done: bool = False
-
-    @contextmanager
-    def held(self):
-        with trio.CancelScope() as scope:
-            if self.done:
-                scope.cancel()
-            self.scopes.add(scope)
-            try:
-                yield
-            finally:
-                self.scopes.discard(scope)
-
-    def make(self):
-        self.done = True
-        for scope in self.scopes:
-            scope.cancel(reason="the connection is cut")
-
-
-@attrs.define(eq=False)
 class Network(httpx.AsyncBaseTransport):
     """The way to the API server, with faults."""
 
     transport: httpx.AsyncBaseTransport
     faults: Faults
-    cut: _Cut = attrs.field(factory=_Cut)
+    streams: set = attrs.field(factory=set)  # the answers that are open
     silence: trio.Event = attrs.field(factory=trio.Event)
     dead: bool = False
 
@@ -155,8 +131,10 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.ReadError("connection reset", request=request)
         if self.faults.kind in {"empty lists", "old lists"} and _is_list(request):
             return await self._lie(response)
+        if response.is_stream_consumed:
+            return response  # it has come in one piece
         watches = self.faults if "watch" in request.url.params else Faults()
-        response.stream = _CutStream(response.stream, self.cut, self.silence, watches)
+        response.stream = _Stream(response.stream, self.streams, self.silence, watches)
         return response
 
     async def _lie(self, response):
@@ -176,8 +154,8 @@ class Network(httpx.AsyncBaseTransport):
 
     def sever(self):
         """Break every open connection off."""
-        self.cut.make()
-        self.cut = _Cut()
+        for stream in tuple(self.streams):
+            stream.sever()
 
 
 def _is_list(request):
@@ -189,23 +167,33 @@ def _is_list(request):
 
 
 @attrs.define(eq=False)
-class _CutStream(httpx.AsyncByteStream):
+class _Stream(httpx.AsyncByteStream):
+    """An answer on its way; to sever it costs the server's side its task, as it does when a reader leaves."""
+
     inner: httpx.AsyncByteStream
-    cut: _Cut
+    among: set
     silence: trio.Event
     faults: Faults
+    severed: trio.Event = attrs.field(factory=trio.Event)
+
+    def __attrs_post_init__(self):
+        self.among.add(self)
+
+    def sever(self):
+        self.severed.set()
+        self.inner._exchange.abandon()
 
     async def __aiter__(self):  # noqa: ASYNC900 - httpx asks for one
         chunks = self.inner.__aiter__()
         while True:
-            chunk = None
-            with self.cut.held():
+            try:
                 chunk = await anext(chunks, b"")
-                if self.silence.is_set():
-                    await trio.sleep_forever()
-            if chunk is None:
+            except httpx.ReadError:
                 if self.faults.torn:
                     yield b'{"type":"MODIFIED","object":{"kind":"Infer'
+                raise
+            if self.silence.is_set():
+                await self.severed.wait()
                 raise httpx.ReadError("connection reset")
             if not chunk:
                 return
@@ -214,7 +202,22 @@ class _CutStream(httpx.AsyncByteStream):
                 yield chunk
 
     async def aclose(self):
+        self.among.discard(self)
         await self.inner.aclose()
+
+
+class Http(httpx.AsyncClient):
+    """httpx without cookies, redirects, hooks and merged defaults: nobody uses them here, and they took their time."""
+
+    def build_request(self, method, url, *, params=None, **options):
+        if isinstance(url, str):
+            return super().build_request(method, url, params=params)
+        return httpx.Request(method, url, headers=options["headers"], content=options["content"])
+
+    async def send(self, request, *, stream):
+        response = await self._transport.handle_async_request(request)
+        response.request = request
+        return response
 
 
 @attrs.define(eq=False)
@@ -260,7 +263,7 @@ class Host:
         machine, rng = self.machine, random.Random(self.seed + 2 + 1000 * self.starts)
         with self._stop:
             async with (
-                httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http,
+                Http(transport=self.network, base_url="http://apiserver") as http,
                 open_http_client(machine.connect) as engines_http,
             ):
                 ports = Ports(
@@ -273,6 +276,8 @@ class Host:
                     machine.take_stock(),
                     facts=machine.facts,
                     look=machine.look if machine.reach else None,
+                    memory=machine.memory,
+                    learned=machine.learned,
                 )
                 await run_agent(Client(http), self.settings, ports, task_status=task_status)
         self._stopped.set()
@@ -330,7 +335,7 @@ class Controller:
 
     async def _run(self):
         with self.scope:
-            async with httpx.AsyncClient(transport=self.network, base_url="http://apiserver", timeout=None) as http:
+            async with Http(transport=self.network, base_url="http://apiserver") as http:
                 await run_controller(Client(http), self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
 
 
@@ -515,7 +520,7 @@ def agent_settings(**changes):
 
 
 @asynccontextmanager
-async def open_world(*, seed=0, settings=None, store=None, reach=None):
+async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=None):
     """Start everything; leaving the block stops the agent in order and checks that nothing is left."""
     settings = settings or agent_settings()
     server = ApiServer(store or Store(), utcnow=utcnow, rng=random.Random(seed))
@@ -524,7 +529,8 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None):
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
         outer.start_soon(server.run_housekeeping)
         machine = Machine(outer, settings.grace_seconds, reach=reach)
-        async with httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as direct:
+        machine.memory = memory(machine) if memory else None
+        async with Http(transport=transport, base_url="http://apiserver") as direct:
             controller = Controller(
                 ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer
             )

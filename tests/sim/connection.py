@@ -1,0 +1,56 @@
+"""A connection to a simulated engine, without a server: the engine's answer is made in the task that reads it.
+
+The client is the real one, and it speaks HTTP. A task and a parser for each engine would be a tenth of a run.
+"""
+
+import json
+
+import attrs
+import trio
+
+
+@attrs.define(eq=False)
+class Connection(trio.abc.Stream):
+    """One keep-alive connection to an engine, seen from its client; it ends when the engine does."""
+
+    child: object
+    _path: str = ""
+
+    async def send_all(self, data):
+        await trio.lowlevel.checkpoint()
+        if self.child.exit is not None:
+            raise trio.BrokenResourceError
+        self._path = data.split(b" ", 2)[1].decode()
+
+    async def wait_send_all_might_not_block(self):
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes=None):
+        child = self.child
+        child.asked += 1
+        await trio.lowlevel.checkpoint()
+        if child.slow_seconds:
+            with trio.move_on_after(child.slow_seconds):
+                await child.ended.wait()
+        if child.frozen or child.mute:
+            await child.ended.wait()
+        return b"" if child.exit is not None else self._said()
+
+    def _said(self):
+        child = self.child
+        child.live_on()
+        status, body = 200, "{}"
+        if self._path == "/metrics":
+            child.answered += 1
+            body = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
+        elif self._path == "/v1/completions":
+            child.tokens_given += 1
+            child.batches += 1
+        elif self._path == "/v1/models":
+            body = json.dumps({"data": [{"id": child.script.says or child.name}]})
+        elif not child.ready:
+            status = 503
+        return f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def aclose(self):
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,93 @@
+"""The memory of a simulated host: what other programs hold, what its engines take as they load, and how short that is."""
+
+import attrs
+import trio
+
+from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
+from llmkube.supervisor.hostmem.rule import Signs, Thresholds, judge
+from llmkube.weights.shape import Shape, Tensor
+
+GIB = 1 << 30
+
+
+def shape_of(gib):
+    """The header of a model whose weights have so many GiB."""
+    size = int(gib * GIB)
+    numbers = {
+        "block_count": (1,),
+        "embedding_length": (64,),
+        "context_length": (4096,),
+        "attention.head_count": (1,),
+        "attention.head_count_kv": (1,),
+        "feed_forward_length": (64,),
+    }
+    tensors = (Tensor("blk.0.ffn_up.weight", "F16", (64, 64), size),)  # small to compute with, whatever its size
+    return Shape("llama", tensors, numbers, 1, 64, 100, 4096, size)
+
+
+@attrs.define(eq=False)
+class SimMemory:
+    """`HostMemory` of one simulated machine; sizes in GiB.
+
+    Attributes:
+        machine: Whose engines count.
+        total: What the host has.
+        other: What other programs hold.
+        sizes: What an engine of a service takes once it is loaded.
+        late_seconds: How long after the end of a process its memory is back.
+        level: What the kernel says, if not what the figures say.
+        broken: Nothing can be read.
+    """
+
+    machine: object
+    total: float = 64.0
+    other: float = 8.0
+    sizes: dict[str, float] = attrs.field(factory=dict)
+    late_seconds: float = 0.0
+    level: Level | None = None
+    broken: bool = False
+    lowest_bytes: int = 1 << 62  # of what was ever left
+    _ended: dict[int, float] = attrs.field(factory=dict)
+    _news: trio.Event = attrs.field(factory=trio.Event)
+
+    def holds(self, child):
+        """Bytes that one process holds now."""
+        now = trio.current_time()
+        if child.exit is not None:
+            ended = self._ended.setdefault(child.pid, now)
+            if now >= ended + self.late_seconds:
+                return 0
+        size = self.sizes.get(child.name, 0.1) * GIB
+        seconds = child.script.load_seconds
+        share = min(1.0, (now - child.spawned_at) / seconds) if seconds else 1.0
+        return int(size * share)
+
+    @property
+    def available_bytes(self):
+        """What is left; below 0 when the host is out of memory."""
+        held = sum(self.holds(child) for child in self.machine.spawned)
+        return int((self.total - self.other) * GIB) - held
+
+    def speak(self, level=None):
+        """The kernel says how it is, or lets the figures speak again."""
+        self.level = level
+        self._news.set()
+
+    async def sample(self):
+        await trio.lowlevel.checkpoint()
+        if self.broken:
+            return UNREADABLE
+        left = self.available_bytes
+        self.lowest_bytes = min(self.lowest_bytes, left)
+        total, available = int(self.total * GIB), max(0, left)
+        level, why = judge(Signs(total, available), Thresholds())
+        return Sample(total, available, level if self.level is None else self.level, why=why)
+
+    async def wait_change(self):
+        await self._news.wait()
+        self._news = trio.Event()
+
+    async def footprint(self, pids):
+        await trio.lowlevel.checkpoint()
+        live = [child for child in self.machine.spawned if child.pid in pids and child.exit is None]
+        return {child.pid: self.holds(child) for child in live}

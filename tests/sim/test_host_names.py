@@ -1,0 +1,133 @@
+"""Two machines of one name: the one that comes second says so and leaves, and changes nothing for the first."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import attrs
+import trio
+
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.presence import HostNameTakenError
+from sim.machine import Machine
+from sim.world import Host, agent_settings, open_world
+
+RENEW_SECONDS = 5.0
+LEASE = Key("llmkube-system", "sim")
+
+
+@contextmanager
+def machines():
+    """Every machine knows which one it is, by the number of its state directory; yields what those said that left."""
+    said = []
+
+    async def run(client, settings, ports, **options):
+        machine = f"{settings.host_name}.local ({settings.state_dir.name})"
+        try:
+            await run_agent(client, settings, attrs.evolve(ports, machine=machine), **options)
+        except* HostNameTakenError as group:
+            while isinstance(group, BaseExceptionGroup):
+                (group,) = group.exceptions
+            said.append(str(group))
+
+    with patch("sim.world.run_agent", run):
+        yield said
+
+
+def settings(number=1):
+    base = agent_settings(lease_renew_seconds=RENEW_SECONDS)
+    return attrs.evolve(base, state_dir=base.state_dir / str(number), advertise_address=f"192.0.2.{9 + number}")
+
+
+def double(world):
+    """Another machine with the first one's name."""
+    other = settings(2)
+    machine = Machine(world._nursery, other.grace_seconds)
+    return Host(other, machine, 99, world._transport, world._nursery)
+
+
+async def slices(world):
+    found = (await world.client.list(EndpointSlice)).items
+    return [(one.metadata.uid, one.metadata.resource_version) for one in found]
+
+
+async def test_a_second_machine_of_the_same_name_refuses_to_serve(autojump_clock):
+    """It names the other one and the flag within two renewals; the first one's engine, slices and Lease stay."""
+    with machines() as said:
+        async with open_world(settings=settings()) as world:
+            await world.apply()
+            await world.until(world.phase, "Ready")
+            before = await slices(world)
+            second = double(world)
+            with trio.fail_after(2 * RENEW_SECONDS):
+                await second.start_agent()
+                await second.wait_stopped()
+            (words,) = said
+            assert "sim.local (1) at 192.0.2.10" in words
+            assert "--host-name" in words
+            await trio.sleep(60)
+            assert await slices(world) == before
+            assert second.machine.spawned == []
+            assert (await world.host_lease()).metadata.annotations["inference.llmkube.dev/machine"] == "sim.local (1)"
+            assert await world.phase() == "Ready"
+            assert len(world.machine.spawned) == 1
+
+
+async def test_the_same_machine_is_no_rival_of_itself(autojump_clock):
+    """An agent that was killed finds its own Lease and goes on at once."""
+    with machines() as said:
+        async with open_world(settings=settings()) as world:
+            await world.apply()
+            await world.until(world.phase, "Ready")
+            await world.kill_agent()
+            version = (await world.host_lease()).metadata.resource_version
+            await world.start_agent()
+            await trio.sleep(1)
+            assert (await world.host_lease()).metadata.resource_version != version
+            assert said == []
+
+
+async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):
+    """A replacement under the dead machine's name waits until its Lease has expired, and then serves."""
+    with machines() as said:
+        async with open_world(settings=settings()) as world:
+            await world.apply()
+            await world.until(world.phase, "Ready")
+            await world.first.die()
+            second = world.hosts["second"] = double(world)
+            await second.start_agent()
+            await trio.sleep(6 * RENEW_SECONDS - 5)
+            assert second.machine.spawned == []
+            await world.until(world.slices, [("sim", "192.0.2.11", True)], seconds=60)
+            assert said == []
+
+
+async def test_a_machine_that_was_cut_off_gives_way_to_its_successor(autojump_clock):
+    """While one was cut off another has taken its name over: on its return it leaves, and the other one serves on."""
+    with machines() as said:
+        async with open_world(settings=settings()) as world:
+            await world.apply()
+            await world.until(world.phase, "Ready")
+            world.first.cut_off()
+            second = world.hosts["second"] = double(world)
+            await second.start_agent()
+            await world.until(world.slices, [("sim", "192.0.2.11", True)], seconds=60)
+            world.first.cut_off(False)
+            with trio.fail_after(60):
+                await world.first.wait_stopped()
+            assert "sim.local (2) at 192.0.2.11" in said[0]
+            await trio.sleep(60)
+            assert world.machine.live() == []
+            assert await world.slices() == [("sim", "192.0.2.11", True)]
+            assert len(second.machine.spawned) == 1
+
+
+async def test_a_lease_that_somebody_deleted_comes_back(autojump_clock):
+    """The next renewal makes it anew: its version is not the one that was expected, and no machine stands in it."""
+    with machines() as said:
+        async with open_world(settings=settings()) as world:
+            await world.until(world.host_lease, lambda lease: lease is not None)
+            await world.client.delete(Lease, LEASE)
+            await world.until(world.host_lease, lambda lease: lease is not None, seconds=2 * RENEW_SECONDS)
+            assert said == []
