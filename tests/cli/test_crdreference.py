@@ -56,6 +56,7 @@ def paths(schema, path):
     [
         ("spec.contextSize", True),
         ("spec.jinja", True),
+        ("spec.env", True),
         ("spec.speculativeDecoding.nDraftMax", True),
         ("spec.reasoningBudgetMessage", True),
         ("Model.spec.sha256", True),

@@ -9,8 +9,8 @@ import pytest
 from llmkube.k8s import builtins
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd import schema
-from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
-from llmkube.k8s.crd.model import Model, ModelSpec, ModelStatus
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.k8s.crd.model import ModelSpec, ModelStatus
 from llmkube.k8s.crd.modelrouter import JWT, Budget, Cost, Match
 from llmkube.k8s.crd.placement import GPUSharing
 from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMConfig

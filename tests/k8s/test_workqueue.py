@@ -91,6 +91,29 @@ async def test_a_new_delay_wakes_a_sleeping_worker(queue, autojump_clock):
     assert taken == [("near", pytest.approx(15)), ("far", pytest.approx(100))]
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+async def test_a_delay_ends_in_time_whichever_worker_leaves(queue, autojump_clock, leaves):
+    """One of two workers looks at the clock for both; if that one is cancelled, the other takes the key when due."""
+    start = trio.current_time()
+    scopes = trio.CancelScope(), trio.CancelScope()
+    taken = []
+
+    async def work(scope):
+        with scope:
+            taken.append((await take(queue), trio.current_time() - start))
+
+    async with trio.open_nursery() as nursery:
+        for scope in scopes:
+            nursery.start_soon(work, scope)
+        await trio.sleep(1)
+        queue.add_after("later", 10)
+        await trio.sleep(1)
+        scopes[leaves].cancel()
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert taken == [("later", pytest.approx(11))]
+
+
 async def test_a_key_that_falls_due_while_held_waits_for_its_turn(queue, autojump_clock):
     """A delay that ends during the work brings the key back after it."""
     queue.add_nowait("a")

@@ -1,7 +1,7 @@
 """A thin host: the real ledger and the real pressure loop, and services that load, hold memory and let go of it.
 
-What is left out is everything that has nothing to do with memory: objects, files, processes, endpoints. `machines.py`
-has the same timelines' memory under the whole agent.
+What is left out is everything that has nothing to do with memory: objects, files, processes, endpoints.
+`test_pressure_agent` has those.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.accounts import Rules
 from llmkube.supervisor.admission import Need, Terms
 from llmkube.supervisor.eviction import Cause, Policy
 from llmkube.supervisor.hostmem import Level, Sample
 from llmkube.supervisor.hostmem.rule import Signs, Thresholds, judge
-from llmkube.supervisor.ledger import Ledger, Rules
+from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.pressure import Pressure
 
 GIB = 1 << 30
@@ -149,6 +150,7 @@ class Carrier:
     waits: dict[str, list[str]] = attrs.field(factory=dict)
     evictions: list = attrs.field(factory=list)  # (moment, Evict)
     lives: dict[str, trio.CancelScope] = attrs.field(factory=dict)
+    crashed: dict[str, trio.Event] = attrs.field(factory=dict)
     leak: float = 0.0
     forced: bool = False  # the kernel has said something that the figures do not show
     peaks: dict[str, int] = attrs.field(factory=dict)
@@ -198,8 +200,6 @@ class Carrier:
                 process.ended = trio.current_time()
         self.crashed[name].set()
 
-    crashed: dict[str, trio.Event] = attrs.field(factory=dict)
-
     async def _serve(self, engine, life, process):
         with life:
             while True:
@@ -213,7 +213,11 @@ class Carrier:
         learned = self.peaks.get(engine.name, 0) if engine.learns else 0
         need = Need(max(expected, learned), estimated_bytes=expected)
         said = self.waits.setdefault(engine.name, [])
-        async with self.ledger.admitted(engine.key, need, attempt, lambda refusal: said.append(refusal.message)) as claim:
+
+        def say(refusal):
+            said.append(refusal.message)
+
+        async with self.ledger.admitted(engine.key, need, attempt, say) as claim:
             found = process is not None
             if process is None:
                 process = Process(engine, trio.current_time())

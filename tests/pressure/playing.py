@@ -42,7 +42,7 @@ async def follow(host, timeline, pool):
     await trio.sleep_until(timeline.seconds)
 
 
-def _do(host, pool, verb, words):  # noqa: C901 - a vocabulary is as long as it is
+def _do(host, pool, verb, words):  # noqa: C901, PLR0912 - a vocabulary is as long as it is
     memory = host.memory
     match verb, *words:
         case "other", gib:

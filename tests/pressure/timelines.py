@@ -110,7 +110,9 @@ TIMELINES = (
         ("draft", "embed"),
         ALL,
     ),
-    Timeline("from normal to critical in one step", three(), "600 other 23", ("draft",), ("chat", "embed"), overrun=True),
+    Timeline(
+        "from normal to critical in one step", three(), "600 other 23", ("draft",), ("chat", "embed"), overrun=True
+    ),
     Timeline(
         "critical, and one victim is not enough",
         (E("chat", 20, "high"), E("embed", 8), E("draft", 8, "low")),
@@ -159,7 +161,9 @@ TIMELINES = (
         ALL,
     ),
     Timeline("the host loses memory", three(), "600 total 50", ("draft",), ("chat", "embed"), overrun=True),
-    Timeline("the host loses memory and gets it back", three(), "600 total 50\n1500 total 64", ("draft",), ALL, overrun=True),
+    Timeline(
+        "the host loses memory and gets it back", three(), "600 total 50\n1500 total 64", ("draft",), ALL, overrun=True
+    ),
     Timeline(
         "the host gets more memory",
         (*three(), E("second", 16)),
@@ -319,7 +323,13 @@ TIMELINES = (
         ("chat", "embed"),
         fraction=0.6,
     ),
-    Timeline("a service is deleted while it waits", three(), "600 other 20\n700 delete draft\n900 other 8", ("draft",), ("chat", "embed")),
+    Timeline(
+        "a service is deleted while it waits",
+        three(),
+        "600 other 20\n700 delete draft\n900 other 8",
+        ("draft",),
+        ("chat", "embed"),
+    ),
     Timeline(
         "a service is deleted while it ends",
         (E("chat", 26, "high"), E("embed", 6), E("draft", 10, "low", stop_seconds=6)),
@@ -327,7 +337,9 @@ TIMELINES = (
         ("draft",),
         ("chat", "embed"),
     ),
-    Timeline("a service is deleted, and the next one takes its place", (E("a", 30), E("b", 30)), "600 delete a", (), ("b",)),
+    Timeline(
+        "a service is deleted, and the next one takes its place", (E("a", 30), E("b", 30)), "600 delete a", (), ("b",)
+    ),
     Timeline(
         "several return, the most important one first",
         (E("chat", 20, "high"), E("embed", 8), E("draft", 8, "low")),
@@ -378,7 +390,14 @@ TIMELINES = (
         (),
         ("chat", "demo"),
     ),
-    Timeline("a model that fits no host like this", (E("huge", 60),), "", (), (), says=(("huge", "more than all models on this host may take together"),)),
+    Timeline(
+        "a model that fits no host like this",
+        (E("huge", 60),),
+        "",
+        (),
+        (),
+        says=(("huge", "more than all models on this host may take together"),),
+    ),
     Timeline(
         "a limit for the device is set",
         (E("a", 16), E("b", 16, "low")),

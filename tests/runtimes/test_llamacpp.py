@@ -10,6 +10,7 @@ from llmkube.runtimes.llamacpp import check, mode_of, plan
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.store import WeightsFile
+from model_shapes import decoder
 
 FACTS = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1, context_length=131072)
 WEIGHTS = WeightsFile(Path("/store/blob"), 1, None, "sha256:aa")
@@ -182,7 +183,7 @@ def test_a_field_that_asks_for_nothing_more_is_not_reported(spec):
         ({"autoscaling": {"maxReplicas": 3}}, ["spec.autoscaling.maxReplicas"]),
         ({"bindAddress": "0.0.0.0", "containerPort": 1}, ["spec.bindAddress", "spec.containerPort"]),
         ({"endpoint": {"port": 9000, "type": "NodePort"}}, ["spec.endpoint.port", "spec.endpoint.type"]),
-        ({"evictionProtection": True}, ["spec.evictionProtection"]),
+        ({"evictionProtection": True}, []),
         ({"turboQuantBits": 3}, ["spec.turboQuantBits"]),
         ({"reasoningBudgetMessage": "stop"}, ["spec.reasoningBudgetMessage"]),
         ({"cacheTypeK": "f16", "cacheTypeCustomK": "x"}, ["spec.cacheTypeK"]),
@@ -210,7 +211,7 @@ def test_a_field_whose_flag_the_engine_lacks_is_reported():
         (model("metal", hardware={"gpu": {"count": 2}}), ["Model.spec.hardware.gpu.count"]),
         (model("cpu", hardware={"gpu": {"layers": 20}}), ["Model.spec.hardware.gpu.layers"]),
         (model(mmproj="x.gguf", files=["a.gguf"], sourceSecretRef={"name": "hf"}), ["Model.spec.mmproj"]),
-        (model(hardware={"memoryFraction": 0.5}), ["Model.spec.hardware.memoryFraction"]),
+        (model(hardware={"memoryFraction": 0.5, "memoryBudget": "8Gi"}), []),
     ],
 )
 def test_fields_of_the_model_are_reported_too(of, paths):
@@ -310,3 +311,25 @@ def test_other_weights_or_another_name_are_another_plan():
 def test_the_mode_follows_the_spec_and_then_the_path(spec, mode):
     """An explicit mode wins over what the endpoint's path suggests."""
     assert mode_of(service(spec).spec) == mode
+
+
+def test_the_plan_says_what_it_demands():
+    """The demand is read from the whole line, extra arguments included, and is no part of the digest."""
+    result = planned({"contextSize": 8192, "parallelSlots": 2, "extraArgs": ["--cache-ram", "256"]}, of=model("metal"))
+    assert (result.demand.context, result.demand.slots, result.demand.cache_ram_bytes) == (8192, 2, 256 << 20)
+    assert result.demand.device_layers == 99
+    assert attrs.evolve(result, demand=None).digest == result.digest
+
+
+@pytest.mark.parametrize(("extra", "mib"), [([], 512), (["--cache-ram", "100"], 100), (["--cache-ram=0"], 0)])
+def test_the_prompt_cache_has_a_limit(extra, mib):
+    """Of a model whose shape is known, the prompt cache keeps one context's worth, unless the user decides."""
+    result = planned({"extraArgs": extra}, facts=attrs.evolve(FACTS, shape=decoder()))
+    assert contains(result.argv, f"--cache-ram {mib}")
+    assert result.argv.count("--cache-ram") == 1
+    assert result.demand.cache_ram_bytes == mib << 20
+
+
+def test_embeddings_have_no_prompt_cache():
+    """No embedding ever reads it, whatever the shape."""
+    assert planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, shape=decoder())).demand.cache_ram_bytes == 0

@@ -1,4 +1,4 @@
-"""The memory of a simulated host: what other programs hold, what its engines take as they load, and how short that is."""
+"""The memory of a simulated host: what other programs hold, what engines take as they load, how short it is."""
 
 import attrs
 import trio

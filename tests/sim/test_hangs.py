@@ -286,8 +286,8 @@ def load_without_end(load, look, now, limits):
     return load, ""
 
 
-def drained_anyway(runner, url, can_end, original=Runner._drained):
-    return original(runner, url, lambda: True)
+def drained_anyway(runner, url, can_end, hurried, original=Runner._drained):
+    return original(runner, url, lambda: True, hurried)
 
 
 async def nobody_is_a_stranger(runner, child, view, url):

@@ -69,7 +69,7 @@ def busy(*held, **facts):
     ],
 )
 def test_what_stands_in_the_way(waiting, host, block):
-    """A start needs room in the ledger and on the host, at a moment without pressure; the bound that is hit is named."""
+    """A start needs room in the ledger and on the host, without pressure; the bound that is hit is named."""
     refusal = judge(waiting, host)
     assert (refusal and refusal.block) == block
 

@@ -147,7 +147,7 @@ def test_critical_is_shown_until_it_has_been_away_for_a_while():
 
 @pytest.mark.parametrize(("relapses", "seconds"), [(0, 30), (1, 600), (2, 1200), (50, 3600)])
 def test_who_relapses_waits_longer(relapses, seconds):
-    """A return that brought the pressure back makes the next one wait for ten minutes, then twice that, up to an hour."""
+    """A return that brought the pressure back makes the next one wait ten minutes, then twice that, up to an hour."""
     assert Policy().dwell_seconds(relapses) == seconds
 
 

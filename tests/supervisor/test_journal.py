@@ -16,6 +16,7 @@ from llmkube.supervisor.journal import EngineRecord, Entry, FileJournal, Journal
 from llmkube.supervisor.orphans import belongs, take_stock
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Launch
+from llmkube.weights.sizing import Component, Demand, Estimate, Place
 from llmkube.weights.store import WeightsFile
 
 CHAT = Key("ns", "chat")
@@ -49,6 +50,20 @@ def test_an_entry_survives_the_disk(engine):
     assert after.launch.plan.digest == before.launch.plan.digest
     assert [type(arg) for arg in after.launch.plan.argv] == [type(arg) for arg in PLAN.argv]
     assert dump(after) == dump(before)
+
+
+def test_what_an_adopted_engine_needs_is_known_again():
+    """The estimate and the demands survive the disk; those of another version cost the figure and not the engine."""
+    plan = attrs.evolve(PLAN, demand=Demand(context=8192, overrides=(("a", "CPU"),), speculation=("draft-mtp",)))
+    estimate = Estimate((Component("weights", Place.DEVICE, 7),), ("a note",), certain=False)
+    before = attrs.evolve(entry(), launch=Launch(plan, WEIGHTS, estimate))
+    data = json.loads(json.dumps(dump(before)))
+    assert load(data) == before
+    data["plan"]["demand"]["of another version"] = 1
+    data["estimate"]["components"][0]["place"] = "elsewhere"
+    after = load(data)
+    assert (after.launch.plan.demand, after.launch.estimate) == (None, None)
+    assert after.launch.plan.digest == before.launch.plan.digest
 
 
 async def test_entries_are_private_and_replaced_whole(tmp_path):

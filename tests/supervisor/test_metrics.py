@@ -1,6 +1,10 @@
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.accounts import Account, MemoryView
+from llmkube.supervisor.budget import host_budget
+from llmkube.supervisor.eviction import Cause, Skip
+from llmkube.supervisor.hostmem import Level, Sample
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.weights.progress import Progress
@@ -58,3 +62,28 @@ def test_downloads_are_told_while_they_last():
     assert 'total_bytes{source="hf://o/r/b.gguf"}' not in text
     running.clear()
     assert "gguf" not in generate_latest(registry).decode()
+
+
+def test_memory_is_told_with_its_error():
+    """A host's budget and level, each service's estimate against what it holds, and every eviction can be read."""
+    gib = 1 << 30
+    accounts = {Key("ns", "chat"): Account(10 * gib, 11 * gib, 9 * gib, 11 * gib), Key("ns", "new"): Account(5 * gib)}
+    sample = Sample(64 * gib, 20 * gib, Level.WARNING)
+    seen = MemoryView(
+        Level.WARNING, sample, host_budget(64 * gib), 7, accounts, {Cause.CRITICAL: 2}, {Skip.CANNOT_HELP: 3}
+    )
+    text = generate_latest(agent_registry(Agent(), memory=lambda: seen)).decode()
+    prefix, chat = "llmkube_metal_agent_", '{name="chat",namespace="ns"}'
+    assert f"{prefix}memory_free_bytes 7.0" in text
+    assert f"{prefix}memory_pressure_level 1.0" in text
+    assert f"{prefix}memory_estimate_error_ratio{chat} 0.10000000000000009" in text
+    assert f'{prefix}memory_estimated_bytes{{name="new",namespace="ns"}}' in text
+    assert f'{prefix}memory_measured_bytes{{name="new",namespace="ns"}}' not in text
+    assert f'{prefix}evictions_total{{cause="critical"}} 2.0' in text
+    assert f'{prefix}evictions_total{{cause="displaced"}} 0.0' in text
+    assert f'{prefix}evictions_skipped_total{{reason="cannot_help"}} 3.0' in text
+
+
+def test_a_host_that_nobody_looks_at_has_no_memory_series():
+    """Without a look at the host there is no figure that could be taken for one."""
+    assert "memory_budget" not in scrape(Agent())

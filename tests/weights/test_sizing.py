@@ -2,18 +2,17 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_shapes import decoder, golden, golden_shape
 
 from llmkube.runtimes.demand import ALL_LAYERS, demand_of
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.weights.sizing import (
-    DEFAULT_CACHE_RAM_BYTES,
     Demand,
     Place,
     default_cache_ram_bytes,
     estimate,
     largest_context,
 )
+from model_shapes import decoder, golden, golden_shape
 
 MIB, GIB = 1 << 20, 1 << 30
 ENGINE = EngineInfo("llama-server", "11549", frozenset(("--cache-ram", "--ctx-checkpoints")))
@@ -58,8 +57,8 @@ def test_cache_state_and_output_are_exact(case):
 
 def test_most_compute_buffers_are_exact():
     """Where the graph of an architecture is drawn in full, its compute buffer is right to a quarter of a percent."""
-    plain = ("llama", "mistral", "mixtral", "qwen2-0", "qwen3-4b", "qwen3-moe", "gemma-2b", "gemma2", "gemma3-", "gpt-oss",
-             "phi3", "starcoder2", "deepseek-v2", "glm4")  # fmt: skip
+    plain = ("llama", "mistral", "mixtral", "qwen2-0", "qwen3-4b", "qwen3-moe", "gemma-2b", "gemma2", "gemma3-",
+             "gpt-oss", "phi3", "starcoder2", "deepseek-v2", "glm4")  # fmt: skip
     checked = 0
     for case in CASES.values():
         if case["model"].startswith(plain) and not {"-ctk", "--embedding", "--embeddings"} & set(case["flags"]):
@@ -90,7 +89,7 @@ def test_most_compute_buffers_are_exact():
     ],
 )  # fmt: skip
 def test_the_cache_of_published_models(shape, gib):
-    """At 32,768 tokens in 16 bits, the KV cache is what these models' dimensions make it, and not 4 to 15 times that."""
+    """At 32,768 tokens in 16 bits, the KV cache follows these models' dimensions, and is not 4 to 15 times that."""
     found = part(estimate(shape, Demand(context=32768)), "KV cache")
     # published figures leave out that llama.cpp keeps a window and one batch, rounded up to 256 tokens
     assert found / GIB == pytest.approx(gib, abs=0.005) or 0 < found / GIB - gib < 0.06 * gib
@@ -118,7 +117,14 @@ class TestPlaces:
 
     def test_some_layers_on_the_device(self):
         """Of `--n-gpu-layers 11` one is the output and ten are the last blocks, with their caches."""
-        found = estimate(decoder(), Demand(context=4096, device_layers=11))
+        shape = decoder()
+        found = estimate(shape, Demand(context=4096, device_layers=11))
+        last = [
+            each.size_bytes
+            for each in shape.tensors
+            if each.name.startswith("output") or (each.name[:4] == "blk." and int(each.name.split(".")[1]) >= 22)
+        ]
+        assert part(found, "weights", Place.DEVICE) == sum(last)
         whole = part(estimate(decoder(), Demand(context=4096)), "KV cache")
         assert part(found, "KV cache", Place.DEVICE) == whole * 10 // 32
         assert part(found, "KV cache") == whole
@@ -132,11 +138,13 @@ class TestPlaces:
         """`--cpu-moe` takes the experts' weights from the device, and nothing else."""
         shape = golden_shape("qwen3-moe-slim Q4_K_M")
         experts = sum(each.size_bytes for each in shape.tensors if "_exps" in each.name)
+        early = sum(each.size_bytes for each in shape.tensors
+                    if "_exps" in each.name and each.name.startswith(("blk.0.", "blk.1.", "blk.2.")))  # fmt: skip
         argv = ["-ngl", "99", "--no-repack"]
         before, after = (estimate(shape, demand_in([*argv, *more])) for more in ((), ("--cpu-moe",)))
         assert part(before, "weights", Place.DEVICE) - part(after, "weights", Place.DEVICE) == experts
         first = estimate(shape, demand_in([*argv, "--n-cpu-moe", "3"]))
-        assert part(before, "weights", Place.DEVICE) - part(first, "weights", Place.DEVICE) == experts * 3 // 12
+        assert part(before, "weights", Place.DEVICE) - part(first, "weights", Place.DEVICE) == early
 
     def test_a_tied_output_is_a_copy_on_the_device(self):
         """A model without an output of its own puts its token embedding on the device a second time."""
@@ -163,7 +171,7 @@ class TestFilledWithUse:
         """A prompt cache without a limit cannot be estimated, and the estimate says so."""
         found = estimate(decoder(), Demand(context=4096, cache_ram_bytes=None))
         assert not found.certain
-        assert "--cache-ram" in found.notes[0]
+        assert any("--cache-ram" in note for note in found.notes)
 
     @pytest.mark.parametrize(("context", "mib"), [(256, 64), (1024, 128), (4096, 512), (131072, 1024)])
     def test_the_default_limit_follows_the_model(self, context, mib):
@@ -210,11 +218,11 @@ class TestDoubts:
         known, unknown = (estimate(decoder(name, **keys), Demand(context=32768)) for name in ("gemma3", "gemma9"))
         assert known.certain
         assert not unknown.certain
-        assert "gemma9" in unknown.notes[0]
+        assert any("gemma9" in note for note in unknown.notes)
         assert part(unknown, "KV cache") > 4 * part(known, "KV cache")
 
     def test_files_that_were_not_read(self):
-        """Blocks in files that were not read count like the largest of those seen, so a split model is not too small."""
+        """Blocks in files that were not read count like the largest of those seen, so nothing is forgotten."""
         whole = decoder(layers=8)
         seen = tuple(each for each in whole.tensors if not each.name.startswith(("blk.4", "blk.5", "blk.6", "blk.7")))
         half = attrs.evolve(whole, tensors=seen, missing_parts=1, size_bytes=sum(each.size_bytes for each in seen))
@@ -255,26 +263,33 @@ class TestAlways:
     @given(
         model=st.sampled_from(sorted(golden()["models"])),
         context=st.integers(1, 400),
-        slots=st.integers(1, 8),
-        ubatch=st.sampled_from((64, 512, 1024)),
+        sizes=st.tuples(st.integers(1, 8), st.sampled_from((64, 512, 1024))),
         flash=st.booleans(),
         more=st.sampled_from(("context", "slots", "ubatch")),
     )
-    def test_more_is_never_less(self, model, context, slots, ubatch, flash, more):
-        """A longer context, more slots or a larger batch never needs less."""
+    def test_more_is_never_less(self, model, context, sizes, flash, more):
+        """A longer context, more slots that share it or a larger batch never needs less."""
+        slots, ubatch = sizes
         shape = golden_shape(model)
         if shape.layer_count > 16:
-            shape = attrs.evolve(shape, layer_count=12, numbers={
-                name: values[:12] if len(values) == shape.layer_count else values for name, values in shape.numbers.items()
-            })  # fmt: skip
-        less = Demand(context=context * 256, slots=slots, ubatch=ubatch, flash_attention="auto" if flash else "off")
+            numbers = {name: found[:12] if len(found) > 12 else found for name, found in shape.numbers.items()}
+            shape = attrs.evolve(shape, layer_count=12, numbers=numbers)
+        less = Demand(
+            context=context * 256,
+            slots=slots,
+            ubatch=ubatch,
+            unified_kv=more == "slots",  # slots of their own each look at less, and the scores of one step are fewer
+            flash_attention="auto" if flash else "off",
+        )
         greater = attrs.evolve(less, **{more: 2 * getattr(less, more)})
         assert estimate(shape, less).total_bytes <= estimate(shape, greater).total_bytes
 
     @settings(max_examples=150, deadline=None)
     @given(
         data=st.data(),
-        architecture=st.sampled_from(("llama", "gemma3", "deepseek2", "mamba2", "jamba", "qwen3next", "lfm2", "rwkv7", "x")),
+        architecture=st.sampled_from(
+            ("llama", "gemma3", "deepseek2", "mamba2", "jamba", "qwen3next", "lfm2", "rwkv7", "x")
+        ),
     )
     def test_no_header_is_too_absurd(self, data, architecture):
         """Whatever a header claims, up to 2^61 of anything, an estimate is a number and takes no time."""
@@ -285,7 +300,9 @@ class TestAlways:
         keys = data.draw(st.dictionaries(st.sampled_from(names), SIZES | st.lists(SIZES, max_size=4), max_size=8))
         base = golden_shape(data.draw(st.sampled_from(sorted(golden()["models"]))))
         kept = data.draw(st.integers(0, 40))
-        tensors = tuple(each._replace(sizes=tuple(data.draw(st.lists(SIZES, max_size=4)))) for each in base.tensors[:kept])
+        tensors = tuple(
+            each._replace(sizes=tuple(data.draw(st.lists(SIZES, max_size=4)))) for each in base.tensors[:kept]
+        )
         numbers = base.numbers | {
             name: tuple(value) if isinstance(value, list) else (value,) for name, value in keys.items()
         }
@@ -294,4 +311,3 @@ class TestAlways:
         wish = Demand(context=data.draw(SIZES), slots=data.draw(st.integers(1, 64)), ubatch=data.draw(SIZES))
         for each in estimate(found, wish).components:
             assert each.size_bytes > 0
-        assert DEFAULT_CACHE_RAM_BYTES > 0

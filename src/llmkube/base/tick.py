@@ -57,5 +57,6 @@ def _ticks() -> dict[float, _Tick]:
     try:
         return _coming.get()
     except LookupError:
-        _coming.set(fresh := {})
+        fresh: dict[float, _Tick] = {}
+        _coming.set(fresh)
         return fresh

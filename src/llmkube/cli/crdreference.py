@@ -52,7 +52,7 @@ _SAMPLES: Final[Mapping[str, Any]] = {
     "spec.modelRef": "m",
     "spec.runtime": "llama-server",
     "spec.endpoint.path": "/v1/embeddings",
-    "spec.env": [{"name": "A", "value": "b"}],
+    "spec.env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
     "spec.extraArgs": ["--threads", "1"],
     "Model.spec.source": "/m.gguf",
     "Model.spec.format": "gguf",

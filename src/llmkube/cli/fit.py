@@ -189,4 +189,9 @@ def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:
 
 
 def _memory(text: str | None) -> int:
-    return psutil.virtual_memory().total if text is None else parse_bytes(text, field="--memory")
+    if text is None:
+        return psutil.virtual_memory().total
+    try:
+        return parse_bytes(text)
+    except UserError as exc:
+        raise click.BadParameter(str(exc), param_hint="--memory") from exc

@@ -1,9 +1,49 @@
 """What an operator may tune about the controller."""
 
+from collections.abc import Mapping
+
 import attrs
 
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.resource import Key
+
+
+@attrs.frozen
+class WorkloadSettings:
+    """How Models and services that no host serves become pods of the cluster.
+
+    Attributes:
+        image: Our own image: it fetches weights, by `llmkube fetch`.
+        image_pull_secrets: Names of Secrets for pulling it; each has to exist in every namespace with Models.
+        cache_size: Size of a namespace's claim for weights, as a quantity.
+        cache_storage_class: Its StorageClass; empty means the cluster's default.
+        cache_access_mode: `ReadWriteOnce` keeps a namespace's pods on one node; `ReadWriteMany` needs such a volume.
+        fs_group: Group that may write to the claim; None where the cluster assigns one itself (OpenShift).
+        host_paths: Folders of the nodes that Models may name by path; none by default, because whoever may write a
+            Model could read any file of a node otherwise.
+        hub_endpoint: Address of Hugging Face, or of a mirror of it; empty for the usual one.
+        private_sources: Networks (CIDR) that Models may be fetched from although they are not public.
+        ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` holds all certificates that fetching
+            shall trust; empty for the image's own.
+        priority_class_prefix: What stands before a service's priority in the name of its pods' PriorityClass; empty
+            leaves the class out, for clusters that have none of ours.
+        shared_gpu_selector: Labels of the nodes whose GPUs are shared; for services that ask for a shared one.
+        pod_monitors: Tell a Prometheus operator about the pods, where there is one.
+    """
+
+    image: str
+    image_pull_secrets: tuple[str, ...] = ()
+    cache_size: str = "100Gi"
+    cache_storage_class: str = ""
+    cache_access_mode: str = "ReadWriteOnce"
+    fs_group: int | None = 65532
+    host_paths: tuple[str, ...] = ()
+    hub_endpoint: str = ""
+    private_sources: tuple[str, ...] = ()
+    ca_config_map: str = ""
+    priority_class_prefix: str = ""
+    shared_gpu_selector: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    pod_monitors: bool = True
 
 
 @attrs.frozen
@@ -21,6 +61,7 @@ class ControllerSettings:
         identity: Who we are, when several controllers may run and one of them shall act; it is shown in the Lease and
             in Events. Empty for the only controller of a machine: no Lease is needed then.
         workers: How many objects of one kind are worked on at the same time.
+        workloads: How to serve in the cluster what no host serves; None where there are no nodes (`llmkube up`).
     """
 
     namespace: str | None = None
@@ -30,6 +71,7 @@ class ControllerSettings:
     gateway_url: str = ""
     identity: str = ""
     workers: int = 4
+    workloads: WorkloadSettings | None = None
 
     @property
     def leader_lease(self) -> Key:

@@ -77,19 +77,21 @@ class WorkQueue(Generic[K]):
 
     async def _next(self) -> K:
         await trio.lowlevel.checkpoint()
-        while True:
-            now = trio.current_time()
-            for key in [key for key, due in self._due.items() if due <= now]:
-                del self._due[key]
-                self.add_nowait(key)
-            if self._ready:
-                key = next(iter(self._ready))
-                del self._ready[key]
-                if self._due:
-                    self._idle.unpark()  # somebody else looks at the clock now
-                return key
-            with trio.move_on_at(min(self._due.values(), default=float("inf"))):
-                await self._idle.park()
+        try:
+            while True:
+                now = trio.current_time()
+                for key in [key for key, due in self._due.items() if due <= now]:
+                    del self._due[key]
+                    self.add_nowait(key)
+                if self._ready:
+                    key = next(iter(self._ready))
+                    del self._ready[key]
+                    return key
+                with trio.move_on_at(min(self._due.values(), default=float("inf"))):
+                    await self._idle.park()
+        finally:
+            if self._due:
+                self._idle.unpark()  # whoever leaves may have been the one that looked at the clock
 
 
 async def run_workers(

@@ -50,6 +50,7 @@ _HONOURED_ELSEWHERE: Final = frozenset(
         "spec.replicas",
         "spec.suspend",
         "spec.priority",
+        "spec.evictionProtection",
         "spec.mode",
         "spec.endpoint.path",
         "spec.env",
@@ -61,6 +62,8 @@ _HONOURED_ELSEWHERE: Final = frozenset(
         "Model.spec.format",
         "Model.spec.quantization",
         "Model.spec.hardware.accelerator",
+        "Model.spec.hardware.memoryBudget",
+        "Model.spec.hardware.memoryFraction",
         "Model.spec.hardware.gpu.enabled",
     }
 )

@@ -15,12 +15,20 @@ class PlanError(UserError):
 
 
 class Slot(StrEnum):
-    """A place in argv that the supervisor fills at launch. An equal plain string of a user's is not a slot."""
+    """A place in argv that is filled at launch. An equal plain string of a user's is not a slot.
+
+    On a host the supervisor fills program, model, host and port. In a pod the renderer fills model (the file, or the
+    folder, that the engine is given), folder (the one that model lies in), draft (the model of a second Model, for
+    guessing ahead) and cache (a folder that the engine may write to).
+    """
 
     PROGRAM = "{program}"
     MODEL = "{model}"
     HOST = "{host}"
     PORT = "{port}"
+    FOLDER = "{folder}"
+    DRAFT = "{draft}"
+    CACHE = "{cache}"
 
 
 @attrs.frozen

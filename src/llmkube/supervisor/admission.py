@@ -38,11 +38,6 @@ class Block(enum.StrEnum):
     UNREADABLE = "unreadable"  # the host's memory cannot be read
 
     @property
-    def for_good(self) -> bool:
-        """Whether only an edit or another host could help."""
-        return self in {Block.UNSIZED, Block.OWN_BUDGET, Block.HOST_BUDGET, Block.DEVICE}
-
-    @property
     def lacks_room(self) -> bool:
         """Whether somebody else's going could help."""
         return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM}
@@ -290,7 +285,7 @@ def judge(waiting: Waiting, host: Host) -> Refusal | None:
     limit = budget.device_limit_bytes
     if limit is not None and need.device_bytes > limit:
         words = f"{on_device}, which holds at most {format_bytes(limit)}"
-        return Refusal(Block.DEVICE, words, limit)
+        return Refusal(Block.DEVICE, words)
     return _closed(waiting, host) or _short(waiting, host, needs, on_device)
 
 
@@ -316,17 +311,17 @@ def _closed(waiting: Waiting, host: Host) -> Refusal | None:
 def _short(waiting: Waiting, host: Host, needs: str, on_device: str) -> Refusal | None:
     """Whether there is not enough: promised to others, on the device, or taken by other programs."""
     need, free = waiting.need, host.free_bytes
+    room = host.headroom_bytes - waiting.margin_bytes
+    if need.total_bytes <= host.small_bytes:
+        room = host.available_bytes - host.promised_bytes
     if need.total_bytes > free:
         words = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}"
-        return Refusal(Block.FULL, words, max(0, free), free)
+        return Refusal(Block.FULL, words, max(0, min(free, room)), free)
     device_free = host.device_free_bytes
     if device_free is not None and need.device_bytes > device_free:
         limit = format_bytes(host.budget.device_limit_bytes or 0)
         words = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}"
-        return Refusal(Block.DEVICE_FULL, words, max(0, device_free), device_free)
-    room = host.headroom_bytes - waiting.margin_bytes
-    if need.total_bytes <= host.small_bytes:
-        room = host.available_bytes - host.promised_bytes
+        return Refusal(Block.DEVICE_FULL, words, free_bytes=device_free)
     if need.total_bytes > room:
         words = f"{needs}, but this host has only {format_bytes(max(0, room))} to give: other programs hold the rest"
         return Refusal(Block.HEADROOM, words, max(0, room), room)

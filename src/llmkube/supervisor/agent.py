@@ -27,6 +27,7 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.admission import Terms
 from llmkube.supervisor.child import KILL_SECONDS
@@ -36,7 +37,7 @@ from llmkube.supervisor.eviction import Decision, Evict, Skip
 from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.journal import Entry
 from llmkube.supervisor.learned import need_of
-from llmkube.supervisor.ledger import Ledger, MemoryView
+from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Parting, Ports

@@ -25,8 +25,8 @@ LONG_POLL_CAP_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
-SECOND_LOOK_SECONDS = 2.0
-"""After this long a process that was seen stopped is looked at again; it may have been for a moment."""
+SECOND_LOOK_SECONDS = 4.0
+"""After this long a process that was seen stopped is looked at again: somebody may have stopped it for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]

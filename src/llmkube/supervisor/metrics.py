@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 
 from llmkube import __version__
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.eviction import Cause, Skip
 from llmkube.supervisor.hostmem import Level
-from llmkube.supervisor.ledger import MemoryView
 from llmkube.supervisor.lifecycle import ServiceView
 from llmkube.weights.progress import Progress
 

@@ -11,6 +11,7 @@ renewal says which state of the Lease it follows, so that one of two that were c
 
 import datetime
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ from llmkube.k8s.names import (
     host_id,
 )
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.addresses import Reach, settle
-from llmkube.supervisor.ledger import MemoryView
 from llmkube.supervisor.ports import HostFacts, Ports
 from llmkube.supervisor.power import Reading, slept_seconds
 from llmkube.supervisor.settings import AgentSettings
@@ -273,16 +274,14 @@ class Presence:
         while True:
             if self._version:
                 manifest["metadata"]["resourceVersion"] = self._version
-            try:
+            with suppress(ConflictError):
                 lease = await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
-            except ConflictError:
-                rival = await self._read_rival()
-                if rival is not None:
-                    raise self._taken(rival) from None
-                manifest["metadata"].pop("resourceVersion", None)
-            else:
                 self._version = lease.metadata.resource_version
                 return
+            rival = await self._read_rival()
+            if rival is not None:
+                raise self._taken(rival)
+            manifest["metadata"].pop("resourceVersion", None)
 
     async def _run_engine_look(self) -> None:
         while True:

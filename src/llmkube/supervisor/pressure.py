@@ -91,7 +91,7 @@ class Pressure:
         now = trio.current_time()
         pause = MOVING_SECONDS if self._short or self.ledger.moving or sample.level > Level.NORMAL else MEASURE_SECONDS
         pids = self.ledger.pids()
-        if not pids or now - self._measured_at < pause:
+        if not pids or (now - self._measured_at < pause and not self.ledger.unmeasured):
             return {}
         self._measured_at = now
         return await self.memory.footprint(pids)

@@ -12,7 +12,6 @@
 What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is adopted.
 """
 
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,11 +27,12 @@ from llmkube.base.errors import WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.runtimes.exits import Cause, classify
 from llmkube.supervisor import health
+from llmkube.supervisor.accounts import Claim
 from llmkube.supervisor.admission import Refusal
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry
-from llmkube.supervisor.learned import Figure, figure_key, need_of
-from llmkube.supervisor.ledger import Claim, Ledger, reason_word
+from llmkube.supervisor.learned import need_of
+from llmkube.supervisor.ledger import Ledger, reason_word
 from llmkube.supervisor.lifecycle import (
     Exit,
     Failure,
@@ -43,18 +43,14 @@ from llmkube.supervisor.lifecycle import (
     after_failure,
 )
 from llmkube.supervisor.loading import LoadLine
+from llmkube.supervisor.measuring import Measuring, context_hint, key_of
 from llmkube.supervisor.planner import run_planner
 from llmkube.supervisor.ports import Child, Command, Parting, Ports
-from llmkube.supervisor.progress import ALIVE_CPU_SHARE, Look
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Idle, Launch, Target
-from llmkube.weights.sizing import largest_context
 
 log = structlog.get_logger(__name__)
-
-LEARN_SHARE: Final = 1.02
-"""An engine that holds this much more than it ever did teaches something."""
 
 LAST_LINES: Final = 20
 """How much of an engine's own words goes into a condition."""
@@ -194,21 +190,14 @@ class Runner:
         """Wait for the memory, run one incarnation within it, and learn from what it took."""
         need = need_of(launch, None)
         if self.adoptable is None:  # else its memory is promised already, and nothing may come before it is taken over
-            need = need_of(launch, self.ports.learned.get(await self._figure_key(launch)))
+            need = need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
         waits = partial(self._waits, launch)
         async with self.ledger.admitted(self.reporter.key, need, attempt, waits) as claim:
             return await self._incarnation(launch, attempt, claim)
 
-    async def _figure_key(self, launch: Launch) -> str:
-        try:
-            version = (await self.ports.engines.info()).version
-        except WorldError:
-            version = ""  # an adopted engine goes on without its program; who wants to start one is told
-        return figure_key(launch.plan, version)
-
     def _waits(self, launch: Launch, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
-        key, message = self.reporter.key, refusal.message + _context_hint(launch, refusal.room_bytes)
+        key, message = self.reporter.key, refusal.message + context_hint(launch, refusal.room_bytes)
         evicted = self.ledger.evicted(key)
         if evicted is None:
             log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
@@ -310,8 +299,9 @@ class Runner:
                         pid=child.pid,
                         port=view.port,
                     )
-                    look = self._noting(partial(child.look, view.host, view.port, loading=False), claim)
-                    hung = await health.watch(engine, look, self.reporter.answering, self.settings.limits)
+                    look = partial(child.look, view.host, view.port, loading=False)
+                    measuring = Measuring(child, look, launch, claim, self.ports)
+                    hung = await health.watch(engine, measuring.look, self.reporter.answering, self.settings.limits)
                     failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
                     self.reporter.amend(Reason.HUNG, failure.message)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
@@ -357,25 +347,6 @@ class Runner:
             return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
         return ""
 
-    def _noting(self, look: health.LookAt, launch: Launch, claim: Claim) -> health.LookAt:
-        """Look, and note whether the engine has computed anything since the last look, and what it holds at most."""
-        before, learned_bytes = (0.0, math.inf), 0
-
-        async def noting() -> Look | None:
-            nonlocal before, learned_bytes
-            seen, now = await look(), trio.current_time()
-            if seen is not None:
-                if seen.cpu_seconds - before[0] > ALIVE_CPU_SHARE * (now - before[1]) > 0:
-                    claim.worked()
-                before = seen.cpu_seconds, now
-            if claim.peak_bytes > learned_bytes * LEARN_SHARE:
-                learned_bytes = claim.peak_bytes
-                figure = Figure(claim.peak_bytes, estimated_bytes=claim.need.estimated_bytes)
-                self.ports.learned.note(await self._figure_key(launch), figure)
-            return seen
-
-        return noting
-
     @asynccontextmanager
     async def _drained(self, url: str, can_end: Callable[[], bool], hurried: trio.Event) -> AsyncIterator[None]:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
@@ -400,15 +371,6 @@ class Runner:
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel(reason="nobody waits any longer")
-
-
-def _context_hint(launch: Launch, room_bytes: int | None) -> str:
-    """Name the largest context that would fit, if a smaller one would."""
-    if room_bytes is None or launch.shape is None or launch.plan.demand is None:
-        return ""
-    context = largest_context(launch.shape, launch.plan.demand, room_bytes)
-    asked = launch.plan.demand.context or launch.shape.trained_context
-    return f"; context {context} would fit" if context and context < asked else ""
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -6,9 +6,9 @@ from typing import Literal
 import attrs
 
 from llmkube.k8s.selectors import Selector
+from llmkube.supervisor.accounts import Rules
 from llmkube.supervisor.eviction import Policy
 from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
-from llmkube.supervisor.ledger import Rules
 from llmkube.supervisor.progress import Limits
 from llmkube.weights.addresses import Network
 from llmkube.weights.hub import ENDPOINT

@@ -1,0 +1,111 @@
+"""What keeps pods from running, in the words of the scheduler, the kubelet and the container itself. Pure.
+
+Of several troubles the one that somebody has to mend is told: an image that cannot be pulled before a container that
+crashes, that before a pod without a node.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from llmkube.base.logs import redact
+from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
+
+UNSCHEDULABLE: Final = "Unschedulable"
+CRASH_LOOP: Final = "CrashLoopBackOff"
+OOM_KILLED: Final = "OOMKilled"
+
+_IMAGE_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+_CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_LONGEST_MESSAGE: Final = 1024
+
+
+@attrs.frozen
+class Trouble:
+    """Why a pod does not run: a word, a sentence, and whether waiting may be enough."""
+
+    reason: str
+    message: str
+    passing: bool = False
+
+
+def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
+    """Return the trouble that most needs somebody, or None; pods that are being deleted have none to tell."""
+    found = [trouble for pod in pods if not pod.metadata.deletion_timestamp for trouble in _troubles(pod)]
+    return min(found, key=lambda one: (_rank(one), one.message), default=None)
+
+
+def lacks(pods: Sequence[Pod], resource: str) -> str:
+    """Return the scheduler's sentence if a pod has no node for want of this resource; else nothing."""
+    if not resource:
+        return ""
+    for pod in pods:
+        message = _unscheduled(pod)
+        if message and f"Insufficient {resource}" in message:
+            return message
+    return ""
+
+
+def ended(pod: Pod, container: str) -> ContainerTerminated | None:
+    """Return how a container of a pod ended, if it did."""
+    for status in pod.status.container_statuses:
+        if status.name == container:
+            return status.state.terminated
+    return None
+
+
+def _rank(trouble: Trouble) -> int:
+    if trouble.reason in _IMAGE_REASONS | _CONFIG_REASONS:
+        return 0
+    return 2 if trouble.passing else 1
+
+
+def _troubles(pod: Pod) -> Iterator[Trouble]:
+    unscheduled = _unscheduled(pod)
+    if unscheduled:
+        yield Trouble(UNSCHEDULABLE, _short(unscheduled), passing=True)
+    for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        trouble = _container_trouble(status)
+        if trouble:
+            yield trouble
+    if pod.status.phase == "Failed" and pod.status.reason:  # evicted by the node, or past a deadline
+        yield Trouble(pod.status.reason, _short(pod.status.message or "the pod has failed"), passing=True)
+
+
+def _unscheduled(pod: Pod) -> str:
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False" and not pod.metadata.deletion_timestamp:
+            return condition.message or condition.reason
+    return ""
+
+
+def _container_trouble(status: ContainerStatus) -> Trouble | None:
+    waiting = status.state.waiting
+    if waiting is not None and waiting.reason in _IMAGE_REASONS | _CONFIG_REASONS:
+        return Trouble(waiting.reason, _short(f"container {status.name}: {waiting.message or waiting.reason}"))
+    last = status.state.terminated or status.last_state.terminated
+    if waiting is not None and waiting.reason == CRASH_LOOP:
+        reason = OOM_KILLED if last is not None and last.reason == OOM_KILLED else CRASH_LOOP
+        return Trouble(reason, _short(f"container {status.name} {_ending(last)}; started {status.restart_count + 1} times"))
+    if status.state.terminated is not None and status.state.terminated.exit_code:
+        reason = OOM_KILLED if status.state.terminated.reason == OOM_KILLED else "ContainerFailed"
+        return Trouble(reason, _short(f"container {status.name} {_ending(status.state.terminated)}"), passing=True)
+    return None
+
+
+def _ending(last: ContainerTerminated | None) -> str:
+    if last is None:
+        return "ends again and again"
+    if last.reason == OOM_KILLED:
+        return "was killed because it used more memory than its limit, or than the node has"
+    words = f"ended with exit code {last.exit_code}"
+    tail = last.message.strip().splitlines()
+    return f"{words}: {tail[-1].strip()}" if tail else words
+
+
+def _short(text: str) -> str:
+    line = redact(" ".join(text.split()))
+    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"

@@ -1,0 +1,1 @@
+"""Nouns in, manifests out: pure functions, the same bytes for the same objects."""

@@ -1,0 +1,57 @@
+"""The Deployment and the Service of an InferenceService. Pure."""
+
+from typing import Any, Final
+
+from llmkube.controller.render.marks import owned, selector, service_labels
+from llmkube.controller.render.pod import pod_template
+from llmkube.controller.render.storage import Storage
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.names import service_name
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container import PORT_NAME, ContainerPlan
+
+PROGRESS_SECONDS: Final = 3600
+"""How long a rollout may stand still before the Deployment says so: large models load slowly."""
+
+_NO_STORAGE: Final = Storage()
+
+
+def deployment(
+    service: InferenceService,
+    plan: ContainerPlan,
+    settings: WorkloadSettings,
+    *,
+    replicas: int,
+    storage: Storage = _NO_STORAGE,
+    draft: Storage = _NO_STORAGE,
+) -> dict[str, Any]:
+    """Return the Deployment of a service.
+
+    Pods with GPUs are replaced one by one in their places: a cluster rarely has GPUs to spare for a second one. All
+    others are replaced after their successors are ready.
+    """
+    surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
+    history = service.spec.revision_history_limit
+    spec = {
+        "replicas": replicas,
+        "selector": {"matchLabels": selector(service)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
+        "progressDeadlineSeconds": PROGRESS_SECONDS,
+        **({"revisionHistoryLimit": history} if history is not None else {}),
+        "template": pod_template(service, plan, storage, draft, settings),
+    }
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    return owned(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
+
+
+def front(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
+    """Return the Service of an InferenceService; it finds the container's port by its name, whatever the number."""
+    endpoint = service.spec.endpoint
+    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
+    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
+        port["nodePort"] = endpoint.node_port
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    spec = {"type": endpoint.type, "ports": [port], "selector": selector(service)}
+    return owned(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})

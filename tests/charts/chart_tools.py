@@ -1,0 +1,141 @@
+"""The tools that judge the chart, for machines without them: `helm` built from its published Go module, `promtool`.
+
+Standard library only, as `envtest/build.py`, whose Go and whose cache this shares:
+
+    ${LLMKUBE_ENVTEST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llmkube/envtest}/chart-tools-<version>/{helm,promtool}
+
+What is on PATH already is taken as it is, except a helm of another major version. promtool comes out of Debian's
+`prometheus` package (one second, and no installation), so it needs apt; elsewhere it has to be on PATH.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+if __package__ is None or not __package__:  # run as a script: tests/ is where both rooms are
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from envtest.build import BuildError, Say, cache_root, find_go
+
+TOOLS = ("helm", "promtool")
+HELM_VERSION = "v3.22.0"
+HELM_KUBERNETES = ("1", "37")
+"""What helm takes a cluster for when it renders without one: the release of its own Kubernetes libraries."""
+
+COMMAND = "python tests/charts/chart_tools.py"
+"""What builds whatever is missing."""
+
+
+def tools_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in which the tools are, or will be."""
+    return cache_root(environ) / f"chart-tools-{HELM_VERSION}"
+
+
+def find_tool(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of a tool: the one that was built here, else the one on PATH; empty without one."""
+    built = tools_dir(environ) / name
+    if os.access(built, os.X_OK):
+        return str(built)
+    found = shutil.which(name, path=environ.get("PATH")) or ""
+    return "" if found and name == "helm" and not _is_helm_3(found) else found
+
+
+def build(names: Sequence[str], say: Say, environ: Mapping[str, str] = os.environ) -> None:
+    """Get what is missing.
+
+    Raises:
+        BuildError: A tool cannot be had here; the message says what would help.
+    """
+    target = tools_dir(environ)
+    for name in names:
+        if found := find_tool(name, environ):
+            say(f"{name}: {found}")
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target) as scratch:
+            say(f"{name} ...")
+            made = _MAKERS[name](Path(scratch), say, environ)
+            made.chmod(0o755)
+            made.replace(target / name)  # a rename: a build that is killed leaves no half program
+        say(f"{name}: {target / name}")
+
+
+def _is_helm_3(program: str) -> bool:
+    done = subprocess.run([program, "version", "--short"], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.startswith("v3.")
+
+
+def _build_helm(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
+    go, env = find_go(say, environ)
+    major, minor = HELM_KUBERNETES
+    stamps = {
+        "helm.sh/helm/v3/internal/version.version": HELM_VERSION,
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": major,
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": minor,
+        "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": major,
+        "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": minor,
+    }
+    ldflags = " ".join(("-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())))
+    # `go install` of a version asks the checksum database about every module, so no go.sum of ours is needed
+    command = [go, "install", "-trimpath", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@{HELM_VERSION}"]
+    _run(command, cwd=scratch, env={**env, "GOBIN": str(scratch)})
+    return scratch / "helm"
+
+
+def _unpack_promtool(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
+    if not shutil.which("apt-get", path=environ.get("PATH")):
+        raise BuildError("no promtool on PATH, and no apt-get to take Debian's prometheus package from: install it")
+    download = ["apt-get", "download", "prometheus"]
+    try:
+        _run(download, cwd=scratch, env=environ)
+    except BuildError:
+        say("apt-get download prometheus failed: the package lists may be missing or old")
+        _run(["apt-get", "update"], cwd=scratch, env=environ)
+        _run(download, cwd=scratch, env=environ)
+    (package,) = scratch.glob("prometheus_*.deb")
+    _run(["dpkg-deb", "--extract", str(package), str(scratch / "package")], cwd=scratch, env=environ)
+    return scratch / "package" / "usr" / "bin" / "promtool"
+
+
+_MAKERS = {"helm": _build_helm, "promtool": _unpack_promtool}
+
+
+def _run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+    try:
+        subprocess.run(command, cwd=cwd, env=env, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{' '.join(command)}: exit status {error.returncode}, see above") from error
+    except OSError as error:
+        raise BuildError(f"{command[0]}: {error.strerror}") from error
+
+
+def main() -> int:
+    """Get what was asked for; what is printed on stdout is one path per tool, everything else goes to stderr."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tools", nargs="*", metavar="tool", help=f"of {', '.join(TOOLS)}; all by default")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.tools) - set(TOOLS))
+    if unknown:
+        parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(TOOLS)}")
+    os.nice(10)  # nobody waits for the linker at full speed
+    wanted = arguments.tools or TOOLS
+    try:
+        build(wanted, _say)
+    except BuildError as error:
+        _say(str(error))
+        return 1
+    sys.stdout.writelines(f"{find_tool(name)}\n" for name in wanted)
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"chart tools: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
