@@ -34,6 +34,7 @@ class Engine:
         late_seconds: From then until its memory is back.
         grows: What it takes more per hour once it is loaded.
         learns: Whether the next start knows what this one took.
+        on_device: Whether all of it lies on the device.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Engine:
     late_seconds: float = 0.0
     grows: float = 0.0
     learns: bool = True
+    on_device: bool = True
     idle: bool = False
     adopted: bool = False
     wanted: bool = True
@@ -198,7 +200,8 @@ class Carrier:
         for process in self.memory.processes:
             if process.engine.name == name and process.ended is None:
                 process.ended = trio.current_time()
-        self.crashed[name].set()
+        if name in self.crashed:
+            self.crashed[name].set()
 
     async def _serve(self, engine, life, process):
         with life:
@@ -211,7 +214,8 @@ class Carrier:
     async def _attempt(self, engine, attempt, process):
         expected = int(engine.needs * GIB)
         learned = self.peaks.get(engine.name, 0) if engine.learns else 0
-        need = Need(max(expected, learned), estimated_bytes=expected)
+        total = max(expected, learned)
+        need = Need(total, total if engine.on_device else 0, estimated_bytes=expected)
         said = self.waits.setdefault(engine.name, [])
 
         def say(refusal):

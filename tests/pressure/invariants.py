@@ -1,5 +1,7 @@
 """What must hold at every look at a host, computed anew from the host itself and not from what the ledger believes."""
 
+import math
+
 import attrs
 import trio
 
@@ -20,7 +22,7 @@ class Books:
     _evictions: int = 0
     _marks: int = 0
     _could_since: dict = attrs.field(factory=dict)
-    _others: dict = attrs.field(factory=dict)  # by service: what others held, and when, when it came back
+    _others: dict = attrs.field(factory=dict)  # the least that others held since a start, less the total; and when
     _relapsed: set = attrs.field(factory=set)
 
     def look(self, host, decision):
@@ -40,9 +42,11 @@ class Books:
             if mark.what == "start":
                 self._check_start(host, mark, now)
                 self._check_turn(host, mark, now)
-            if mark.what == "ready":
-                self._others[mark.name] = (host.memory.other, mark.at)
+            if mark.what == "start":
+                self._others[mark.name] = (math.inf, mark.at)
         self._marks = len(host.marks)
+        others = host.memory.other - host.memory.total
+        self._others = {name: (min(least, others), at) for name, (least, at) in self._others.items()}
 
     def _check_start(self, host, mark, now):
         view = host.ledger.host()
@@ -103,10 +107,10 @@ class Books:
     def _check_yoyo(self, host, victim, at):
         back = self._others.get(victim.name)
         evicted_before = len([1 for mark in host.marks if mark.name == victim.name and mark.what == "evict"]) > 1
-        if back is None or not evicted_before or at - back[1] > YOYO_SECONDS:
+        if back is None or not evicted_before or at - back[1] - victim.load_seconds > YOYO_SECONDS:
             return
         forced = host.memory.level is not None or host.forced
-        grown = host.memory.other - back[0] >= 0.5
+        grown = host.memory.other - host.memory.total - back[0] >= 0.5
         if not grown and not forced:
             self._say(at, f"yo-yo: {victim.name} came back at {back[1]:.0f} and was evicted again")
         if not grown:
@@ -124,7 +128,10 @@ class Books:
         for name, key in evicted.items():
             account = host.ledger.accounts().get(key)
             size = max(host.engines[name].needs * GIB, host.peaks.get(name, 0)) * 1.05
-            fits = size <= min(view.free_bytes, view.headroom_bytes)
+            free = min(view.free_bytes, view.headroom_bytes)
+            if view.device_free_bytes is not None and host.engines[name].on_device:
+                free = min(free, view.device_free_bytes)
+            fits = size <= free
             waits = account is not None and account.reserved_bytes == 0
             if normal and fits and waits and not loading and name not in self._relapsed:
                 since = self._could_since.setdefault(name, now)

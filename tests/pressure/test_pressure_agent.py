@@ -156,7 +156,7 @@ async def test_soft_pressure_waits_for_requests_and_critical_does_not(autojump_c
     """Under WARNING a victim's requests may end, for as long as the drain lasts; CRITICAL cuts them short."""
     async with pressed_world(drain_seconds=20) as world:
         world.machine.live("draft")[0].in_flight = 1
-        world.machine.memory.speak(Level.WARNING)
+        world.machine.memory.other = 16.5
         await trio.sleep(70)
         assert await running(world) == ["chat", "draft", "embed"], "it drains"
         world.machine.memory.speak(Level.CRITICAL)

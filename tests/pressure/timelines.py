@@ -286,7 +286,7 @@ TIMELINES = (
     Timeline(
         "a priority is edited while memory is short",
         (E("a", 16), E("b", 12), E("c", 12, "high")),
-        "600 level warning\n630 edit b priority low",
+        "600 other 18.5\n630 edit b priority low",
         ("b",),
         ("a", "c"),
         seconds=690,
@@ -357,7 +357,7 @@ TIMELINES = (
         overrun=True,
     ),
     Timeline("the kernel alone says warning", three(idle=True), "600 level warning\n640 level -", ("draft",), ALL),
-    Timeline("the kernel alone says warning, for long", three(), "600 level warning\n700 level -", ("draft",), ALL),
+    Timeline("the kernel alone says warning, for an hour", three(), "600 level warning", (), ALL, seconds=4200),
     Timeline(
         "the kernel says critical whenever all run, whatever the figures",
         three(),
@@ -400,10 +400,11 @@ TIMELINES = (
     ),
     Timeline(
         "a limit for the device is set",
-        (E("a", 16), E("b", 16, "low")),
+        (E("a", 16), E("b", 16, "low"), E("processor", 8, on_device=False)),
         "600 device 24",
-        (),
-        ("a", "b"),
+        ("b",),
+        ("a", "processor"),
+        says=(("b", "needs 16.0 GiB on the device, 8.0 GiB free of 24.0 GiB"),),
     ),
     Timeline(
         "everything at once: short, unreadable, short again, and an arrival",

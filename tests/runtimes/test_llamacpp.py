@@ -228,10 +228,10 @@ def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
 
 
 @pytest.mark.parametrize(
-    ("layers", "wanted"), [(None, "99"), (0, "99"), (-1, "99"), (1, "1"), (33, "33")]
+    ("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")]
 )
 def test_layers_on_metal(layers, wanted):
-    """Unset, 0 and -1 all mean every layer."""
+    """Unset and -1 mean every layer, 0 means none."""
     hardware = {} if layers is None else {"gpu": {"layers": layers}}
     assert contains(planned(of=model("metal", hardware=hardware)).argv, f"--n-gpu-layers {wanted}")
 
@@ -259,7 +259,6 @@ def test_our_defaults_give_way_to_the_users():
         ({"extraArgs": ["-c", "1"]}, model(), "spec.extraArgs"),
         ({"env": [{"name": "LD_PRELOAD", "value": "x"}]}, model(), "spec.env"),
         ({"flashAttention": False, "cacheTypeV": "q8_0"}, model(), "spec.cacheTypeV"),
-        ({}, model(format="mlx"), "Model.spec.format"),
     ],
 )
 def test_the_impossible_is_refused_from_the_objects_alone(spec, of, field):

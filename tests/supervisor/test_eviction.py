@@ -71,6 +71,7 @@ HIGH_IDLE = attrs.evolve(CHAT, idle_seconds=9000.0)
         ((*THREE, engine("gone", leaves_by=NOW + 1)), {}, Skip.RELEASE_PENDING),
         (THREE, {"level": WARNING, "available": SHORT, "lasted": 59.0}, Skip.NOT_LONG_ENOUGH),
         ((IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 19.0}, Skip.NOT_LONG_ENOUGH),
+        (THREE, {"level": WARNING, "available": FINE, "lasted": 600.0}, Skip.FIGURES_FINE),
         ((HIGH_IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 30.0}, Skip.NOT_LONG_ENOUGH),
     ],
 )

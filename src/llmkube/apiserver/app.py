@@ -35,7 +35,7 @@ from llmkube.apiserver.failures import (
 )
 from llmkube.apiserver.gc import Collector
 from llmkube.apiserver.journal import Durable
-from llmkube.apiserver.kinds import KindInfo
+from llmkube.apiserver.kinds import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.negotiate import negotiate
 from llmkube.apiserver.options import WriteOptions
 from llmkube.apiserver.reading import ListQuery, check_reached, read_page
@@ -45,6 +45,7 @@ from llmkube.apiserver.selectors import Predicate, field_selector, label_selecto
 from llmkube.apiserver.store import Change, Object, Ref, Store
 from llmkube.apiserver.target import Answered, Target
 from llmkube.apiserver.watching import Signal, Watch
+from llmkube.apiserver.workloads import WORKLOAD_KINDS
 from llmkube.base.http import Exchange, Headers, Request, Response
 from llmkube.k8s.resource import Key
 
@@ -66,6 +67,7 @@ class ApiServer:
     Args:
         store: What is there at the start.
         durable: Where writes go before they are shown; None keeps everything in memory.
+        workloads: Serve the kinds that run things in a cluster (`apiserver.workloads`); nothing here acts on them.
         utcnow: The wall clock, for timestamps.
         rng: Draws uids, generated names and the length of watches.
     """
@@ -75,13 +77,14 @@ class ApiServer:
         store: Store,
         *,
         durable: Durable | None = None,
+        workloads: bool = False,
         utcnow: Callable[[], datetime],
         rng: random.Random,
     ) -> None:
         self._store = store
         self._utcnow = utcnow
         self._rng = rng
-        self._catalog = Catalog()
+        self._catalog = Catalog((*BUILTIN_KINDS, *(WORKLOAD_KINDS if workloads else ())))
         for _, crd in store.list(CRDS):
             self._catalog.learn(crd)
         self._rest = Rest(self._catalog, utcnow, rng)

@@ -29,13 +29,14 @@ def in_version(kind: KindInfo, stored: Object) -> Object:
 class Catalog:
     """Kinds by URL and by storage name; `generation` grows with every change, for caches of what discovery says."""
 
+    builtin: Iterable[KindInfo] = BUILTIN_KINDS
     generation: int = 0
     _by_path: dict[tuple[str, str, str], KindInfo] = attrs.Factory(dict)
     _by_storage: dict[str, tuple[KindInfo, ...]] = attrs.Factory(dict)
 
     def __attrs_post_init__(self) -> None:
         by_storage: dict[str, list[KindInfo]] = {}
-        for kind in BUILTIN_KINDS:
+        for kind in self.builtin:
             by_storage.setdefault(kind.resource.full_name, []).append(kind)
         for name, kinds in by_storage.items():
             self._serve(name, kinds)

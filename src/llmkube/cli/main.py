@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Entry] = {
     "delete": Entry("llmkube.cli.objects:delete", "Delete InferenceServices (or Models)."),
     "inspect": Entry("llmkube.cli.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."),
     "fit": Entry("llmkube.cli.fit:fit", "Show what a model needs in memory, and whether that fits."),
+    "fetch": Entry("llmkube.cli.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
     "cache": Entry("llmkube.cli.cache:cache", "List, inspect, prune and preload model files on this machine."),
     "convert": Entry("llmkube.cli.convert:convert_manifests", "Print manifests of the first API as today's objects."),
     "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.logs import redact
+from llmkube.k8s.events import blotted
 from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
 
 UNSCHEDULABLE: Final = "Unschedulable"
@@ -89,7 +89,8 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
     last = status.state.terminated or status.last_state.terminated
     if waiting is not None and waiting.reason == CRASH_LOOP:
         reason = OOM_KILLED if last is not None and last.reason == OOM_KILLED else CRASH_LOOP
-        return Trouble(reason, _short(f"container {status.name} {_ending(last)}; started {status.restart_count + 1} times"))
+        times = f"started {status.restart_count + 1} times"
+        return Trouble(reason, _short(f"container {status.name} {_ending(last)}; {times}"))
     if status.state.terminated is not None and status.state.terminated.exit_code:
         reason = OOM_KILLED if status.state.terminated.reason == OOM_KILLED else "ContainerFailed"
         return Trouble(reason, _short(f"container {status.name} {_ending(status.state.terminated)}"), passing=True)
@@ -107,5 +108,5 @@ def _ending(last: ContainerTerminated | None) -> str:
 
 
 def _short(text: str) -> str:
-    line = redact(" ".join(text.split()))
+    line = blotted(" ".join(text.split()))
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"

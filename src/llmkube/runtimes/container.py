@@ -156,7 +156,7 @@ class Resources:
     """What a replica asks the cluster for.
 
     Attributes:
-        gpu_count: Devices of `gpu_resource`; 0 for none.
+        gpu_count: GPUs of a replica; 0 for none, and for claims that do not say how many.
         gpu_resource: The extended resource, such as `nvidia.com/gpu`; empty when there is none to request.
         toleration_key: A taint of GPU nodes that the pod tolerates whatever its value (`Exists`); empty for none.
         claims: Claims for devices (dynamic resource allocation), as `pod.spec.resourceClaims` has them.

@@ -4,11 +4,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from llmkube.runtimes.arguments import EXTRA_ARGS, FLAG, flag_of, flags_in, refuse_owned
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
-_FIELD: Final = "spec.extraArgs"
-_FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
-_FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){_FLAG.pattern}", re.ASCII)
+__all__ = [
+    "OWNED",
+    "OWNED_IN_PODS",
+    "check_extra_args",
+    "flags_in",
+    "parse_help",
+    "parse_switches",
+    "parse_version",
+    "render_extra_args",
+]
+
+_FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){FLAG.pattern}", re.ASCII)
 _GONE: Final = "argument has been removed"  # newer builds list flags only to say so
 
 
@@ -91,6 +101,20 @@ OWNED: Final[Mapping[str, str]] = _by_flag(
     }
 )
 
+OWNED_IN_PODS: Final[Mapping[str, str]] = {
+    **OWNED,
+    **_by_flag(
+        {
+            "-mm --mmproj": "the Model's spec.mmproj",
+            "-sm --split-mode": "the Model's spec.hardware.gpu.sharding.strategy",
+            "-ts --tensor-split": "the Model's spec.hardware.gpu.sharding.layerSplit",
+            "--host": "spec.bindAddress",
+            "--port": "spec.containerPort",
+        }
+    ),
+}
+"""The same in a pod, which has an address of its own and may have several GPUs."""
+
 # Whoever may create an InferenceService must not thereby read the host's files, run its programs or open its network
 _FORBIDDEN: Final = re.compile(
     r"--(\w[\w-]*-)?(files?|path|dir|url|repo|token)"
@@ -114,14 +138,13 @@ def check_extra_args(args: Sequence[str]) -> None:
     Raises:
         PlanError: A flag belongs to a field, or would let a service reach into the host; the message names it.
     """
+    refuse_owned(args, OWNED)
     for arg in args:
-        flag = _flag_of(arg)
+        flag = flag_of(arg)
         if "\0" in arg:
-            raise PlanError(f"{arg!r} has a NUL character in it", field=_FIELD)
-        if owner := OWNED.get(flag):
-            raise PlanError(f"{flag} is decided by {owner}: leave it out here", field=_FIELD)
+            raise PlanError(f"{arg!r} has a NUL character in it", field=EXTRA_ARGS)
         if _FORBIDDEN.fullmatch(flag):
-            raise PlanError(f"{flag} would let a service reach into the host: it cannot be used here", field=_FIELD)
+            raise PlanError(f"{flag} would let a service reach into the host: it cannot be used here", field=EXTRA_ARGS)
 
 
 def render_extra_args(args: Sequence[str], engine: EngineInfo) -> Iterator[str]:
@@ -133,28 +156,16 @@ def render_extra_args(args: Sequence[str], engine: EngineInfo) -> Iterator[str]:
     replaced = frozenset(args) & frozenset.union(*_LOAD_MODES) - engine.flags
     if replaced and "--load-mode" in engine.flags:
         if (mode := _LOAD_MODES.get(replaced)) is None:
-            raise PlanError(f"{' and '.join(sorted(replaced))} exclude each other", field=_FIELD)
+            raise PlanError(f"{' and '.join(sorted(replaced))} exclude each other", field=EXTRA_ARGS)
         yield from ("--load-mode", mode)
         args = [arg for arg in args if arg not in replaced]
     for arg in args:
-        flag = _flag_of(arg)
+        flag = flag_of(arg)
         if flag.startswith("--") and engine.flags and flag not in engine.flags:
-            raise PlanError(f"the engine {engine.version or engine.program} has no flag {flag}", field=_FIELD)
+            raise PlanError(f"the engine {engine.version or engine.program} has no flag {flag}", field=EXTRA_ARGS)
         if flag and "=" in arg:
             yield flag
             yield arg.partition("=")[2]
         else:
             yield flag or arg
 
-
-def flags_in(args: Sequence[str]) -> frozenset[str]:
-    """Return the flags that are used in these arguments."""
-    return frozenset(filter(None, map(_flag_of, args)))
-
-
-def _flag_of(arg: str) -> str:
-    """The flag that an argument is or starts with (`--x=1`), or nothing for a value."""
-    name = arg.partition("=")[0]
-    if not _FLAG.fullmatch(name):
-        return ""
-    return name.replace("_", "-") if name.startswith("--") else name  # llama-server takes --api_key for --api-key

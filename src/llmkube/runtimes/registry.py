@@ -1,16 +1,57 @@
-"""Which builder plans a service is a table lookup; a runtime that no host can run is refused by name."""
+"""Which runtime plans a service is a table lookup: a process on a host, or a container in a pod.
 
-from typing import Final
+What no path can run is refused by name. Containers know the built-in runtimes, and those of installed plug-ins.
+"""
 
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
-from llmkube.runtimes import llamacpp
+from llmkube.k8s.crd.model import Model, ModelSpec
+from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
+from llmkube.k8s.fields import changed_paths
+from llmkube.runtimes import generic, llama_pod, llamacpp, ollama, personaplex, plugins, sglang, tgi, triton, vllm
+from llmkube.runtimes.arguments import CommandLine, flags_in
+from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.draft import Draft, Runtime
+from llmkube.runtimes.gpu import resources_of
+from llmkube.runtimes.images import Images
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
 from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.store import WeightsFile
 
 LLAMACPP_NAMES: Final = ("llamacpp", "llama-server")
-"""Values of spec.runtime that mean llama.cpp's server on a host."""
+"""Values of spec.runtime that mean llama.cpp's server; the second is nobody's default."""
+
+BUILT_IN: Final[Mapping[str, Runtime]] = {
+    runtime.name: runtime
+    for runtime in (
+        llama_pod.SERVER,
+        llama_pod.ROUTER,
+        vllm.RUNTIME,
+        tgi.RUNTIME,
+        sglang.RUNTIME,
+        triton.RUNTIME,
+        ollama.RUNTIME,
+        personaplex.RUNTIME,
+        generic.RUNTIME,
+    )
+}
+"""The runtimes that run in pods."""
+
+_RUNTIME_FIELD: Final = "spec.runtime"
+_FORMAT_FIELD: Final = "Model.spec.format"
+
+# What every path takes into account before it plans
+_ALWAYS: Final = ("spec.modelRef", _RUNTIME_FIELD, _FORMAT_FIELD, "Model.spec.quantization")
+
+_NO_IMAGES: Final = Images()
+
+
+# -- on a host --------------------------------------------------------------------------------------------------------
 
 
 def check(isvc: InferenceService, model: Model) -> None:
@@ -19,16 +60,26 @@ def check(isvc: InferenceService, model: Model) -> None:
     Raises:
         PlanError: Its `field` is the path that stands in the way.
     """
-    if isvc.spec.runtime not in LLAMACPP_NAMES:
-        names = " or ".join(LLAMACPP_NAMES)
-        raise PlanError(f"{isvc.spec.runtime} is not supported on a host yet: use {names}", field="spec.runtime")
+    asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
+    runtime = resolve_runtime(asked, weights, hardware)
+    names = " or ".join(LLAMACPP_NAMES)
+    if runtime != asked:
+        raise PlanError(
+            f"{weights} weights on {hardware} are for {runtime}, which is not supported on a host yet: "
+            f"use weights in gguf and {names}",
+            field=_RUNTIME_FIELD,
+        )
+    if runtime not in LLAMACPP_NAMES:
+        raise PlanError(f"{runtime} is not supported on a host yet: use {names}", field=_RUNTIME_FIELD)
+    if problem := mismatch(runtime, weights, hardware):
+        raise PlanError(problem, field=_FORMAT_FIELD)
     llamacpp.check(isvc, model)
 
 
 def plan_for(
     isvc: InferenceService, model: Model, weights: WeightsFile, gguf: GGUFFacts, engine: EngineInfo, *, alias: str
 ) -> LaunchPlan:
-    """Return what to run for this service.
+    """Return what to run for this service on a host.
 
     Args:
         isvc: The service.
@@ -43,3 +94,111 @@ def plan_for(
     """
     check(isvc, model)
     return llamacpp.plan(isvc, model, weights, gguf, engine, alias=alias)
+
+
+# -- in a pod ---------------------------------------------------------------------------------------------------------
+
+
+def runtime_named(name: str) -> Runtime:
+    """Return the runtime that runs in pods under this name: a built-in one, or a plug-in's.
+
+    Raises:
+        PlanError: There is none, or it cannot be used.
+    """
+    runtime = llama_pod.SERVER if name in LLAMACPP_NAMES else BUILT_IN.get(name)
+    if runtime is not None:
+        return runtime
+    try:
+        runtime = plugins.load(name)
+    except plugins.PluginError as exc:
+        raise PlanError(str(exc), field=_RUNTIME_FIELD) from exc
+    if runtime is None:
+        names = ", ".join(sorted({*BUILT_IN, *plugins.installed()}))
+        raise PlanError(f'"{name[:64]}" does not run in pods: use one of {names}', field=_RUNTIME_FIELD)
+    return runtime
+
+
+def container_plan_for(
+    isvc: InferenceService,
+    model: Model,
+    facts: GGUFFacts | None = None,
+    *,
+    images: Images = _NO_IMAGES,
+    rendered: Collection[str] = (),
+) -> ContainerPlan:
+    """Return the container that serves this service in a cluster.
+
+    Args:
+        isvc: The service.
+        model: The Model that it refers to. Of its status only `gguf` counts, and only where `facts` are None.
+        facts: What the weights' header says, if the caller has read it.
+        images: What the operator has to say about images.
+        rendered: Paths of the fields that the caller gives effect to, with all that is below them
+            (`spec.nodeSelector`, `spec.autoscaling`): the plan does not report them as not honoured.
+
+    Raises:
+        PlanError: Its `field` is the path that stands in the way.
+    """
+    hardware = model.spec.hardware.accelerator
+    if hardware == METAL:
+        raise PlanError("metal is served by hosts, not by pods", field="Model.spec.hardware.accelerator")
+    runtime = runtime_named(isvc.spec.runtime)
+    _check_format(runtime, isvc, model.spec)
+    resources, honoured = resources_of(isvc.spec, model.spec)
+    config, given = _config(runtime, isvc)
+    line = CommandLine(flags_in(isvc.spec.extra_args), honoured={*_ALWAYS, *honoured})
+    if resources.on_gpu or hardware == "cpu":
+        line.honoured.add("Model.spec.hardware.accelerator")
+    draft = Draft(
+        runtime=runtime,
+        service=isvc,
+        model=model,
+        facts=facts,
+        images=images,
+        resources=resources,
+        config=config,
+        line=line,
+    )
+    plan = runtime.plan(draft)
+    autoscaling = isvc.spec.autoscaling
+    if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
+        raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
+                        field="spec.autoscaling.metrics")  # fmt: skip
+    paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
+    ignored = (path for path in paths if path not in line.honoured and not _is_below(path, rendered))
+    return attrs.evolve(plan, not_honoured=tuple(ignored))
+
+
+def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) -> None:
+    brings_weights = runtime.fetches(isvc.spec, model)
+    if runtime.name in READS:
+        name = isvc.spec.runtime if isvc.spec.runtime in READS else runtime.name
+        problem = mismatch(name, model.format, model.hardware.accelerator, brings_weights=brings_weights)
+    else:
+        readable = model.format in runtime.reads or brings_weights
+        problem = "" if readable else f"{runtime.name} reads {' or '.join(runtime.reads)}, not {model.format}"
+    if problem:
+        raise PlanError(problem, field=_FORMAT_FIELD)
+
+
+def _config(runtime: Runtime, isvc: InferenceService) -> tuple[Any, tuple[str, ...]]:
+    """Return a plug-in's own options, decoded, and the paths of those that were given."""
+    data = isvc.spec.wire.unknown.get(runtime.config_key)
+    if runtime.config is None or data is None:
+        return None, ()
+    try:
+        config = decode(runtime.config, data)
+    except DecodeError as exc:
+        raise PlanError(str(exc), field=f"spec.{runtime.config_key}") from exc
+    return config, tuple(changed_paths(config, f"spec.{runtime.config_key}"))
+
+
+def _is_below(path: str, roots: Collection[str]) -> bool:
+    return any(root in roots for root in _prefixes(path))
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """`spec.a.b` is below `spec.a.b`, `spec.a` and `spec`."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]

@@ -40,7 +40,7 @@ class Claim:
         need: What was promised.
         scope: Cancelled when the service has to go; None until the service has taken an adopted engine over.
         returning: It was evicted, and this is its return.
-        others_bytes: What everybody else on the host held when it was admitted.
+        spare_bytes: The most that all engines could have had since it was admitted: what they held, and what was left.
         since: When the claim was made.
         pid: Its process; 0 while there is none.
         resident_bytes: What the process held at the last look.
@@ -58,7 +58,7 @@ class Claim:
     need: Need
     scope: trio.CancelScope | None
     returning: bool = False
-    others_bytes: int = 0
+    spare_bytes: int = 0
     since: float = attrs.field(factory=trio.current_time)
     pid: int = 0
     resident_bytes: int = 0

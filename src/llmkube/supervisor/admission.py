@@ -268,7 +268,8 @@ def judge(waiting: Waiting, host: Host) -> Refusal | None:
     """Return what stands in the way of one service, the most lasting thing first; None when nothing does."""
     need, budget = waiting.need, host.budget
     if not need.sized and not host.guesses:
-        return Refusal(Block.UNSIZED, f"how much memory it needs is not known: {need.why}")
+        words = f"how much memory it needs is not known: {need.why}; --memory-check warn starts it on a guess"
+        return Refusal(Block.UNSIZED, words)
     if host.level is Level.UNKNOWN:
         return Refusal(Block.UNREADABLE, "this host's memory cannot be read, so nothing is started")
     if not need.sized:

@@ -2,7 +2,8 @@
 
 ```
  level      at once               while it lasts
- WARNING    admit nothing more    idle services are unloaded, then one service after the other is ended, gently
+ WARNING    admit nothing more    idle services are unloaded, then one service after the other is ended, gently;
+                                  not those that have work if only the kernel says so, and the figures are fine
  CRITICAL   admit nothing more    one service after the other is ended, without waiting for its requests
  NORMAL     -                     after the dwell time: admit again, whoever was evicted first
  UNKNOWN    admit nothing more    nothing: a model must not die of a reading that failed
@@ -47,6 +48,7 @@ class Skip(enum.StrEnum):
     RELEASE_PENDING = "release_pending"
     COOL_DOWN = "cool_down"
     NOT_LONG_ENOUGH = "not_long_enough"
+    FIGURES_FINE = "figures_fine"
 
 
 class Cause(enum.StrEnum):
@@ -300,7 +302,7 @@ def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip
     if level is Level.NORMAL or state.short_since is None:
         return None
     lasted = now - state.short_since
-    if lasted >= policy.soft_seconds:
+    if lasted >= policy.soft_seconds and not _figures_fine(policy, look.sample):
         return Cause.WARNING
     return Cause.IDLE if lasted >= policy.unload_seconds else Skip.NOT_LONG_ENOUGH
 
@@ -330,6 +332,8 @@ def _choose(policy: Policy, state: State, look: Look, cause: Cause, now: float) 
     if cause is Cause.IDLE:
         high = rank_of("high")  # high and critical mean that an answer must not wait for a load
         worthwhile = [each for each in worthwhile if each.idle_seconds >= policy.idle_seconds and each.rank < high]
+        if not worthwhile and _figures_fine(policy, look.sample):
+            return Skip.FIGURES_FINE, "only the kernel says that memory is short: services that have work stay"
         if not worthwhile:
             return Skip.NOT_LONG_ENOUGH, "memory is short, but not for long enough to end services that have work"
     victim = worthwhile[0]
@@ -344,12 +348,19 @@ def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float)
         return Skip.EMPTY, "no engine runs here: other programs hold the memory"
     if look.releasing or any(each.leaves_by is not None and now < each.leaves_by for each in look.engines):
         return Skip.RELEASE_PENDING, "the memory of the last one is not back yet"
-    sample = look.sample
-    numbers_fine = sample.available_bytes >= policy.floor_bytes(sample.total_bytes) and cause is not Cause.OVER_BUDGET
-    pause = policy.doubt_seconds if numbers_fine else policy.cooldown_seconds
+    doubtful = _figures_fine(policy, look.sample) and cause is not Cause.OVER_BUDGET
+    pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
     if now - state.acted_at < pause:
         return Skip.COOL_DOWN, "somebody has just been evicted"
     return None
+
+
+def _figures_fine(policy: Policy, sample: Sample) -> bool:
+    """Whether so much is available that others could still start, whatever the kernel says.
+
+    macOS counts what is compressed: with most of the memory wired, a full browser is enough for its warning.
+    """
+    return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 
 
 def _order(candidate: Candidate) -> tuple[int, int, Key]:
@@ -372,7 +383,7 @@ def _why(look: Look, cause: Cause, victim: Candidate) -> str:
     said = sample.why or left
     frees = f"it holds {format_bytes(victim.frees_bytes)}"
     if cause is Cause.OVER_BUDGET:
-        return f"all engines hold {format_bytes(look.over_bytes)} more than this host's budget; {frees}"
+        return f"all engines hold {format_bytes(look.over_bytes)} more than its budget or its device allows; {frees}"
     if cause is Cause.IDLE:
         return f"memory is short ({said}), and it has had no work for {format_age(victim.idle_seconds)}; {frees}"
     return f"memory is {'critical' if cause is Cause.CRITICAL else 'short'} ({said}); {frees}"

@@ -53,7 +53,7 @@ class _Seat:
     news: trio.Event = attrs.field(factory=trio.Event)
     evicted: Evict | None = None  # until it is loaded again
     relapses: int = 0
-    others_bytes: int = 0  # what everybody else held when it was evicted
+    spare_bytes: int = 0  # what engines could have had when it was evicted
     displaced_at: float = _LONG_AGO  # when others had to go for it last
     load_seconds: float = 0.0
 
@@ -187,6 +187,10 @@ class Ledger:
                 claim.peak_bytes = max(claim.peak_bytes, claim.resident_bytes)
             claim.available_bytes = sample.available_bytes
         self._note_releases(sample, now)
+        if sample.level is not Level.UNKNOWN:
+            spare = self._spare_bytes()
+            for claim in self._claims():
+                claim.spare_bytes = max(claim.spare_bytes, spare)
 
     def decide(self, decision: Decision) -> None:
         """Take in what follows from the look, let start whoever fits now, and have go who has to."""
@@ -208,7 +212,7 @@ class Ledger:
         now, rules = trio.current_time(), self.rules
         if evict.cause is not Cause.DISPLACED:
             seat.relapses = seat.relapses + 1 if self._relapsed(claim, now) else 0
-            seat.others_bytes = self._others_bytes()
+            seat.spare_bytes = self._spare_bytes()
         seat.evicted = claim.leaves = evict
         claim.leaves_by = now + rules.gentle_seconds
         if evict.urgent:
@@ -227,7 +231,7 @@ class Ledger:
             seat = self._seats[key]
             assert seat.waiting is not None, "only those who wait are admitted"
             asked = seat.waiting
-            seat.claim = Claim(key, asked.need, trio.CancelScope(), asked.returns, self._others_bytes())
+            seat.claim = Claim(key, asked.need, trio.CancelScope(), asked.returns, self._spare_bytes())
             _wake(seat)
         for key, refusal in outcome.refused:
             self._refuse(self._seats[key], refusal)
@@ -347,28 +351,28 @@ class Ledger:
         return attrs.evolve(waiting, terms=seat.terms, dwell_seconds=self._dwell_seconds(seat), may_displace=may)
 
     def _dwell_seconds(self, seat: _Seat) -> float:
-        """How long memory has to be normal for it; others who have shrunk since make up for its relapses."""
+        """How long memory has to be normal for it; what others have given back since makes up for its relapses."""
         if seat.waiting is None or not seat.waiting.returns:
             return 0.0
         policy = self.rules.policy
-        shrunk = seat.others_bytes - self._others_bytes() >= policy.reclaim_bytes(self._sample.total_bytes)
-        return policy.dwell_seconds(0 if shrunk else seat.relapses)
+        eased = self._spare_bytes() - seat.spare_bytes >= policy.reclaim_bytes(self._sample.total_bytes)
+        return policy.dwell_seconds(0 if eased else seat.relapses)
 
     def _hurry(self, claim: Claim) -> None:
         claim.leaves_by = trio.current_time() + self.rules.urgent_seconds
         claim.hurried.set()
 
     def _relapsed(self, claim: Claim, now: float) -> bool:
-        """Whether its own return has brought the pressure back: soon after it, and nobody else has grown meanwhile."""
+        """Whether its own return has brought the pressure back: soon after it, and nobody else has taken more since."""
         policy, total = self.rules.policy, self._sample.total_bytes
         soon = claim.loaded_at is None or now - claim.loaded_at < policy.relapse_seconds
-        grown = self._others_bytes() - claim.others_bytes >= policy.reclaim_bytes(total)
-        return claim.returning and soon and not grown
+        squeezed = claim.spare_bytes - self._spare_bytes() >= policy.reclaim_bytes(total)
+        return claim.returning and soon and not squeezed
 
-    def _others_bytes(self) -> int:
-        """What of the host neither is available nor belongs to an engine."""
+    def _spare_bytes(self) -> int:
+        """What all engines could have: what they hold, what is coming back, and what is left."""
         held = sum(claim.holds_bytes for claim in self._claims()) + sum(each.size_bytes for each in self._releases)
-        return self._sample.total_bytes - self._sample.available_bytes - held
+        return self._sample.available_bytes + held
 
     @property
     def _taking_over(self) -> bool:

@@ -93,6 +93,9 @@ class Pressure:
         pids = self.ledger.pids()
         if not pids or (now - self._measured_at < pause and not self.ledger.unmeasured):
             return {}
+        fresh = self._before is None or self._before.level is not Level.CRITICAL
+        if sample.level is Level.CRITICAL and fresh and now - self._measured_at < 2 * MEASURE_SECONDS:
+            return {}  # every millisecond counts now, and what was measured lately is good enough to choose by
         self._measured_at = now
         return await self.memory.footprint(pids)
 

@@ -6,7 +6,7 @@ from llmkube.controller.render.marks import MODEL_LABEL, RUNTIME_LABEL, owned, s
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.names import SERVICE_LABEL
 from llmkube.k8s.workloads import PodMonitor
-from llmkube.runtimes.container import PORT_NAME, ContainerPlan
+from llmkube.runtimes.container import ContainerPlan
 
 _LABELS = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime", RUNTIME_LABEL))
 
@@ -16,11 +16,11 @@ def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any
 
     A metric that the engine calls otherwise than the autoscaler knows it is renamed.
     """
-    if not plan.metrics_port:
+    if not plan.metrics_port_name:
         return None
     metric = plan.hpa_metric
     endpoint: dict[str, Any] = {
-        "port": PORT_NAME if plan.metrics_port == plan.port else "metrics",
+        "port": plan.metrics_port_name,
         "path": plan.metrics_path,
         "interval": "30s",
         "relabelings": [

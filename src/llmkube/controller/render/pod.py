@@ -7,8 +7,7 @@ from llmkube.controller.render.marks import service_labels
 from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.runtimes.container import PORT_NAME, ContainerPlan
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.container import PORT_NAME, ContainerPlan, Places
 
 CACHE_FOLDER: Final = "/cache"
 """A folder that the engine may write to; it is gone with the pod."""
@@ -72,7 +71,7 @@ def priority_class(service: InferenceService, settings: WorkloadSettings) -> str
 def _engine(
     service: InferenceService, plan: ContainerPlan, storage: Storage, draft: Storage, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    places = {"model": storage.path, "cache": CACHE_FOLDER}
+    places = Places(model=storage.path, folder=storage.folder, draft=draft.path, cache=CACHE_FOLDER)
     resources: dict[str, Any] = {
         name: dict(amounts)
         for name, amounts in (("requests", plan.resources.requests), ("limits", plan.resources.limits))
@@ -80,9 +79,8 @@ def _engine(
     }
     if plan.resources.claims:
         resources["claims"] = [{"name": claim["name"]} for claim in plan.resources.claims]
-    ports = [{"name": PORT_NAME, "containerPort": plan.port, "protocol": "TCP"}]
-    if plan.metrics_port and plan.metrics_port != plan.port:
-        ports.append({"name": "metrics", "containerPort": plan.metrics_port, "protocol": "TCP"})
+    numbers = ((PORT_NAME, plan.port), *plan.extra_ports)
+    ports = [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in numbers]
     container: dict[str, Any] = {
         "name": plan.container_name,
         "image": plan.image,
@@ -93,11 +91,11 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": dict(service.spec.security_context or _ENGINE_CONTEXT),
     }
-    after = plan.render_words(plan.post_start, draft=draft.path, **places)
+    after = plan.render_words(plan.post_start, places)
     optional: Mapping[str, Any] = {
-        "command": plan.render_words(plan.command, draft=draft.path, **places),
-        "args": plan.render_words(plan.args, draft=draft.path, **places),
-        "env": plan.render_env(**places),
+        "command": plan.render_words(plan.command, places),
+        "args": plan.render_words(plan.args, places),
+        "env": plan.render_env(places),
         "resources": resources,
         "volumeMounts": mounts,
         "lifecycle": {"postStart": {"exec": {"command": after}}} if after else {},
@@ -110,7 +108,7 @@ def _volumes(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     volumes = [*storage.volumes, *(one for one in draft.volumes if one not in storage.volumes)]
     mounts = [*storage.mounts, *(one for one in draft.mounts if one not in storage.mounts)]
-    if Slot.CACHE in (*plan.command, *plan.args, *plan.post_start, *(variable.value for variable in plan.env)):
+    if plan.uses_cache:
         volumes.append({"name": "cache", "emptyDir": {}})
         mounts.append({"name": "cache", "mountPath": CACHE_FOLDER})
     if plan.shared_memory:

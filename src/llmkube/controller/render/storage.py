@@ -49,9 +49,10 @@ _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 
 @attrs.frozen
 class Storage:
-    """What a pod needs to have its weights: the path for the engine, volumes, mounts, and what runs before."""
+    """What a pod needs to have its weights: the engine's file, its folder, volumes, mounts, and what runs before."""
 
     path: str = ""
+    folder: str = ""
     volumes: tuple[dict[str, Any], ...] = ()
     mounts: tuple[dict[str, Any], ...] = ()
     init_containers: tuple[dict[str, Any], ...] = ()
@@ -249,6 +250,7 @@ def serving_storage(
         return _mounted(path, {"name": "models", "persistentVolumeClaim": claim}, CACHE_FOLDER)
     return Storage(
         path=path,
+        folder=posixpath.dirname(path),
         volumes=(_own_volume(service), *_fetch_volumes(settings)),
         mounts=({"name": "models", "mountPath": CACHE_FOLDER, "readOnly": True},),
         init_containers=(fetch_container(model, settings),),
@@ -271,7 +273,7 @@ def _own_volume(service: InferenceService) -> dict[str, Any]:
 
 def _mounted(path: str, volume: dict[str, Any], folder: str) -> Storage:
     mount = {"name": volume["name"], "mountPath": folder, "readOnly": True}
-    return Storage(path=path, volumes=(volume,), mounts=(mount,))
+    return Storage(path=path, folder=posixpath.dirname(path), volumes=(volume,), mounts=(mount,))
 
 
 def _fetch_volumes(settings: WorkloadSettings) -> tuple[dict[str, Any], ...]:

@@ -1,0 +1,95 @@
+{{/* Names are cut so that a pod's name, with its two random parts, is a DNS label and no part of it is lost. */}}
+{{- define "llmkube.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "llmkube.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 30 | trimSuffix "-" }}
+{{- else if contains (include "llmkube.name" .) .Release.Name }}
+{{- .Release.Name | trunc 30 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "llmkube.name" .) | trunc 30 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "llmkube.controller" -}}
+{{ include "llmkube.fullname" . }}-controller
+{{- end }}
+
+{{- define "llmkube.agent" -}}
+{{ include "llmkube.fullname" . }}-agent
+{{- end }}
+
+{{- define "llmkube.controllerAccount" -}}
+{{- default (include "llmkube.controller" .) .Values.controller.serviceAccount.name }}
+{{- end }}
+
+{{- define "llmkube.agentAccount" -}}
+{{- default (include "llmkube.agent" .) .Values.agents.serviceAccount.name }}
+{{- end }}
+
+{{/* What selects, for as long as the release lives: a Deployment's selector can never change. */}}
+{{- define "llmkube.selector" -}}
+app.kubernetes.io/name: {{ include "llmkube.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{/* On every object. Ours win over commonLabels: others select by them. */}}
+{{- define "llmkube.labels" -}}
+{{- $ours := dict
+  "app.kubernetes.io/name" (include "llmkube.name" .)
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service
+  "app.kubernetes.io/part-of" "llmkube"
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+}}
+{{- toYaml (merge $ours .Values.commonLabels) }}
+{{- end }}
+
+{{/* On the controller's pods: nothing that changes with the chart alone, which would restart them. */}}
+{{- define "llmkube.podLabels" -}}
+{{- $ours := include "llmkube.selector" . | fromYaml }}
+{{- $_ := set $ours "app.kubernetes.io/part-of" "llmkube" }}
+{{- toYaml (merge $ours .Values.controller.podLabels .Values.commonLabels) }}
+{{- end }}
+
+{{- define "llmkube.image" -}}
+{{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
+{{- $name := .Values.image.repository }}
+{{- if $registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $registry) $name }}{{ end }}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" $name .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* Roles and bindings as `llmkube rbac` prints them, under the release's names. Takes root, program, name, account. */}}
+{{- define "llmkube.roles" -}}
+{{- $root := .root }}
+{{- $scope := ternary "namespace" "cluster" (ne $root.Values.controller.namespace "") }}
+{{- $text := $root.Files.Get (printf "files/rbac/%s-%s.yaml" .program $scope) }}
+{{- $text = replace (printf "llmkube-%s" .program) .name $text }}
+{{- $text = replace "@RELEASE_NAMESPACE@" $root.Release.Namespace $text }}
+{{- $text = replace "@SERVED_NAMESPACE@" $root.Values.controller.namespace $text }}
+{{- $labels := include "llmkube.labels" $root | fromYaml }}
+{{- $account := .account }}
+{{- range splitList "\n---\n" $text }}
+{{- $object := fromYaml . }}
+{{- if not (has $object.kind (list "Namespace" "ServiceAccount")) }}
+{{- $_ := set $object.metadata "labels" $labels }}
+{{- range $object.subjects }}
+{{- $_ := set . "name" $account }}
+{{- end }}
+---
+{{ toYaml $object }}
+{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "llmkube.monitored" -}}
+{{- if or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled }}true{{ end }}
+{{- end }}

@@ -1,0 +1,265 @@
+"""`llmkube fetch`: what a Model's Job runs in a cluster: weights to a folder that engines can read, and what they are.
+
+```
+<model store>/…            downloads, verified, taken up where they broke off; private to whoever fetches
+<folder>/model.gguf        hard links to what is complete there, readable by every engine
+<folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp looks for
+<folder>/mmproj.gguf       what was named with --beside
+```
+
+The folder appears when all of it is there. What it holds is told in the container's termination log, as JSON: path,
+size, digest and the header's facts; of a failure, its reason and a sentence.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.units import format_bytes
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, guarded
+from llmkube.supervisor.status import fetch_reason, gguf_status
+from llmkube.supervisor.tokens import read_token_file
+from llmkube.weights.addresses import Policy, parse_networks
+from llmkube.weights.downloader import open_downloader
+from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError
+from llmkube.weights.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.gguf import read_header
+from llmkube.weights.hub import ENDPOINT
+from llmkube.weights.source import HubRepository, LocalFile, Source, parse_source, part_names, pick
+from llmkube.weights.store import DIGEST, open_store
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+"""Where Kubernetes looks for a container's last words."""
+
+_LINE_SECONDS: Final = 10.0
+_TEXT_CHARS: Final = 256  # of each text of the header; Kubernetes keeps 4096 bytes in all
+_SENTENCE_CHARS: Final = 1500
+_TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
+
+
+@attrs.frozen
+class Order:
+    """What to fetch, checked: the engine's own file first, others beside it."""
+
+    sources: tuple[Source, ...]
+    names: tuple[str, ...]
+    folder: Path
+    store: Path
+    sha256: str | None
+    endpoint: str
+    policy: Policy
+    token: str | None = attrs.field(repr=False)
+
+
+@click.command("fetch", context_settings=HELP)
+@click.argument("source", envvar="LLMKUBE_SOURCE")
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder that engines read.")
+@click.option("--model-store", type=click.Path(path_type=Path), required=True, help="Folder for downloads; same disk.")
+@click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
+@click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
+@click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
+@click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
+@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but fine.")
+@click.option(
+    "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="Where the result is told."
+)
+@guarded
+def fetch_weights(
+    *,
+    source: str,
+    folder: Path,
+    model_store: Path,
+    files: tuple[str, ...],
+    beside: tuple[str, ...],
+    sha256: str | None,
+    hf_token_file: Path | None,
+    hub_endpoint: str,
+    allow_private_sources: tuple[str, ...],
+    termination_log: Path,
+) -> None:
+    """Fetch a model into a folder, as a Model's Job does.
+
+    SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
+    or from HF_TOKEN; certificates to trust from SSL_CERT_FILE. Exit code 2: what was asked for cannot be had, and
+    another try would not help; 1: the network or the disk got in the way, and what has come is kept.
+    """
+    try:
+        names, sources = _sources(source, files, beside)
+        order = Order(
+            sources=sources,
+            names=names,
+            folder=folder,
+            store=model_store,
+            sha256=_digest(sha256),
+            endpoint=hub_endpoint,
+            policy=Policy(allowed=parse_networks(allow_private_sources)),
+            token=_token(hf_token_file),
+        )
+        result = trio.run(fetch_all, order)
+    except* LLMKubeError as group:
+        error = _first(group)
+        _tell(termination_log, {"reason": fetch_reason(error), "message": str(error)[:_SENTENCE_CHARS]})
+        raise CommandError(str(error), _exit_code(error)) from group
+    _tell(termination_log, result)
+    click.echo(f"{order.folder}: {format_bytes(result['sizeBytes'])}, {', '.join(result['files'])}")
+
+
+async def fetch_all(order: Order) -> dict[str, Any]:
+    """Fetch everything, show it in the folder, and return what it is.
+
+    Raises:
+        WeightsError: What was asked for is wrong; see `weights.errors`.
+        FetchError: The disk or the network got in the way.
+    """
+    limiter = trio.CapacityLimiter(4)
+    store = await trio.to_thread.run_sync(open_store, order.store, limiter=limiter)
+
+    async def token() -> str | None:
+        await trio.lowlevel.checkpoint()
+        return order.token
+
+    async with open_downloader(
+        store,
+        limiter=limiter,
+        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        rng=random.Random(),  # noqa: S311 - jitter, not a secret
+        endpoint=order.endpoint,
+    ) as downloader:
+        found = [
+            await fetch(
+                source,
+                store,
+                sha256=order.sha256 if index == 0 else None,
+                progress=_Lines(),
+                limiter=limiter,
+                downloader=downloader,
+                token=token,
+                policy=order.policy,
+            )
+            for index, source in enumerate(order.sources)
+        ]
+    return await trio.to_thread.run_sync(partial(_show, order, found), limiter=limiter)
+
+
+def publish(folder: Path, files: Mapping[str, Path]) -> None:
+    """Put hard links to complete files side by side, readable by everybody; the folder appears with all of them.
+
+    Raises:
+        FetchError: The disk fails, or knows no hard links.
+    """
+    fresh: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if _is_published(folder, files):
+            return
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        for name, file in files.items():
+            link = fresh / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, link, follow_symlinks=False)
+            link.chmod(0o644)
+        for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
+            inner.chmod(0o755)
+        # A folder with something in it cannot be replaced in one step; an engine that has a file open keeps it.
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(fresh.with_name(f"{fresh.name}-old"))
+        fresh.rename(folder)
+    except OSError as exc:
+        raise FetchError(f"cannot write to {folder}: {exc.strerror or exc}; it must be on the store's disk") from exc
+    finally:
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
+
+
+def _show(order: Order, found: Sequence[WeightsFile]) -> dict[str, Any]:
+    facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
+    parts = part_names(found[0].path.name)
+    first = "model.gguf" if len(parts) == 1 else parts[0]
+    files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
+    files |= {name: one.path for name, one in zip(order.names, found[1:], strict=True)}
+    publish(order.folder, files)
+    gguf = {
+        name: value[:_TEXT_CHARS] if isinstance(value, str) else value for name, value in gguf_status(facts).items()
+    }
+    return {
+        "path": first,
+        "sizeBytes": sum(one.size_bytes for one in found),
+        "sha256": found[0].sha256 or "",
+        "files": list(files)[:16],
+        "gguf": gguf,
+    }
+
+
+def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return there == set(files) and all((folder / name).samefile(file) for name, file in files.items())
+
+
+def _sources(
+    text: str, files: tuple[str, ...], beside: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+    """Return the names of what comes beside the engine's file, and the sources of it and of them."""
+    source = parse_source(text)
+    if isinstance(source, LocalFile):
+        raise SourceError(f"{source.path} is a file already; there is nothing to fetch")
+    if beside and not isinstance(source, HubRepository):
+        raise FileSetError("picks files from a Hugging Face repository, but spec.source does not name one")
+    others = [source.file(name) for name in beside] if isinstance(source, HubRepository) else []
+    return beside, (pick(source, files), *others)
+
+
+def _digest(text: str | None) -> str | None:
+    if text is not None and not DIGEST.fullmatch(text.lower()):
+        raise DigestMismatchError(f"{text!r} is not a digest of 64 hex digits")
+    return text
+
+
+def _token(file: Path | None) -> str | None:
+    if file is not None:
+        return read_token_file(file)
+    return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
+
+
+def _exit_code(error: LLMKubeError) -> ExitCode:
+    return ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
+
+
+def _first(error: BaseExceptionGroup[LLMKubeError] | LLMKubeError) -> LLMKubeError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _tell(log: Path, words: Mapping[str, Any]) -> None:
+    """Leave the last words; on a machine without such a place there is nobody to read them."""
+    with contextlib.suppress(OSError):
+        log.write_text(json.dumps(words, separators=(",", ":")), encoding="utf-8")
+
+
+@attrs.define(eq=False)
+class _Lines:
+    """Say how it goes, a line now and then: a container's log is no terminal."""
+
+    _last: tuple[str, str, int] = ("", "", -1)
+
+    def __call__(self, progress: Progress) -> None:
+        now = (progress.stage, progress.note, int(trio.current_time() // _LINE_SECONDS))
+        if now != self._last:
+            self._last = now
+            click.echo(str(progress), err=True)

@@ -1,0 +1,172 @@
+"""Write the objects that we own: only where they differ, only onto the state that was seen, and never somebody else's.
+
+* **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
+  defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each object
+  carries the digest of the manifest that it came from.
+* **Made** by an apply that does not force: on an object of that name which somebody else has made, it is a conflict of
+  field managers, and nothing is changed. So no read comes before it, and nobody can come in between.
+* **Changed** by an apply that forces, onto the very version that was compared: who wrote in between is not overwritten.
+* An object with our label but another owner (a predecessor of the same name that is still being collected) is left
+  alone until it is gone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_quantity
+from llmkube.controller.render.marks import DIGEST
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
+from llmkube.k8s.errors import ConflictError, NotFoundError
+from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.reflector import Cache, is_older
+from llmkube.k8s.resource import Key, Object
+
+T = TypeVar("T", bound=Object)
+
+_AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
+"""Fields whose values a server spells in its own way: 1000m is 1 to it."""
+
+
+class NameTakenError(UserError):
+    """An object of this name exists and is not ours to change."""
+
+
+@attrs.frozen
+class _Applied(Generic[T]):
+    manifest: Mapping[str, Any]
+    answer: T
+
+
+@attrs.define(eq=False)
+class Children(Generic[T]):
+    """All objects of one kind that the controller has made; `cache` holds those with our label."""
+
+    client: Client
+    kind: type[T]
+    cache: Cache[T] = attrs.field(factory=Cache)
+    _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
+
+    def get(self, key: Key) -> T | None:
+        """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
+        cached, last = self.cache.get(key), self._applied.get(key)
+        if last is None:
+            return cached
+        version = last.answer.metadata.resource_version
+        if cached is not None:
+            return last.answer if is_older(cached.metadata.resource_version, version) else cached
+        return last.answer if is_older(self.cache.position, version) else None
+
+    async def ensure(self, manifest: Mapping[str, Any]) -> T:
+        """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
+
+        Raises:
+            NameTakenError: There is an object of that name which is not this owner's.
+            ConflictError: It has changed meanwhile; look again.
+            ApiError: The API server could not or would not.
+        """
+        await trio.lowlevel.checkpoint()
+        key = Key.of(manifest)
+        live = self.get(key)
+        if live is None:
+            return await self._make(key, manifest)
+        owner = manifest["metadata"]["ownerReferences"][0]
+        if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
+            raise self._taken(key, f"belongs to another {owner['kind']}, or is being deleted; it is left alone")
+        if self._is_so(manifest, live):
+            return live
+        versioned = {**manifest["metadata"], "resourceVersion": live.metadata.resource_version}
+        return await self._apply(key, manifest, {**manifest, "metadata": versioned}, force=True)
+
+    async def remove(self, key: Key, owner_uid: str) -> None:
+        """Delete the object if it is there and this owner's."""
+        await trio.lowlevel.checkpoint()
+        live = self.get(key)
+        self._applied.pop(key, None)
+        if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
+            return
+        try:
+            await self.client.delete(self.kind, key, uid=live.metadata.uid, propagation="Background")
+        except NotFoundError:
+            return
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of an object whose owner is gone."""
+        self._applied.pop(key, None)
+
+    async def _make(self, key: Key, manifest: Mapping[str, Any]) -> T:
+        try:
+            return await self._apply(key, manifest, manifest, force=False)
+        except ConflictError as error:
+            raise self._taken(key, "exists and was made by somebody else; rename this one, or delete that") from error
+
+    async def _apply(self, key: Key, manifest: Mapping[str, Any], body: Mapping[str, Any], *, force: bool) -> T:
+        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER, force=force)
+        self._applied[key] = _Applied(manifest, answer)
+        return answer
+
+    def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
+        if live.metadata.annotations.get(DIGEST) != manifest["metadata"]["annotations"][DIGEST]:
+            return False
+        there = encode(live)
+        if fits(manifest, there):
+            return True
+        # Asked for before, and the server made something else of it: asking again would change nothing.
+        last = self._applied.get(live.key)
+        if last is None or last.manifest != manifest or last.answer.metadata.uid != live.metadata.uid:
+            return False
+        return _projected(manifest, encode(last.answer)) == _projected(manifest, there)
+
+    def _taken(self, key: Key, why: str) -> NameTakenError:
+        return NameTakenError(f'{self.kind.RESOURCE.kind} "{key.name}" {why}')
+
+
+def is_owned(obj: Object, owner_uid: str) -> bool:
+    """Whether an object is controlled by the owner with this uid."""
+    return any(owner.controller and owner.uid == owner_uid for owner in obj.metadata.owner_references)
+
+
+def owner_key(obj: Object, kind: str) -> Key | None:
+    """Return the owner of this kind that controls an object."""
+    for owner in obj.metadata.owner_references:
+        if owner.controller and owner.kind == kind:
+            return Key(obj.metadata.namespace, owner.name)
+    return None
+
+
+def fits(wanted: Any, there: Any, *, amount: bool = False) -> bool:
+    """Whether everything that is wanted is there; what is there besides does not count.
+
+    Lists have to be of the same length; nothing and an empty list or map are the same; amounts are compared by value.
+    """
+    if isinstance(wanted, Mapping):
+        held = there or {}
+        return isinstance(held, Mapping) and all(
+            fits(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        held = there or []
+        return len(held) == len(wanted) and all(
+            fits(one, other, amount=amount) for one, other in zip(wanted, held, strict=True)
+        )
+    return bool(wanted == there) or (amount and there is not None and _same_amount(wanted, there))
+
+
+def _same_amount(wanted: Any, there: Any) -> bool:
+    try:
+        return parse_quantity(wanted) == parse_quantity(there)
+    except UserError:
+        return False
+
+
+def _projected(wanted: Any, there: Any) -> Any:
+    """Return what is there of the fields that are wanted."""
+    if isinstance(wanted, Mapping) and isinstance(there, Mapping):
+        return {name: _projected(value, there.get(name)) for name, value in wanted.items()}
+    if isinstance(wanted, list | tuple) and isinstance(there, list | tuple) and len(wanted) == len(there):
+        return [_projected(one, other) for one, other in zip(wanted, there, strict=True)]
+    return there

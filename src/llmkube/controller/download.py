@@ -1,0 +1,328 @@
+"""A Model's phase where pods serve it: who brings its weights, and how far that is. Pure.
+
+| what is known | phase | reason |
+|---|---|---|
+| every service's engine fetches for itself, or nobody else could | Ready | RuntimeResolved |
+| the source cannot be fetched or mounted | Failed | SourceInvalid, SourceUnsupported, SourceNotAllowed, … |
+| `pvc://`, the claim is missing | Failed | PVCNotFound |
+| `pvc://`, the claim has no volume yet | Pending | PVCNotBound |
+| `pvc://`, the claim is bound | Ready | PVCModelReady |
+| a path on the nodes, below a folder that is allowed | Ready | NodePath |
+| every service fetches into a volume of its own | Ready | WorkloadResolved |
+| the weights of this very source are on the namespace's claim | Ready | ModelReady |
+| the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
+| the Job's pod cannot start | Pending | ImagePullBackOff, Unschedulable, … |
+| the Job's pod runs | Downloading | DownloadStarted |
+| nothing yet | Pending | Pending |
+
+That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
+and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
+"""
+
+import datetime
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import attrs
+
+from llmkube.base.units import format_bytes
+from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, settle
+from llmkube.controller.pods import ended, trouble_of
+from llmkube.controller.render.storage import (
+    CACHE_FOLDER,
+    FETCH,
+    SOURCE_FOLDER,
+    cache_key,
+    claimed,
+    published_name,
+    source_of,
+)
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.codec import DecodeError, decode, encode
+from llmkube.k8s.crd.meta import find_condition
+from llmkube.k8s.crd.model import GGUFStatus, Model
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+from llmkube.weights.errors import WeightsError
+from llmkube.weights.source import Elsewhere, HubRepository, LocalFile
+
+QUANTIZATION_MATCHES: Final = "QuantizationMatches"
+NO_RESULT: Final = "NoResult"
+
+Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
+
+
+@attrs.frozen
+class User:
+    """How one service wants its weights: its engine fetches for itself, or each of its pods does."""
+
+    brings_weights: bool = False
+    fetches_itself: bool = False
+
+
+@attrs.frozen
+class Supply:
+    """Who brings a Model's weights; for `nobody`, why."""
+
+    by: Bringer
+    reason: str = ""
+    message: str = ""
+
+
+@attrs.frozen
+class Fetched:
+    """What `llmkube fetch` has left in its container's termination message."""
+
+    path: str
+    size_bytes: int
+    sha256: str = ""
+    gguf: GGUFStatus | None = None
+    files: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Seen:
+    """What is known of a Model's download: its Job, that Job's pods, and for `pvc://` the claim."""
+
+    job: Job | None = None
+    pods: tuple[Pod, ...] = ()
+    claim: PersistentVolumeClaim | None = None
+
+
+def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSettings) -> Supply:
+    """Decide who brings a Model's weights.
+
+    Args:
+        model: The Model.
+        users: How each service that refers to it wants them.
+        settings: Which paths on nodes may be named.
+    """
+    fetchers = [user for user in users if not user.brings_weights]
+    brought = bool(users) and not fetchers and not model.spec.prefetch
+    try:
+        source = source_of(model.spec)
+        if isinstance(source, Elsewhere) and source.scheme == "pvc":
+            claimed(source)
+            return Supply("claim")
+    except WeightsError as error:
+        return Supply("runtime") if brought else Supply("nobody", error.reason, str(error))
+    if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
+        return _on_node(source, settings)
+    if brought:
+        return Supply("runtime")
+    if isinstance(source, Elsewhere):
+        advice = "use a signed https:// URL of the object, or copy it to a claim and write pvc://CLAIM/PATH"
+        message = f"{source.redacted} cannot be fetched over {source.scheme}: {advice}"
+        return Supply("nobody", "SourceUnsupported", message)
+    if isinstance(source, HubRepository) and model.spec.format != "gguf":
+        return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
+    if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
+        return Supply("pods")
+    return Supply("job")
+
+
+def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
+    """Return what a fetch that succeeded has left, or None when no pod tells."""
+    for pod in pods:
+        end = ended(pod, FETCH)
+        if end is None or end.exit_code:
+            continue
+        try:
+            said = json.loads(end.message)
+            gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
+            files = tuple(str(name) for name in said.get("files") or ())
+            return Fetched(str(said["path"]), int(said["sizeBytes"]), str(said.get("sha256") or ""), gguf, files)
+        except (ValueError, TypeError, KeyError, AttributeError, DecodeError):
+            continue
+    return None
+
+
+def is_remembered(model: Model) -> bool:
+    """Whether the status says that the weights of this very source are on the namespace's claim."""
+    return model.status.cache_key == cache_key(model.spec) and bool(model.status.path)
+
+
+def is_complete(job: Job | None) -> bool:
+    """Whether a Job has succeeded."""
+    return job is not None and _holds(job, "Complete")
+
+
+def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
+    """Decide a Model's phase; the table above."""
+    if supply.by == "nobody":
+        return Verdict("Failed", supply.reason, supply.message)
+    if supply.by == "runtime":
+        return Verdict("Ready", "RuntimeResolved", "the engine fetches it for itself")
+    if supply.by == "node":
+        return Verdict("Ready", "NodePath", "it is expected on every node that serves it")
+    if supply.by == "pods":
+        return Verdict("Ready", "WorkloadResolved", "each pod fetches it into a volume of its own")
+    if supply.by == "claim":
+        return _judge_claim(model, seen.claim)
+    return _judge_job(model, seen)
+
+
+def derive_supplied_status(
+    model: Model, supply: Supply, seen: Seen, *, users: Sequence[str] = (), now: datetime.datetime
+) -> dict[str, Any]:
+    """Return the status of a Model that pods serve, except what only a host could say.
+
+    Args:
+        model: The Model as observed.
+        supply: Who brings its weights.
+        seen: What is known of that.
+        users: The services that refer to it, by name, for one that is to be deleted.
+        now: The time of a condition that flips here.
+    """
+    verdict = judge_supply(model, supply, seen)
+    facts = _facts(model, supply, seen) if verdict.phase == "Ready" else {}
+    ready = verdict.phase == "Ready"
+    said = [
+        Statement(AVAILABLE, ready, verdict.reason, verdict.message),
+        _progressing(model, verdict, users),
+        Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
+        _quantization(model, facts.get("gguf") or {}),
+    ]
+    conditions = settle(said, model.status.conditions, generation=model.metadata.generation, now=now)
+    return {
+        "phase": verdict.phase,
+        **facts,
+        **({"lastUpdated": conditions[0]["lastTransitionTime"]} if ready else {}),
+        "conditions": conditions,
+    }
+
+
+def weights_path(model: Model, supply: Supply) -> str:
+    """Return where a pod finds the weights, once the Model is Ready; empty when only a finished fetch could tell."""
+    if supply.by == "job":
+        return model.status.path if is_remembered(model) else ""
+    if supply.by in ("runtime", "nobody"):
+        return ""
+    source = source_of(model.spec)
+    if isinstance(source, Elsewhere):
+        return f"{SOURCE_FOLDER}/{claimed(source).path}"
+    if isinstance(source, LocalFile):
+        return f"{SOURCE_FOLDER}/{posixpath.basename(source.path)}"
+    name = published_name(source)
+    return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
+
+
+def _is_allowed(source: LocalFile, settings: WorkloadSettings) -> bool:
+    path = posixpath.normpath(source.path)
+    return any(path.startswith(f"{folder.rstrip('/')}/") for folder in settings.host_paths)
+
+
+def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
+    if _is_allowed(source, settings):
+        return Supply("node")
+    allowed = ", ".join(settings.host_paths) or "none"
+    message = (
+        f"{source.path} is a path on a node, and pods may only have folders that the operator allows ({allowed}); copy "
+        "the file to a claim and write pvc://CLAIM/PATH, or let the operator allow its folder"
+    )
+    return Supply("nobody", "SourceNotAllowed", message)
+
+
+def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
+    source = source_of(model.spec)
+    assert isinstance(source, Elsewhere), "choose_supply has looked"
+    name = claimed(source).claim
+    if claim is None:
+        return Verdict("Failed", "PVCNotFound", f'there is no PersistentVolumeClaim "{name}" in this namespace')
+    if claim.status.phase != "Bound":
+        return Verdict("Pending", "PVCNotBound", f'PersistentVolumeClaim "{name}" is not bound to a volume yet')
+    return Verdict("Ready", "PVCModelReady", f'it is on PersistentVolumeClaim "{name}"')
+
+
+def _judge_job(model: Model, seen: Seen) -> Verdict:
+    job, fetched = seen.job, read_fetched(seen.pods)
+    if is_remembered(model):
+        return Verdict("Ready", "ModelReady", f"{model.status.size} on the namespace's volume")
+    if job is None:
+        return Verdict("Pending", "Pending", "waiting for the Job that fetches it")
+    if fetched is not None and _holds(job, "Complete"):
+        return Verdict("Ready", "ModelReady", f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
+    if _holds(job, "Complete"):
+        return Verdict("Pending", NO_RESULT, f"Job {job.key.name} has ended, and its pod has not told what it fetched")
+    reason, message = _failure(seen.pods)
+    if _holds(job, "Failed"):
+        failed = find_condition(job.status.conditions, "Failed")
+        said = (failed.reason, failed.message) if failed else ("", "")
+        return Verdict("Failed", reason or said[0] or "FetchFailed", message or said[1])
+    trouble = trouble_of(seen.pods)
+    if trouble is not None and not reason:
+        return Verdict("Pending", trouble.reason, trouble.message)
+    if any(pod.status.phase == "Running" for pod in seen.pods):
+        return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it")
+    if reason:
+        return Verdict("Downloading", reason, f"{message}; the Job tries again")
+    return Verdict("Pending", "Pending", f"Job {job.key.name} waits for its pod to start")
+
+
+def _failure(pods: Sequence[Pod]) -> tuple[str, str]:
+    """Return reason and message of the newest fetch that failed; both empty when none has said anything."""
+    newest = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
+    for pod in newest:
+        end = ended(pod, FETCH)
+        if end is None or not end.exit_code:
+            continue
+        if end.reason == "OOMKilled":
+            return "OOMKilled", "fetching was killed because it used more memory than its node has"
+        try:
+            said = json.loads(end.message)
+            return str(said["reason"]), str(said["message"])
+        except (ValueError, TypeError, KeyError):
+            tail = end.message.strip().splitlines()
+            return "FetchFailed", tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
+    return "", ""
+
+
+def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
+    """Return what the status tells about the weights: from the fetch that has just ended, or as it stands there."""
+    if supply.by != "job":
+        path = weights_path(model, supply)
+        return {"path": path} if path else {}
+    status, key = model.status, cache_key(model.spec)
+    if is_remembered(model):
+        facts: dict[str, Any] = {"size": status.size, "sha256": status.sha256, "path": status.path}
+        gguf, files = status.gguf, status.staged_files
+    else:
+        fetched = read_fetched(seen.pods)
+        assert fetched is not None, "it is Ready by what the fetch told"
+        facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
+        facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
+        gguf, files = fetched.gguf, fetched.files
+    facts = {name: value for name, value in facts.items() if value}
+    if gguf is not None:
+        facts["gguf"] = encode(gguf)
+    if len(files) > 1:
+        facts["stagedFiles"] = list(files)
+    return {"cacheKey": key, **facts}
+
+
+def _progressing(model: Model, verdict: Verdict, users: Sequence[str]) -> Statement:
+    if model.metadata.deletion_timestamp and users:
+        waits = f"it is deleted once nothing refers to it any more: {', '.join(sorted(users))}"
+        return Statement(PROGRESSING, holds=True, reason="InUse", message=waits)
+    return Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message)
+
+
+def _quantization(model: Model, gguf: Mapping[str, Any]) -> Statement:
+    """Say whether the file is quantized as the spec says; where either says nothing, nothing contradicts."""
+    wanted, found = model.spec.quantization or "", str(gguf.get("quantization") or "")
+    if not wanted or not found:
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message="nothing to compare")
+    if _plain(wanted) == _plain(found):
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
+    message = f"spec.quantization says {wanted}, the file's header says {found}: correct the one, or name another file"
+    return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
+
+
+def _plain(label: str) -> str:
+    return label.upper().replace("-", "_").strip()
+
+
+def _holds(job: Job, kind: str) -> bool:
+    found = find_condition(job.status.conditions, kind)
+    return found is not None and found.status == "True"

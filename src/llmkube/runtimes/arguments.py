@@ -1,0 +1,105 @@
+"""A command line in the making: which field has found which flag, and what the user has written himself."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.fields import slots
+from llmkube.runtimes.plan import EngineInfo, PlanError
+
+EXTRA_ARGS: Final = "spec.extraArgs"
+FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
+
+
+def flag_of(arg: str) -> str:
+    """The flag that an argument is or starts with (`--x=1`), or nothing for a value; `--a_b` is `--a-b`."""
+    name = arg.partition("=")[0]
+    if not FLAG.fullmatch(name):
+        return ""
+    return name.replace("_", "-") if name.startswith("--") else name  # llama-server and argparse users take both
+
+
+def flags_in(args: Sequence[str]) -> frozenset[str]:
+    """Return the flags that are used in these arguments."""
+    return frozenset(filter(None, map(flag_of, args)))
+
+
+@attrs.define(eq=False)
+class CommandLine:
+    """A command line that is being written, and the fields that have found a place in it.
+
+    Attributes:
+        given: The flags that the user has written himself.
+        engine: Who will read it, where that is known: a flag that it lacks is not written. None takes every flag.
+        argv: The words so far.
+        honoured: Paths of the fields that have had an effect.
+    """
+
+    given: frozenset[str] = frozenset()
+    engine: EngineInfo | None = None
+    argv: list[str] = attrs.Factory(list)
+    honoured: set[str] = attrs.Factory(set)
+
+    def knows(self, flag: str) -> bool:
+        """Whether the engine understands a flag, as far as we know."""
+        return self.engine is None or flag in self.engine.flags
+
+    def add(self, path: str, flag: str, *values: object) -> None:
+        """Write the flag for the field at `path`, if the engine knows it.
+
+        Raises:
+            PlanError: The user has written the same flag himself: one of the two would be ignored.
+        """
+        if not self.knows(flag):
+            return
+        if flag in self.given:
+            raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
+        self.argv += [flag, *map(_word, values)]
+        self.honoured.add(path)
+
+    def default(self, *spellings: str, value: object = None) -> None:
+        """Write a flag of ours in the first spelling that the engine knows, unless the user chose one of them."""
+        flag = next(filter(self.knows, spellings), None)
+        if flag and not self.given.intersection(spellings):
+            self.argv += [flag] if value is None else [flag, _word(value)]
+
+    def add_block(self, block: Any, path: str, flags: Mapping[str, str]) -> None:
+        """Write what a block of options says, by a table from attributes to flags.
+
+        A switch's flag may be followed by `|` and the one that turns it off; either may be empty, where the engine
+        does that anyway. What has its default is not written.
+        """
+        for slot in slots(block.__class__):
+            value = getattr(block, slot.attribute)
+            if slot.attribute not in flags or value is None or value == slot.default:
+                continue
+            flag, below = flags[slot.attribute], f"{path}.{slot.key}"
+            if isinstance(value, bool):
+                on, _, off = flag.partition("|")
+                if word := on if value else off:
+                    self.add(below, word)
+                else:
+                    self.honoured.add(below)
+            else:
+                self.add(below, flag, *(value if isinstance(value, tuple) else (value,)))
+
+
+def refuse_owned(args: Iterable[str], owned: Mapping[str, str]) -> None:
+    """Refuse flags that are somebody else's to decide.
+
+    Args:
+        args: The user's own arguments.
+        owned: Who decides, by flag: a field, or a place where it belongs.
+
+    Raises:
+        PlanError: The first of them, with where to write it instead.
+    """
+    for arg in args:
+        if owner := owned.get(flag_of(arg)):
+            raise PlanError(f"{flag_of(arg)} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else str(value)  # a slot stays one

@@ -1,0 +1,321 @@
+"""What a runtime is, and the draft on which it writes a service's container.
+
+A runtime is a pure function from a `Draft` to a `ContainerPlan`, with its name and its options. The draft knows what
+all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and plug-ins use the
+same one; `docs/adding-a-runtime.md` is the guide.
+"""
+
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.meta import SecretKeySelector
+from llmkube.k8s.crd.model import FORMATS, Model, ModelSpec
+from llmkube.k8s.crd.placement import EndpointSpec
+from llmkube.runtimes.arguments import CommandLine, refuse_owned
+from llmkube.runtimes.container import PORT_NAME, ContainerPlan, Probe, Probes, Resources, ScalingMetric, Variable
+from llmkube.runtimes.gpu import stack_of
+from llmkube.runtimes.images import Images
+from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.weights.errors import SourceError
+from llmkube.weights.gguf import GGUFFacts
+from llmkube.weights.source import Elsewhere, HubRepository, LocalFile, Source, WebFile, parse_source
+
+SOURCE: Final = "Model.spec.source"
+ANY_ADDRESS: Final = "::"
+"""All addresses of both families: an IPv6 socket on Linux takes IPv4 as well."""
+
+_HUB_HOSTS: Final = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
+_SECRET_FLAGS: Final = dict.fromkeys(
+    ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
+    "a Secret, by spec.env: everybody may read a command line",
+)
+_FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
+_DEFAULT_PATH: Final = EndpointSpec().path
+_PATHS: Final = {"chat": _DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
+
+
+def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: if the service says so."""
+    return bool(spec.skip_model_init)
+
+
+def fetches_always(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: yes; what is mounted it can read as well."""
+    return True
+
+
+def fetches_repositories(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: if told, and a whole Hugging Face repository in any case."""
+    return fetches_if_told(spec, model) or (not model.files and hub_repository(model.source) is not None)
+
+
+@attrs.frozen(kw_only=True)
+class Runtime:
+    """One inference engine in a container.
+
+    Attributes:
+        name: The value of `spec.runtime`.
+        plan: Writes the container; pure.
+        fetches: Whether the engine brings its own weights, so that nobody fetches for it; pure.
+        reads: The `spec.format` values that it can be handed; for the runtimes that come with LLMKube
+            `k8s.crd.pairing` says it.
+        config: The class of its own options (a wire class, see `k8s.fields`), if it has any.
+        config_key: The field of the InferenceService's spec that holds them, such as `echoConfig`.
+    """
+
+    name: str
+    plan: "Callable[[Draft], ContainerPlan]"
+    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
+    reads: tuple[str, ...] = FORMATS
+    config: type[Any] | None = None
+    config_key: str = ""
+
+
+def hub_repository(source: str) -> HubRepository | None:
+    """Return the Hugging Face repository that a source names as a whole, a web page's address included; None if none.
+
+    Raises:
+        PlanError: The source is malformed.
+    """
+    parsed = parsed_source(source)
+    if isinstance(parsed, HubRepository):
+        return parsed
+    if not isinstance(parsed, WebFile) or parsed.url.host not in _HUB_HOSTS:
+        return None
+    steps = [urllib.parse.unquote(step) for step in parsed.url.path.split("/") if step]
+    match steps:
+        case [owner, name] | [owner, name, "tree", "main"]:
+            text = f"{owner}/{name}"
+        case [owner, name, "tree", revision]:
+            text = f"{owner}/{name}@{revision}"
+        case _:
+            return None
+    page = parsed_source(text)
+    return page if isinstance(page, HubRepository) and owner not in ("datasets", "spaces") else None
+
+
+def parsed_source(source: str) -> Source:
+    """Return what a source means.
+
+    Raises:
+        PlanError: It is malformed.
+    """
+    try:
+        return parse_source(source)
+    except SourceError as exc:
+        raise PlanError(str(exc).removeprefix("spec.source: "), field=SOURCE) from exc
+
+
+@attrs.define(eq=False, kw_only=True)
+class Draft:
+    """A container that a runtime is writing.
+
+    Attributes:
+        runtime: Who writes.
+        service: What is asked.
+        model: Of which Model.
+        facts: What the weights' header says, where somebody has read it.
+        images: What the operator has to say about images.
+        resources: What a replica requests; GPUs are counted there.
+        config: The runtime's own options, decoded; None if it has none or the service gives none.
+        line: The command line; a field is honoured once it has found a place there.
+        env: Our variables; the user's come last, by themselves.
+    """
+
+    runtime: Runtime
+    service: InferenceService
+    model: Model
+    facts: GGUFFacts | None = None
+    images: Images = Images()
+    resources: Resources = Resources()
+    config: Any = None
+    line: CommandLine
+    env: list[Variable] = attrs.Factory(list)
+
+    @property
+    def spec(self) -> InferenceServiceSpec:
+        """What is asked."""
+        return self.service.spec
+
+    @property
+    def name(self) -> str:
+        """The service's name, by which clients ask for the model."""
+        return self.service.metadata.name
+
+    @property
+    def mode(self) -> str:
+        """What the engine shall offer: `chat`, `embedding` or `rerank`."""
+        return mode_of(self.spec)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the engine brings its own weights."""
+        return self.runtime.fetches(self.spec, self.model.spec)
+
+    @property
+    def source(self) -> Source:
+        """Where the weights come from."""
+        return parsed_source(self.model.spec.source)
+
+    def honour(self, *paths: str) -> None:
+        """Say that fields have had an effect other than on the command line."""
+        self.line.honoured.update(paths)
+
+    def refuse(self, owned: Mapping[str, str]) -> None:
+        """Refuse flags in `spec.extraArgs` that are decided elsewhere, and those that would show a secret.
+
+        Args:
+            owned: Who decides, by flag.
+
+        Raises:
+            PlanError: The first of them.
+        """
+        refuse_owned(self.spec.extra_args, {**_SECRET_FLAGS, **owned})
+
+    def port(self, default: int) -> int:
+        """Return the port to listen on: the runtime's own unless the service names one."""
+        self.honour("spec.containerPort")
+        return self.spec.container_port or default
+
+    def add_listener(self, host_flag: str, port_flag: str, port: int) -> None:
+        """Write where to listen: on all addresses unless the service names one."""
+        if self.spec.bind_address:
+            self.line.add("spec.bindAddress", host_flag, self.spec.bind_address)
+        else:
+            self.line.default(host_flag, value=ANY_ADDRESS)
+        self.line.argv += [port_flag, str(port)]
+
+    def weights(self) -> str:
+        """Return the word for the weights that somebody fetches or mounts: their file, or the folder of several.
+
+        Raises:
+            PlanError: The engine shall bring its own, and the source is nothing that is mounted.
+        """
+        if self.fetches and not isinstance(self.source, LocalFile | Elsewhere):
+            raise PlanError(f"{self.runtime.name} cannot fetch this itself: name a Hugging Face repository, a pvc:// "
+                            "volume or a path, or leave spec.skipModelInit out", field=SOURCE)  # fmt: skip
+        if isinstance(self.source, Elsewhere) and self.source.scheme == "s3" and self.fetches:
+            raise PlanError(f"{self.runtime.name} cannot read a bucket itself: leave spec.skipModelInit out",
+                            field="spec.skipModelInit")  # fmt: skip
+        self.honour(SOURCE)
+        return Slot.FOLDER if len(self.model.spec.files) > 1 else Slot.MODEL
+
+    def repository(self, cache_variable: str = "HF_HOME") -> HubRepository | None:
+        """Return the repository that the engine fetches for itself; None if it is handed files.
+
+        Args:
+            cache_variable: What tells it where to keep what it fetches; empty if nothing has to.
+        """
+        found = hub_repository(self.model.spec.source) if self.fetches else None
+        if found is not None:
+            self.honour(SOURCE)
+            if cache_variable:
+                self.env.append(Variable(cache_variable, Slot.CACHE))
+        return found
+
+    def add_token(self, ref: SecretKeySelector | None, path: str, *names: str) -> None:
+        """Hand the engine its Hugging Face token: the one that `path` refers to, else the Model's own.
+
+        Args:
+            ref: The key of a Secret that the service names.
+            path: The field that holds it.
+            *names: The variables to set; `HF_TOKEN` if none is named.
+        """
+        if ref is None and self.model.spec.source_secret_ref is not None and self.fetches:
+            path = "Model.spec.sourceSecretRef"
+            ref = SecretKeySelector(name=self.model.spec.source_secret_ref.name, key="HF_TOKEN")
+        if ref is not None:
+            self.honour(*(f"{path}.{key}" for key in ("name", "key", "optional")))
+            self.env += [Variable.from_secret(name, ref) for name in names or ("HF_TOKEN",)]
+
+    def finish(
+        self,
+        *,
+        container_name: str,
+        port: int,
+        probes: Probes,
+        image: str = "",
+        image_key: str = "",
+        command: tuple[str, ...] = (),
+        extra_args: bool = True,
+        endpoint_path: str = "",
+        hpa_metric: ScalingMetric | None = None,
+        metrics_port_name: str = PORT_NAME,
+        **further: Any,
+    ) -> ContainerPlan:
+        """Return the plan: what the runtime decides, and what every container takes from its service.
+
+        Args:
+            container_name: What the container is called.
+            port: As `port` returned it.
+            probes: The runtime's; those of the service are merged into them.
+            image: The runtime's own image where `images` has none pinned.
+            image_key: The runtime whose image it uses; empty for its own.
+            command: The runtime's entrypoint; empty leaves the image's.
+            extra_args: Whether the command line ends with `spec.extraArgs`.
+            endpoint_path: What the engine answers; empty for OpenAI's paths by `spec.mode`.
+            hpa_metric: As in the plan.
+            metrics_port_name: As in the plan.
+            **further: The plan's other attributes.
+
+        Raises:
+            PlanError: There is no image.
+        """
+        spec = self.spec
+        self.honour("spec.image", "spec.command", "spec.env", "spec.skipModelInit", "spec.endpoint.path")
+        self.honour(*(f"spec.probeOverrides.{name}" for name in ("startup", "liveness", "readiness")))
+        if extra_args:
+            self.honour("spec.extraArgs")
+            self.line.argv += spec.extra_args
+        if not self.fetches:
+            self.honour(*(f"Model.spec.{path}" for path in _FETCHED))
+        stack = stack_of(self.model.spec) if self.resources.on_gpu else ""
+        return ContainerPlan(
+            runtime=self.runtime.name,
+            container_name=container_name,
+            image=spec.image or self.images.choose(image_key or self.runtime.name, stack, default=image),
+            port=port,
+            command=spec.command or command,
+            args=tuple(self.line.argv),
+            env=self._environment(),
+            probes=self._probes(probes),
+            resources=self.resources,
+            needs_model_init=not self.fetches,
+            endpoint_path=self._endpoint_path(endpoint_path),
+            hpa_metric=hpa_metric,
+            metrics_port_name=metrics_port_name,
+            **further,
+        )
+
+    def _environment(self) -> tuple[Variable, ...]:
+        """Ours, then the user's; a name that is there twice is what was said last, as in a pod."""
+        variables: dict[str, Variable] = {}
+        theirs = [Variable(each.name, each.value or "", each.value_from) for each in self.spec.env]
+        for variable in (*self.env, *theirs):
+            variables.pop(variable.name, None)
+            variables[variable.name] = variable
+        return tuple(variables.values())
+
+    def _probes(self, probes: Probes) -> Probes:
+        overrides = self.spec.probe_overrides
+
+        def merged(probe: Probe, override: Mapping[str, Any] | None) -> Probe:
+            return attrs.evolve(probe, override=override) if override else probe
+
+        if overrides is None:
+            return probes
+        return Probes(
+            startup=merged(probes.startup, overrides.startup),
+            liveness=merged(probes.liveness, overrides.liveness),
+            readiness=merged(probes.readiness, overrides.readiness),
+        )
+
+    def _endpoint_path(self, runtimes_own: str) -> str:
+        if self.spec.endpoint.path != _DEFAULT_PATH:
+            return self.spec.endpoint.path
+        return runtimes_own or _PATHS[self.mode]

@@ -1,0 +1,29 @@
+"""Any container: the service brings image, arguments and probes, LLMKube the weights, GPUs, Service and life cycle."""
+
+from typing import Final
+
+from llmkube.runtimes.container import ContainerPlan, Probes, Variable
+from llmkube.runtimes.draft import Draft, Runtime
+from llmkube.weights.source import Elsewhere, LocalFile
+
+PORT: Final = 8080
+MODEL_PATH: Final = "MODEL_PATH"
+"""The variable that says where the weights lie; in `spec.args` Kubernetes replaces `$(MODEL_PATH)` by it."""
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container as the service describes it."""
+    draft.refuse({})
+    draft.line.argv += draft.spec.args
+    draft.honour("spec.args")
+    if not draft.fetches or isinstance(draft.source, LocalFile | Elsewhere):
+        draft.env.append(Variable(MODEL_PATH, draft.weights()))
+    return draft.finish(
+        container_name="inference-server",
+        port=draft.port(PORT),
+        probes=Probes.tcp(),
+        metrics_port_name="",
+    )
+
+
+RUNTIME: Final = Runtime(name="generic", plan=plan)

@@ -1,0 +1,35 @@
+"""A Helm repository as users have it: what `make chart` writes, behind a web server."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from charts.helm_runs import CHART, run
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def package(folder: Path) -> None:
+    """Do what `make chart` does, into another folder."""
+    run("helm", "package", "--destination", str(folder), str(CHART))
+    run("helm", "repo", "index", str(folder))
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on a free port of this machine, and yield its URL."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,391 @@
+"""The chart as the real helm renders it: well formed for Kubernetes, true to the programs, and alike where it must be."""
+
+import json
+from functools import cache
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from kubernetes.client import models
+
+from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
+from llmkube import __version__
+from llmkube.cli.controller import controller
+from llmkube.cli.listing import list_objects
+from llmkube.cli.main import cli
+from llmkube.k8s.crd.inferenceservice import PRIORITIES
+from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.names import SERVICE_LABEL
+
+MODELS = {
+    ("apps/v1", "Deployment"): models.V1Deployment,
+    ("networking.k8s.io/v1", "NetworkPolicy"): models.V1NetworkPolicy,
+    ("policy/v1", "PodDisruptionBudget"): models.V1PodDisruptionBudget,
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"): models.V1ClusterRole,
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): models.V1ClusterRoleBinding,
+    ("rbac.authorization.k8s.io/v1", "Role"): models.V1Role,
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"): models.V1RoleBinding,
+    ("scheduling.k8s.io/v1", "PriorityClass"): models.V1PriorityClass,
+    ("v1", "ConfigMap"): models.V1ConfigMap,
+    ("v1", "Pod"): models.V1Pod,
+    ("v1", "Secret"): models.V1Secret,
+    ("v1", "Service"): models.V1Service,
+    ("v1", "ServiceAccount"): models.V1ServiceAccount,
+}
+"""Types that refuse unknown fields and wrong values."""
+
+SELECTOR = {"app.kubernetes.io/name": "llmkube", "app.kubernetes.io/instance": "llmkube"}
+SELECTOR |= {"app.kubernetes.io/component": "controller"}
+
+rendered = cache(lambda variant: render(*VARIANTS[variant]))
+
+
+def deployment(variant="default"):
+    return named(rendered(variant), "Deployment")["llmkube-controller"]
+
+
+def pod_of(workload):
+    return workload["spec"]["template"]["spec"]
+
+
+def container(variant="default"):
+    (only,) = pod_of(deployment(variant))["containers"]
+    return only
+
+
+# -- form ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_helm_finds_nothing_to_say(variant):
+    """`helm lint --strict` passes, with these values."""
+    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), *VARIANTS[variant])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_manifest_has_the_fields_of_its_kind(variant):
+    """No field is misspelled or of a wrong type, and no two objects share kind, namespace and name."""
+    seen = set()
+    for each in rendered(variant):
+        place = (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+        assert place not in seen
+        seen.add(place)
+        if each["kind"] == "CustomResourceDefinition" or each["apiVersion"] == "monitoring.coreos.com/v1":
+            continue  # judged below
+        MODELS[each["apiVersion"], each["kind"]].model_validate(each)
+
+
+@pytest.mark.parametrize("variant", ["everything", "pod-monitor"])
+def test_monitors_have_the_fields_of_the_prometheus_operator(variant):
+    """Facts: the API reference of monitoring.coreos.com/v1; serviceDiscoveryRole came with operator 0.80."""
+    monitors = [each for each in rendered(variant) if each["kind"] in ("ServiceMonitor", "PodMonitor")]
+    assert len(monitors) == 2
+    for each in monitors:
+        lists = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
+        allowed = {"selector", "namespaceSelector", "serviceDiscoveryRole", lists[each["kind"]]}
+        assert set(each["spec"]) <= allowed
+        (endpoint,) = each["spec"][lists[each["kind"]]]
+        assert set(endpoint) == {"port", "path", "interval", "relabelings"}
+        assert endpoint["relabelings"][0]["targetLabel"] == "job"
+        assert each["metadata"]["labels"].get("release") == ("prometheus" if each["kind"] == "ServiceMonitor" else None)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_object_goes_astray(variant):
+    """What has a namespace is in the release's, or in the one that is looked after; the rest has none."""
+    clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass")
+    for each in rendered(variant):
+        namespace = each["metadata"].get("namespace")
+        served = variant == "one-namespace" and each["kind"] in ("Role", "RoleBinding")
+        assert (namespace is None) == (each["kind"] in clusterwide), each["metadata"]
+        assert namespace in (None, NAMESPACE) or (served and namespace == "ml")
+
+
+# -- values -------------------------------------------------------------------------------------------------------------
+
+
+def paths(schema, path=()):
+    for name, inner in schema.get("properties", {}).items():
+        yield (*path, name)
+        yield from paths(inner, (*path, name))
+
+
+def test_every_value_that_the_schema_allows_is_in_the_values_file():
+    """So values.yaml, with its comments, is the whole reference; helm refuses the reverse."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for path in paths(schema):
+        place = values
+        for name in path:
+            assert name in place, path
+            place = place[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("controler.replicas=2", "additional properties 'controler' not allowed"),
+        ("controller.replicas=two", "/controller/replicas"),
+        ("controller.accelerators[0]=tpu", "/controller/accelerators/0"),
+        ("image.digest=latest", "/image/digest"),
+        ("networkPolicy.apiServer.ports[0]=70000", "/networkPolicy/apiServer/ports/0"),
+        ("metrics.podMonitor.enabled=true", "controller.port is 0: there is nothing to scrape"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(change, said):
+    """helm stops before anything is applied, and names the value."""
+    assert said in run("helm", "template", "llmkube", str(CHART), "--set", change, code=1)
+
+
+def test_two_monitors_of_one_pod_are_refused():
+    """Both would write every series twice."""
+    said = run("helm", "template", "a", str(CHART), "-f", EVERYTHING, "--set", "metrics.podMonitor.enabled=true", code=1)
+    assert "both enabled" in said
+
+
+def test_the_chart_is_of_the_program_s_version():
+    """The default tag is the version of this tree."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+    assert container()["image"].endswith(f"/llmkube:{__version__}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "image"),
+    [
+        ("image.registry=r.example.com", f"r.example.com/defilantech/llmkube:{__version__}"),
+        ("image.registry=,image.repository=llmkube,image.tag=dev", "llmkube:dev"),
+        ("global.imageRegistry=m.example.com:5000/proxy/", f"m.example.com:5000/proxy/defilantech/llmkube:{__version__}"),
+        (f"image.tag=dev,image.digest=sha256:{'0' * 64}", f"ghcr.io/defilantech/llmkube@sha256:{'0' * 64}"),
+    ],
+)
+def test_an_image_may_come_from_anywhere(changes, image):
+    """Registry and repository are apart, the mirror wins over the registry and a digest over the tag."""
+    objects = render("--set", changes)
+    test = named(objects, "Pod")["llmkube-test"]
+    workload = named(objects, "Deployment")["llmkube-controller"]
+    assert {pod_of(workload)["containers"][0]["image"], test["spec"]["containers"][0]["image"]} == {image}
+
+
+# -- what is generated --------------------------------------------------------------------------------------------------
+
+
+def printed(*command):
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_definitions_are_those_of_the_classes():
+    """files/crds.yaml is what `make manifests` would write now: if this fails, run it."""
+    assert (CHART / "files" / "crds.yaml").read_text() == printed("crds")
+
+
+@pytest.mark.parametrize("program", ["agent", "controller"])
+@pytest.mark.parametrize(("scope", "args"), [("cluster", ()), ("namespace", ("-n", "@SERVED_NAMESPACE@"))])
+def test_the_roles_are_those_of_the_programs(program, scope, args):
+    """files/rbac is what `make manifests` would write now: if this fails, run it."""
+    written = (CHART / "files" / "rbac" / f"{program}-{scope}.yaml").read_text()
+    assert written == printed("rbac", program, "--lease-namespace", "@RELEASE_NAMESPACE@", *args)
+
+
+def test_rendering_changes_nothing_in_a_definition():
+    """Every bound, rule and default of the classes arrives in the cluster, through helm's own YAML."""
+    definitions = named(rendered("default"), "CustomResourceDefinition")
+    assert len(definitions) == len(all_crds())
+    for crd in all_crds():
+        found = definitions[crd["metadata"]["name"]]
+        assert found["spec"] == crd["spec"]
+        assert found["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize("variant", ["default", "one-namespace"])
+@pytest.mark.parametrize("program", ["agent", "controller"])
+def test_the_rendered_roles_grant_what_the_program_prints(variant, program):
+    """Kind, name, namespace, rules and subject are those of `llmkube rbac`, for a release called llmkube."""
+    args = ("-n", "ml") if variant == "one-namespace" else ()
+    for wanted in yaml.safe_load_all(printed("rbac", program, *args)):
+        if wanted["kind"] == "Namespace":
+            continue
+        found = [
+            each
+            for each in rendered(variant)
+            if (each["kind"], each["metadata"]["name"]) == (wanted["kind"], wanted["metadata"]["name"])
+        ]
+        (found,) = found
+        assert found["metadata"].get("namespace") == wanted["metadata"].get("namespace")
+        assert {key: found.get(key) for key in ("rules", "roleRef", "subjects")} == {
+            key: wanted.get(key) for key in ("rules", "roleRef", "subjects")
+        }
+
+
+def test_one_namespace_needs_nothing_clusterwide_but_the_definitions():
+    """A release for one namespace can be installed without rights on roles of the cluster."""
+    kinds = {each["kind"] for each in rendered("one-namespace")}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
+
+
+def test_another_release_has_names_of_its_own():
+    """Two releases share no name, and every binding is about the release's own account and namespace."""
+    objects = render("--set", "controller.namespace=ml", release="second", namespace="elsewhere")
+    for each in objects:
+        if each["kind"] not in ("CustomResourceDefinition", "PriorityClass"):
+            assert each["metadata"]["name"].startswith("second-llmkube")
+        for subject in each.get("subjects", ()):
+            assert (subject["namespace"], subject["name"][:14]) == ("elsewhere", "second-llmkube")
+    roles = json.dumps([each for each in objects if "Role" in each["kind"]])
+    assert "_NAMESPACE@" not in roles
+    assert "llmkube-system" not in roles
+    workload = named(objects, "Deployment")["second-llmkube-controller"]
+    assert "--lease-namespace=elsewhere" in pod_of(workload)["containers"][0]["args"]
+
+
+# -- the controller -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["default", "openshift", "one-namespace"])
+def test_the_controller_takes_its_arguments(variant):
+    """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
+    program, *args = container(variant)["args"]
+    assert program == "controller"
+    context = controller.make_context("controller", list(args), resilient_parsing=False)
+    assert context.params["lease_namespace"] == NAMESPACE
+
+
+def test_the_controller_is_probed_as_soon_as_it_has_a_port():
+    """`controller.port` is 0 by default exactly while `llmkube controller` has no --port."""
+    has_port = any("--port" in option.opts for option in controller.params)
+    assert ("readinessProbe" in container()) == has_port, "set controller.port in values.yaml to the controller's default"
+
+
+def test_probes_go_to_the_port_that_the_controller_is_given():
+    """Liveness asks /healthz and readiness /readyz, on the named port, which is the one in the arguments."""
+    seen = container("everything")
+    assert seen["ports"] == [{"name": "metrics", "containerPort": 8081, "protocol": "TCP"}]
+    assert "--port=8081" in seen["args"]
+    asked = {kind: seen[f"{kind}Probe"]["httpGet"] for kind in ("liveness", "readiness")}
+    assert asked == {
+        "liveness": {"path": "/healthz", "port": "metrics"},
+        "readiness": {"path": "/readyz", "port": "metrics"},
+    }
+
+
+def test_the_helm_test_takes_its_arguments():
+    """`llmkube list` knows what `helm test` calls it with."""
+    for variant in ("default", "one-namespace"):
+        (only,) = named(rendered(variant), "Pod")["llmkube-test"]["spec"]["containers"]
+        assert only["args"][0] == "list"
+        list_objects.make_context("list", only["args"][1:], resilient_parsing=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pods_meet_the_restricted_standard(variant):
+    """Pod Security "restricted": no root, no escalation, no capability, seccomp on; and a read-only root."""
+    for pod in (pod_of(deployment(variant)), named(rendered(variant), "Pod")["llmkube-test"]["spec"]):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["securityContext"].get("runAsUser") == (None if str(OPENSHIFT) in VARIANTS[variant] else 65532)
+        (only,) = pod["containers"]
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("variant", ["default", "everything", "pod-monitor"])
+def test_one_set_of_labels_selects_the_pods(variant):
+    """Deployment, budget, policy, Service and monitor select by three labels that no value can change, and pods have them."""
+    assert deployment(variant)["spec"]["template"]["metadata"]["labels"].items() >= SELECTOR.items()
+    found = []
+    for each in rendered(variant):
+        spec = each.get("spec", {})
+        if each["kind"] in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
+            found.append(spec["selector"]["matchLabels"])
+        elif each["kind"] == "NetworkPolicy":
+            found.append(spec["podSelector"]["matchLabels"])
+        elif each["kind"] == "Service":
+            found.append(spec["selector"])
+    assert found == [SELECTOR] * len(found)
+    assert len(found) >= (2 if variant == "default" else 4)
+
+
+def test_everything_that_can_be_labelled_is():
+    """commonLabels reach every object and the pods, and ours win over them."""
+    for each in (*rendered("everything"), deployment("everything")["spec"]["template"]):
+        assert each["metadata"]["labels"]["team"] == "ml"
+        assert each["metadata"]["labels"]["app.kubernetes.io/name"] == "llmkube"
+
+
+def test_a_chart_of_another_version_restarts_nothing():
+    """No label of the pods changes with the chart's version alone."""
+    assert "helm.sh/chart" not in deployment()["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_names_of_pods_fit_into_a_label():
+    """With the two random parts of a pod's name it stays under 58 characters, all of which are in the leader's identity."""
+    (name,) = named(render("--set", "crds.install=false", release="r" * 53), "Deployment")
+    assert len(name) + len("-6d4b75cb6d-x2x9z") <= 58
+
+
+def test_custom_certificates_are_mounted_where_openssl_looks():
+    """SSL_CERT_FILE names the mounted file."""
+    env = {each["name"]: each.get("value") for each in container("everything")["env"]}
+    assert env["SSL_CERT_FILE"] == "/etc/llmkube/ca/ca.crt"
+    (volume,) = [each for each in pod_of(deployment("everything"))["volumes"] if "configMap" in each]
+    (mount,) = [each for each in container("everything")["volumeMounts"] if each["name"] == volume["name"]]
+    assert mount["mountPath"] == "/etc/llmkube/ca"
+    assert volume["configMap"] == {"name": "company-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+
+
+def test_the_network_policy_lets_the_controller_work():
+    """Out: names and the API server on 443 and 6443. In: the probes' port alone, and nothing without one."""
+    policy = named(rendered("everything"), "NetworkPolicy")["llmkube-controller"]["spec"]
+    ports = [{(port["port"], port["protocol"]) for port in rule["ports"]} for rule in policy["egress"]]
+    assert ports == [{(53, "UDP"), (53, "TCP")}, {(443, "TCP"), (6443, "TCP")}]
+    assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert policy["ingress"][0]["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    closed = named(render("--set", "networkPolicy.enabled=true,controller.port=0"), "NetworkPolicy")
+    assert closed["llmkube-controller"]["spec"]["ingress"] == []
+    names = named(render("-f", str(OPENSHIFT), "--set", "networkPolicy.enabled=true"), "NetworkPolicy")
+    assert {port["port"] for port in names["llmkube-controller"]["spec"]["egress"][0]["ports"]} == {53, 5353}
+
+
+def test_a_drain_is_never_blocked():
+    """The budget says how many may go, not how many must stay: one replica can be moved."""
+    spec = named(rendered("default"), "PodDisruptionBudget")["llmkube-controller"]["spec"]
+    assert spec["maxUnavailable"] == 1
+    assert "minAvailable" not in spec
+
+
+# -- classes, agents, engines -------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_class_for_every_priority():
+    """`llmkube-<priority>` for each value of spec.priority, in the same order; batch displaces nobody."""
+    classes = named(rendered("default"), "PriorityClass")
+    assert sorted(classes, key=lambda name: classes[name]["value"]) == [f"llmkube-{each}" for each in PRIORITIES]
+    assert [classes[f"llmkube-{each}"]["value"] for each in PRIORITIES] == [100, 1000, 10000, 100000, 1000000]
+    assert {name for name, each in classes.items() if each["preemptionPolicy"] == "Never"} == {"llmkube-batch"}
+
+
+def test_no_account_has_a_token_that_nobody_asked_for():
+    """A token that does not expire exists only with agents.tokenSecret, and pods get one only where they say so."""
+    assert not named(rendered("default"), "Secret")
+    assert "llmkube-agent-token" in named(rendered("everything"), "Secret")
+    accounts = named(rendered("default"), "ServiceAccount")
+    assert {each["automountServiceAccountToken"] for each in accounts.values()} == {False}
+
+
+def test_engines_are_found_by_the_label_that_agents_write():
+    """The monitor of engines selects the Services of InferenceServices, and the port that they have."""
+    spec = named(rendered("everything"), "ServiceMonitor")["llmkube-engines"]["spec"]
+    assert spec["selector"] == {"matchExpressions": [{"key": SERVICE_LABEL, "operator": "Exists"}]}
+    assert spec["namespaceSelector"] == {"any": True}
+    assert spec["endpoints"][0]["port"] == "http"
+
+
+def test_a_bare_release_is_the_deployment_alone():
+    """Everything that somebody else may provide can be left out, and the pod then uses the account that is named."""
+    assert [each["kind"] for each in rendered("bare")] == ["Deployment", "Pod"]
+    assert pod_of(deployment("bare"))["serviceAccountName"] == "theirs"

@@ -1,0 +1,208 @@
+"""Alerts and dashboards, judged by the real promtool: they parse, they fire when they should, and they read what exists."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+
+import httpx
+import pytest
+import yaml
+
+from charts.alert_cases import CASES, HEALTHY
+from charts.helm_runs import CHART, ROOT, named, render, run
+from charts.promql import LLAMACPP, known_names, names_in
+from envtest.programs import reserved_ports
+from llmkube.supervisor.lifecycle import Reason
+
+RULES = CHART / "files" / "rules.yaml"
+BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
+PAGE = ROOT / "docs" / "helm.md"
+VARIABLES = {"$__rate_interval": "5m", "$namespace": "n", "$service": "s", "$instance": "i"}
+
+
+@cache
+def alerts():
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def panels(board):
+    return [each for each in board["panels"] if each["type"] != "row"]
+
+
+def expressions(board):
+    for panel in panels(board):
+        for target in panel["targets"]:
+            text = target["expr"]
+            for name, value in VARIABLES.items():
+                text = text.replace(name, value)
+            yield f"{panel['title']} {target['refId']}", text
+
+
+# -- alerts -------------------------------------------------------------------------------------------------------------
+
+
+def test_promtool_accepts_the_rules(tmp_path):
+    """The file as it is, and the PrometheusRule's groups, are rules."""
+    assert f"SUCCESS: {len(alerts())} rules found" in run("promtool", "check", "rules", str(RULES))
+    everything = (*("--set", "metrics.prometheusRule.enabled=true,metrics.podMonitor.enabled=true,controller.port=1"),)
+    (rule,) = named(render(*everything), "PrometheusRule").values()
+    rendered = tmp_path / "rules.yaml"
+    rendered.write_text(yaml.safe_dump(rule["spec"]))
+    assert f"SUCCESS: {len(alerts())} rules found" in run("promtool", "check", "rules", str(rendered))
+
+
+def firing(minute, expected):
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in expected]
+    query = 'group by (alertname) (ALERTS{alertstate="firing"})'
+    return {"expr": query, "eval_time": f"{minute}m", "exp_samples": samples}
+
+
+def test_each_alert_fires_alone_on_its_own_trouble(tmp_path):
+    """On healthy series nothing fires in two hours; on each case's series its alert does, and no other."""
+    assert {case.alert for case in CASES} == set(alerts())
+    quiet = [firing(minute, []) for minute in range(5, 120, 5)]
+    tests = [{"name": "healthy", "series": HEALTHY, "promql_expr_test": quiet}]
+    tests += [
+        {"name": str(case), "series": HEALTHY | case.series, "promql_expr_test": [firing(case.minute, [case.alert])]}
+        for case in CASES
+    ]
+    for test in tests:
+        series = test.pop("series")
+        test["interval"] = "1m"
+        test["input_series"] = [{"series": name, "values": values} for name, values in series.items()]
+    script = tmp_path / "test.yaml"
+    script.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    assert "SUCCESS" in run("promtool", "test", "rules", str(script))
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_says_what_is_wrong_and_has_a_line_in_the_guide(name):
+    """Each has a severity, a summary, a description that says more, and an entry in docs/helm.md."""
+    rule = alerts()[name]
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert rule["annotations"]["description"] != rule["annotations"]["summary"]
+    assert f"| `{name}` |" in PAGE.read_text()
+
+
+def test_alerts_read_only_what_somebody_exports():
+    """A metric that nobody has makes an alert that never fires."""
+    for name, rule in alerts().items():
+        assert names_in(rule["expr"]) <= known_names(), name
+
+
+def test_alerts_know_only_reasons_that_exist():
+    """Every reason of a service that an alert waits for is one that agents report."""
+    for rule in alerts().values():
+        for listed in re.findall(r'reason=~?"([^"]*)"', rule["expr"]):
+            assert set(listed.split("|")) <= {str(each) for each in Reason}
+
+
+def test_nobody_is_told_that_a_controller_is_away_which_is_not_watched():
+    """Without a monitor of the controller its group is left out, for absent() would be true forever."""
+    (rule,) = named(render("--set", "metrics.prometheusRule.enabled=true"), "PrometheusRule").values()
+    assert [group["name"] for group in rule["spec"]["groups"]] == ["llmkube-hosts", "llmkube-engines"]
+
+
+# -- dashboards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_promtool_reads_every_query_of_a_dashboard(path, tmp_path):
+    """Each panel's PromQL parses, once Grafana's variables have values."""
+    rules = [
+        {"record": f"llmkube:panel:{number}", "expr": text, "labels": {"panel": title}}
+        for number, (title, text) in enumerate(expressions(json.loads(path.read_text())))
+    ]
+    script = tmp_path / "rules.yaml"
+    script.write_text(yaml.safe_dump({"groups": [{"name": path.stem, "rules": rules}]}))
+    assert f"SUCCESS: {len(rules)} rules found" in run("promtool", "check", "rules", str(script))
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_dashboards_read_only_what_somebody_exports(path):
+    """Every series of a panel or a variable is one of ours or of an engine that we run."""
+    board = json.loads(path.read_text())
+    for title, text in expressions(board):
+        found = names_in(text)
+        assert found, title
+        assert found <= known_names(), title
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.findall(r'__name__=~"([^"]*)"', variable["definition"])
+            names = asked[0].split("|") if asked else [re.match(r"label_values\((\w+)", variable["definition"])[1]]
+            assert set(names) <= known_names(), variable["name"]
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_panels_explain_themselves_and_do_not_overlap(path):
+    """Each has a title of its own, a description and a unit; ids are unique and no two share a square."""
+    board = json.loads(path.read_text())
+    taken = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["id"]) == panel["id"], panel["title"]
+        assert place["x"] + place["w"] <= 24
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    shown = panels(board)
+    assert len({panel["title"] for panel in shown}) == len(shown)
+    assert all(panel["description"] and panel["fieldConfig"]["defaults"]["unit"] for panel in shown)
+
+
+def test_every_variable_is_used():
+    """A choice at the top of a board changes its panels."""
+    for path in BOARDS:
+        board = json.loads(path.read_text())
+        used = json.dumps(board["panels"])
+        for variable in board["templating"]["list"]:
+            assert f"${variable['name']}" in used or f"${{{variable['name']}}}" in used
+
+
+def test_boards_arrive_as_they_are():
+    """A ConfigMap per board, with the label of Grafana's sidecar, holds the file's JSON."""
+    maps = named(render("--set", "dashboards.enabled=true,dashboards.namespace=grafana"), "ConfigMap")
+    assert len(maps) == len(BOARDS) == 2
+    for path in BOARDS:
+        found = maps[f"llmkube-dashboard-{path.stem}"]
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert found["metadata"]["namespace"] == "grafana"
+        assert json.loads(found["data"][f"llmkube-{path.name}"]) == json.loads(path.read_text())
+
+
+# -- the lists themselves -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ('sum by (a, b) (rate(x_total{a=~"$y"}[5m])) / on (a) group_left (c) y:z > 0.5', {"x_total", "y:z"}),
+        ('absent(up{job="x"} == 1)', {"up"}),
+        ('histogram_quantile(0.9, sum(rate(h_bucket{s="a b{c}"}[1h])) by (le)) or z offset 5m', {"h_bucket", "z"}),
+    ],
+)
+def test_names_are_told_from_functions_and_labels(expression, names):
+    """Only what Prometheus would look up is a name."""
+    assert names_in(expression) == names
+
+
+@pytest.mark.e2e
+def test_the_real_llama_cpp_exports_what_we_read():
+    """Every llamacpp: series of alerts and dashboards is on /metrics of the engine that the `llama` extra brings."""
+    model = ROOT / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
+    with reserved_ports(1) as (port,):
+        pass
+    command = [f"{sys.prefix}/bin/llmkube-llama-server", "--model", str(model), "--port", str(port), "--metrics"]
+    with subprocess.Popen([*command, "--ctx-size", "256"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
+        try:
+            transport = httpx.HTTPTransport(retries=8)  # with growing pauses, of about a minute together
+            with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                text = client.get("/metrics").text
+        finally:
+            engine.terminate()
+    exported = set(re.findall(r"^(llamacpp:\w+)", text, re.MULTILINE))
+    assert exported >= LLAMACPP
