@@ -29,6 +29,11 @@ def objects(draw: st.DrawFn) -> tuple[str, Any]:
     return kind, draw(_values(SPECS[kind]))
 
 
+def values_of(schema: Schema) -> st.SearchStrategy[Any]:
+    """Draw objects that a schema describes: their fields are right, at the bounds, or nonsense."""
+    return _objects(schema)
+
+
 def _values(schema: Schema) -> st.SearchStrategy[Any]:
     right = _right_values(schema)
     return st.integers(0, 19).flatmap(lambda chance: st.sampled_from(_NONSENSE) if chance == 0 else right)

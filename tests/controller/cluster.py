@@ -224,7 +224,7 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Cluster]:
     """Run an API server and a controller that has seen everything that was there at the start (nothing)."""
-    server = ApiServer(Store(), utcnow=utcnow, rng=random.Random(1))
+    server = ApiServer(Store(), workloads="workloads" in settings, utcnow=utcnow, rng=random.Random(1))
     await server.ensure_namespaces()
     await server.ensure([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}, *all_crds()])
     registry = CollectorRegistry()

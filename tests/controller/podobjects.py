@@ -53,7 +53,7 @@ def plan(**facts: Any) -> ContainerPlan:
         "probes": Probes.http("/health"),
         "endpoint_path": "/v1/chat/completions",
         "hpa_metric": ScalingMetric("llamacpp:requests_processing"),
-        "metrics_port": 8080,
+        "metrics_port_name": "http",
     }
     return ContainerPlan(**{**usual, **facts})
 
@@ -120,13 +120,15 @@ def waiting(reason: str, message: str = "", *, last: Mapping[str, Any] | None = 
 
 def fetch_pod(code: int | None = 0, message: str = FETCHED, *, reason: str = "", name: str = "fetch-1") -> Pod:
     """A pod of a download Job; None means that it still runs."""
-    ended = {"terminated": {"exitCode": code, "message": message, "reason": reason or ("Error" if code else "Completed")}}
+    reason = reason or ("Error" if code else "Completed")
+    ended = {"terminated": {"exitCode": code, "message": message, "reason": reason}}
     state = {"running": {}} if code is None else ended
     phase = "Running" if code is None else ("Failed" if code else "Succeeded")
     return pod(name=name, phase=phase, containerStatuses=[{"name": "fetch", "state": state}])
 
 
 def job_of(*held: str, reason: str = "BackoffLimitExceeded") -> Job:
-    conditions = [{"type": kind, "status": "True", "reason": reason, "message": "it was tried 5 times"} for kind in held]
+    said = {"status": "True", "reason": reason, "message": "it was tried 5 times"}
+    conditions = [{"type": kind, **said} for kind in held]
     tag = {"name": "phi-0", "namespace": "ml", "uid": "j-1", "resourceVersion": "9"}
     return decode(Job, {"metadata": tag, "status": {"conditions": conditions}})

@@ -2,16 +2,36 @@
 
 import trio
 
-from controller.cluster import SETTLED, open_cluster
+from controller.cluster import SETTLED
+from controller.podcluster import Hands, open_pods
 from k8s.api_calls import undeclared, unused
+from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
 from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.builtins import Namespace
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
 
+async def with_pods(hands: Hands) -> None:
+    """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
+    await hands.install_pod_monitors()
+    await hands.create_model("other", source="pvc://weights/model.gguf")
+    await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3})
+    await trio.sleep(MONITOR_LOOK_SECONDS)
+    await hands.create_model(hardware={"accelerator": "metal"})
+    await trio.sleep(SETTLED)
+    await hands.client.delete(InferenceService, Key("ml", "chat"))
+    for name in ("phi", "other"):
+        await hands.client.delete(Model, Key("ml", name))
+    await trio.sleep(SETTLED)
+
+
 async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
-    """A day with services, a host that dies, a lost network and a lost namespace uses every right, and no other."""
-    async with open_cluster(identity="one") as cluster:
+    """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
+    async with open_pods(identity="one") as hands:
+        cluster = hands.cluster
+        await with_pods(hands)
         await cluster.bring_up()
         await trio.sleep(60)  # the host falls silent: a Lease is read once more
         await cluster.faults.cut()

@@ -194,9 +194,33 @@ class ControllerConfig:
     context: str | None = setting(None, help="Which context of the kubeconfig to use.")
     namespace: str | None = setting(None, help="Only look at this namespace; without it, at all of them.")
     accelerator: tuple[str, ...] = setting(
-        ("metal",), help="What hosts serve; a Model that asks for another one is left alone.", choices=ACCELERATORS
+        ("metal",), help="What hosts serve; a Model that asks for another one is served by pods.", choices=ACCELERATORS
     )
     lease_namespace: str = _LEASE_NAMESPACE
+    image: str = setting(
+        "", help="Image of this program, for the Jobs that fetch weights. Without it, no pods are made."
+    )
+    image_pull_secret: tuple[str, ...] = setting((), help="Secret for pulling that image; in every namespace.")
+    cache_size: str = setting("100Gi", help="Size of each namespace's volume for weights.")
+    cache_storage_class: str = setting("", help="Its StorageClass; without it, the cluster's default.")
+    cache_access_mode: str = setting(
+        "ReadWriteOnce",
+        help="ReadWriteOnce keeps the pods of a namespace on one node.",
+        choices=("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"),
+    )
+    cache_fs_group: int = setting(
+        65532, help="Group that may write to it; 0 where the cluster assigns one (OpenShift).", minimum=0
+    )
+    host_path: tuple[str, ...] = setting((), help="Folder of the nodes that Models may name by path; repeatable.")
+    ca_config_map: str = setting("", help="ConfigMap whose ca.crt fetching shall trust; in every namespace.")
+    priority_class_prefix: str = setting(
+        "", help="Before a service's priority it names the pods' PriorityClass; without it, they have none."
+    )
+    image_registry: str = setting("", help="Registry that engines' images come from, instead of each one's own.")
+    allow_private_sources: tuple[str, ...] = setting(
+        (), help="Network (CIDR) that Models may be fetched from although it is not public; repeatable."
+    )
+    hub_endpoint: str = setting("", help="Address of Hugging Face, or of a mirror of it.")
     state_dir: Path | None = _STATE_DIR
     log_level: str = _log_level("info")
 

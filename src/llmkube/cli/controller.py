@@ -1,4 +1,4 @@
-"""`llmkube controller`: keep the status of Models and InferenceServices true, as a process of its own."""
+"""`llmkube controller`: serve Models by pods, and keep every status true, as a process of its own."""
 
 import datetime
 import random
@@ -10,14 +10,17 @@ import structlog
 import trio
 
 from llmkube.base.logs import configure_logging
+from llmkube.base.units import parse_bytes
 from llmkube.cli.cluster import find_config
 from llmkube.cli.config import ControllerConfig, load
 from llmkube.cli.host import default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.running import Stop, open_service_nursery, run_until_signal
 from llmkube.controller.operator import run_controller
-from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
+from llmkube.runtimes.images import Images
+from llmkube.weights.addresses import parse_networks
 
 log = structlog.get_logger()
 
@@ -36,6 +39,7 @@ def controller(**flags: Any) -> None:
         lease_namespace=config.lease_namespace,
         host_accelerators=frozenset(config.accelerator),
         identity=default_host_name(),
+        workloads=_workloads(config),
     )
     rng = random.Random()  # noqa: S311 (jitter, no secret)
 
@@ -46,6 +50,32 @@ def controller(**flags: Any) -> None:
             await trio.sleep_forever()
 
     trio.run(run_until_signal, serve, log.info)
+
+
+def _workloads(config: ControllerConfig) -> WorkloadSettings | None:
+    """Return how to make pods; None without an image to fetch weights with: there may be no nodes at all.
+
+    Raises:
+        UserError: One of the settings cannot be used; the sentence names its flag.
+    """
+    if not config.image:
+        return None
+    parse_bytes(config.cache_size, field="--cache-size")
+    parse_networks(config.allow_private_sources)
+    return WorkloadSettings(
+        image=config.image,
+        image_pull_secrets=config.image_pull_secret,
+        cache_size=config.cache_size,
+        cache_storage_class=config.cache_storage_class,
+        cache_access_mode=config.cache_access_mode,
+        fs_group=config.cache_fs_group or None,
+        host_paths=config.host_path,
+        hub_endpoint=config.hub_endpoint,
+        private_sources=config.allow_private_sources,
+        ca_config_map=config.ca_config_map,
+        priority_class_prefix=config.priority_class_prefix,
+        images=Images(registry=config.image_registry),
+    )
 
 
 def _utcnow() -> datetime.datetime:

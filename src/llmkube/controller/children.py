@@ -119,7 +119,7 @@ class Children(Generic[T]):
         last = self._applied.get(live.key)
         if last is None or last.manifest != manifest or last.answer.metadata.uid != live.metadata.uid:
             return False
-        return _projected(manifest, encode(last.answer)) == _projected(manifest, there)
+        return bool(_projected(manifest, encode(last.answer)) == _projected(manifest, there))
 
     def _taken(self, key: Key, why: str) -> NameTakenError:
         return NameTakenError(f'{self.kind.RESOURCE.kind} "{key.name}" {why}')

@@ -249,8 +249,8 @@ class ClusterPath:
 
     async def run_monitors(self, rng: random.Random) -> Never:
         """Follow PodMonitors from the moment that the cluster has such a kind; services get theirs then."""
-        while not await self._has_monitors():
-            await trio.sleep(MONITOR_LOOK_SECONDS)  # noqa: ASYNC110 (an API server sends no event for a kind it lacks)
+        while not await self._has_monitors():  # noqa: ASYNC110 (a server sends no event for a kind that it lacks)
+            await trio.sleep(MONITOR_LOOK_SECONDS)
         async with trio.open_nursery() as nursery:
             follow = functools.partial(self.on_child, self.monitors)
             nursery.start_soon(self._reflect(rng, PodMonitor, self.monitors.cache, follow))
@@ -285,7 +285,7 @@ class ClusterPath:
     async def reconcile_model(self, cached: Model) -> None:
         """Have a Model's weights brought, and say how far that is."""
         users = self._users(cached.key)
-        if await self._keep_in_use(cached, bool(users)):
+        if await self._keep_in_use(cached, used=bool(users)):
             return  # the answer wakes it again
         supply = choose_supply(cached, [self._user(service, cached) for service in users], self.workloads)
         newest = self.model_writer.newest(cached)
@@ -300,11 +300,17 @@ class ClusterPath:
         if await self.model_writer.write(cached, status) and status["phase"] != newest.status.phase:
             self.announce("model phase", newest, status)
 
+    async def release(self, model: Model) -> bool:
+        """Let go of a Model that a host serves now: its Jobs and its finalizer; True when it was written."""
+        for key in self.jobs_by_model.holders(model.key):
+            await self.jobs.remove(key, model.metadata.uid)
+        return await self._keep_in_use(model, used=False)
+
     def _users(self, model: Key) -> list[InferenceService]:
         keys = sorted(self.services_by_model.holders(model))
         return [service for key in keys if (service := self.services.get(key)) is not None]
 
-    async def _keep_in_use(self, model: Model, used: bool) -> bool:
+    async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
         """Put the finalizer on or take it off as the Model has users; True when something was written."""
         finalizers = model.metadata.finalizers
         if used == (FINALIZER in finalizers) or (used and model.metadata.deletion_timestamp):
@@ -389,6 +395,10 @@ class ClusterPath:
         for children, name in self._children(key):
             await children.remove(Key(key.namespace, name), uid)
         self.forget_service(key)
+
+    def is_empty(self, service: InferenceService) -> bool:
+        """Whether a service has no pods of ours: nobody knows any more where a service without a Model belongs."""
+        return self._deployment(service) is None
 
     def forget_service(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone; others move up in the queue."""

@@ -1,4 +1,6 @@
-"""The controller of what hosts serve: reflectors wake three reconcilers, and a timer notices hosts that fell silent.
+"""The controller: reflectors wake three reconcilers, and a timer notices hosts that fell silent.
+
+What hosts serve is derived here; what pods serve is handed on to `cluster`, if that is switched on.
 
 ```
  Model ─────────────┐                       ┌─▶ models queue ───▶ derive_model_status ───┐
@@ -28,6 +30,7 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
+from llmkube.controller.cluster import ClusterPath, drafts_of
 from llmkube.controller.conditions import PROGRESSING, timestamp
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
@@ -91,9 +94,26 @@ class _Controller:
     services_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     claims_by_service: Index[Key, Key] = attrs.field(factory=Index)
+    cluster: ClusterPath | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.wake_all)
+        if self.settings.workloads is not None:
+            self.cluster = ClusterPath(
+                self.client,
+                self.settings,
+                self.settings.workloads,
+                self.utcnow,
+                models=self.models,
+                services=self.services,
+                services_by_model=self.services_by_model,
+                services_by_label=self.services_by_label,
+                model_writer=self.model_writer,
+                service_writer=self.service_writer,
+                model_queue=self.model_queue,
+                service_queue=self.service_queue,
+                announce=self._announce,
+            )
 
     # -- What a change wakes: called by reflectors, so short and without waiting -------------------------------------
 
@@ -104,7 +124,11 @@ class _Controller:
 
     def on_service(self, key: Key) -> None:
         service = self.services.get(key)
-        self.services_by_model.put(key, [Key(key.namespace, service.spec.model_ref)] if service else [])
+        names = [service.spec.model_ref, *drafts_of(service)] if service else []
+        concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
+        if self.cluster is not None:
+            for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
+                self.model_queue.add_nowait(model)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
         self.service_queue.add_nowait(key)
 
@@ -137,7 +161,9 @@ class _Controller:
         here = functools.partial(reflect, namespace=self.settings.namespace)
         ours = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
         lease_namespace = self.settings.lease_namespace
+        pods = self.cluster.reflectors(rng) if self.cluster is not None else ()
         return (
+            *pods,
             functools.partial(here, Model, self.models, self.on_model),
             functools.partial(here, InferenceService, self.services, self.on_service),
             functools.partial(here, EndpointSlice, self.slices, self.on_slice, label_selector=ours),
@@ -152,18 +178,26 @@ class _Controller:
     async def reconcile_model(self, key: Key) -> None:
         await trio.lowlevel.checkpoint()
         cached = self.models.get(key)
-        if cached is None or not self._ours(cached) or cached.metadata.deletion_timestamp:
+        if cached is None:
             self.model_writer.forget(key)
             return
         if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
-        newest = self.model_writer.newest(cached)
-        status = derive_model_status(newest, self.hosts.book.hosts, now=self.utcnow())
         try:
-            written = await self.model_writer.write(cached, status)
+            if self.cluster is not None and not self._ours(cached):
+                await self.cluster.reconcile_model(cached)
+            elif self.cluster is None or not await self.cluster.release(cached):
+                await self._reconcile_hosted_model(cached)
         except NotFoundError:  # deleted in the meantime; its reflector will say so
             return
-        if written and status["phase"] != newest.status.phase:
+
+    async def _reconcile_hosted_model(self, cached: Model) -> None:
+        if not self._ours(cached) or cached.metadata.deletion_timestamp:
+            self.model_writer.forget(cached.key)
+            return
+        newest = self.model_writer.newest(cached)
+        status = derive_model_status(newest, self.hosts.book.hosts, now=self.utcnow())
+        if await self.model_writer.write(cached, status) and status["phase"] != newest.status.phase:
             self._announce("model phase", newest, status)
 
     async def reconcile_service(self, key: Key) -> None:
@@ -171,6 +205,8 @@ class _Controller:
         cached = self.services.get(key)
         if cached is None or cached.metadata.deletion_timestamp:
             self.service_writer.forget(key)
+            if self.cluster is not None:
+                self.cluster.forget_service(key)
             return
         if self.services.misfit(key):
             return
@@ -178,6 +214,18 @@ class _Controller:
         model = self.models.get(model_key)
         if model is None and self.models.misfit(model_key):
             return  # there is a Model, but this version cannot read it: that is not the same as none
+        try:
+            if self.cluster is not None and not (self._ours(model) if model else self.cluster.is_empty(cached)):
+                await self.cluster.reconcile_service(cached, model)
+                return
+            if self.cluster is not None:
+                await self.cluster.retire(cached)
+            await self._reconcile_hosted_service(cached, model)
+        except NotFoundError:
+            return
+
+    async def _reconcile_hosted_service(self, cached: InferenceService, model: Model | None) -> None:
+        key = cached.key
         if model is not None and not self._ours(model):
             self.service_writer.forget(key)
             return
@@ -188,10 +236,7 @@ class _Controller:
         status = derive_service_status(
             newest, model, slices, self.hosts.book.hosts, self.settings, holders=holders, now=now
         )
-        try:
-            written = await self.service_writer.write(cached, status, along={"lastUpdated": timestamp(now)})
-        except NotFoundError:
-            return
+        written = await self.service_writer.write(cached, status, along={"lastUpdated": timestamp(now)})
         if written and status["phase"] != newest.status.phase:
             self._announce("inference service phase", newest, status)
 
@@ -312,8 +357,11 @@ async def _run_reconcilers(
             controller.slices.synced,
             controller.claims.synced,
             controller.hosts.leases.synced,
+            *(controller.cluster.synced if controller.cluster is not None else ()),
         ):
             await synced.wait()
+        if controller.cluster is not None:
+            nursery.start_soon(controller.cluster.run_monitors, rng)
         nursery.start_soon(controller.hosts.run_expiry)
         for reconciler in (
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),

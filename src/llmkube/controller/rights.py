@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.controller import namespace, writer
+from llmkube.controller import cluster, namespace, writer
 from llmkube.k8s import events, hostwatch, lease
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -15,6 +15,7 @@ PROGRAM: Final = Program(
         *(Need(kind, FOLLOW) for kind in (Model, InferenceService, EndpointSlice)),
         # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
         Need(EndpointSlice, frozenset({"patch"})),
+        *cluster.NEEDS,
         *hostwatch.NEEDS,
         *writer.NEEDS,
         *events.NEEDS,

@@ -26,6 +26,7 @@ from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.source import Elsewhere, HubRepository, LocalFile, Source, WebFile, parse_source
 
 SOURCE: Final = "Model.spec.source"
+DEFAULT_PATH: Final = EndpointSpec().path
 ANY_ADDRESS: Final = "::"
 """All addresses of both families: an IPv6 socket on Linux takes IPv4 as well."""
 
@@ -35,8 +36,7 @@ _SECRET_FLAGS: Final = dict.fromkeys(
     "a Secret, by spec.env: everybody may read a command line",
 )
 _FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
-_DEFAULT_PATH: Final = EndpointSpec().path
-_PATHS: Final = {"chat": _DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
+_PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
 
 
 def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
@@ -316,6 +316,8 @@ class Draft:
         )
 
     def _endpoint_path(self, runtimes_own: str) -> str:
-        if self.spec.endpoint.path != _DEFAULT_PATH:
+        if self.spec.endpoint.path != DEFAULT_PATH:
             return self.spec.endpoint.path
-        return runtimes_own or _PATHS[self.mode]
+        if not runtimes_own:
+            self.honour("spec.mode")
+        return runtimes_own or _PATHS.get(self.mode, DEFAULT_PATH)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, Probes, Variable
-from llmkube.runtimes.draft import Draft, Runtime
+from llmkube.runtimes.draft import SOURCE, Draft, Runtime
 from llmkube.weights.source import Elsewhere, LocalFile
 
 PORT: Final = 8080
@@ -15,7 +15,7 @@ def plan(draft: Draft) -> ContainerPlan:
     """Return the container as the service describes it."""
     draft.refuse({})
     draft.line.argv += draft.spec.args
-    draft.honour("spec.args")
+    draft.honour("spec.args", SOURCE)
     if not draft.fetches or isinstance(draft.source, LocalFile | Elsewhere):
         draft.env.append(Variable(MODEL_PATH, draft.weights()))
     return draft.finish(

@@ -34,6 +34,8 @@ def vendor_of(model: ModelSpec) -> str:
     """
     said = (model.hardware.gpu or _NO_GPU).vendor
     implied = _VENDORS.get(model.hardware.accelerator, said)
+    if said not in _NAMES:
+        raise PlanError(f'"{said[:64]}" is none of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
     if said not in ("nvidia", implied):  # nvidia is the schema's default, and perhaps nobody's word
         raise PlanError(
             f"{said} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
@@ -67,7 +69,7 @@ def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resource
     if sharing is not None and sharing.mode != "exclusive":
         count = _one_gpu(count, source)
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
-    if count == 0:
+    if count <= 0:
         return Resources(requests=tuple(requests.items()), limits=tuple(limits.items())), frozenset(honoured)
     name = _resource_name(model, gpu, sharing)
     honoured |= {f"{_HARDWARE}.gpu.{field}" for field in ("vendor", "resourceName", "tolerationKey", "enabled")}
@@ -86,7 +88,7 @@ def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resource
 
 def split_mode(sharding: Sharding | None) -> str:
     """Return llama.cpp's `--split-mode`: by layers unless the Model wants rows of each tensor, or no split."""
-    return _SPLIT_MODES[sharding.strategy] if sharding else "layer"
+    return _SPLIT_MODES.get(sharding.strategy, "layer") if sharding else "layer"
 
 
 def tensor_split(sharding: Sharding | None, count: int) -> str:

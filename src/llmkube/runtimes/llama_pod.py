@@ -19,7 +19,7 @@ from llmkube.runtimes.llama_fields import (
 )
 from llmkube.runtimes.llama_flags import OWNED_IN_PODS
 from llmkube.runtimes.plan import PlanError, Slot
-from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
+from llmkube.weights.source import DEFAULT_REVISION, Elsewhere, HubFile, HubRepository, LocalFile, WebFile
 
 PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
@@ -45,6 +45,7 @@ def plan_router(draft: Draft) -> ContainerPlan:
     """
     draft.refuse({**OWNED_IN_PODS, "--models-dir": f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"})
     draft.line.argv += ["--models-dir", MODELS_FOLDER]
+    draft.honour(SOURCE)  # a Model has to have one
     return _finish(draft, model_id="")
 
 
@@ -96,7 +97,6 @@ def _finish(draft: Draft, model_id: str) -> ContainerPlan:
     add_answers(line, spec)
     draft_model = _add_speculation(draft)
     add_mode(line, spec, context, pools=_pools(draft))
-    draft.honour("spec.mode")
     line.default("--metrics")
     # with one slot there is never more than one request in the works: three quarters of all slots is busy
     metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
@@ -132,13 +132,22 @@ def _add_placement(draft: Draft) -> None:
 def _add_speculation(draft: Draft) -> str:
     """Write it, and return the name of the Model that guesses ahead, if it is another one."""
     wish = draft.spec.speculative_decoding
-    word = ""
-    if wish is not None and wish.draft_model_ref:
-        word = Slot.DRAFT
-    elif wish is not None and wish.draft_model and not draft.fetches:
+    if wish is None:
+        return ""
+    word: str = Slot.DRAFT if wish.draft_model_ref else ""
+    if wish.draft_model:
+        _check_among_files(draft, wish.draft_model)
         word = ModelFile(wish.draft_model)
     add_speculation(draft.line, wish, word)
-    return wish.draft_model_ref or "" if wish is not None and word else ""
+    return wish.draft_model_ref or ""
+
+
+def _check_among_files(draft: Draft, name: str) -> None:
+    field, mounted = "spec.speculativeDecoding.draftModel", isinstance(draft.source, LocalFile | Elsewhere)
+    if draft.fetches and not mounted:
+        raise PlanError("nobody fetches the Model's files here: name another Model in draftModelRef", field=field)
+    if not mounted and name not in draft.model.spec.files:
+        raise PlanError(f'"{name}" is not among the Model\'s files: add it to its spec.files', field=field)
 
 
 def _trained_context(draft: Draft) -> int | None:

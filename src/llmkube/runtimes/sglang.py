@@ -74,7 +74,6 @@ def plan(draft: Draft) -> ContainerPlan:
         _add_speculation(draft, config.speculative)
     if draft.mode != "chat":
         line.default("--is-embedding")
-    draft.honour("spec.mode")
     draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
     # /health_generate answers only after a token was made: good to begin with, too dear to ask every ten seconds
     probes = Probes.http("/health")

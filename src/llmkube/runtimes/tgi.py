@@ -4,7 +4,7 @@ from typing import Final
 
 from llmkube.k8s.crd.serving import TGIConfig
 from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric
-from llmkube.runtimes.draft import Draft, Runtime, fetches_always
+from llmkube.runtimes.draft import DEFAULT_PATH, Draft, Runtime, fetches_always
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8080
@@ -40,6 +40,7 @@ def plan(draft: Draft) -> ContainerPlan:
         container_name="tgi",
         port=port,
         probes=Probes.http("/health"),
+        endpoint_path=DEFAULT_PATH,  # it makes no embeddings
         hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size"),
         busy_metrics=("tgi_queue_size", "tgi_batch_current_size"),
         shared_memory=draft.resources.gpu_count > 1,

@@ -59,7 +59,6 @@ def plan(draft: Draft) -> ContainerPlan:
         _add_speculation(draft, config.speculative)
     if draft.mode != "chat":
         line.default("--runner", value="pooling")
-    draft.honour("spec.mode")
     draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
     draft.env.append(Variable("VLLM_CACHE_ROOT", Slot.CACHE))
     return draft.finish(

@@ -1,0 +1,48 @@
+"""The runtime `echo`: what LLMKube needs to know to serve with it."""
+
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.fields import Wire, field, received
+from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric
+from llmkube.runtimes.draft import Draft, Runtime
+
+PORT: Final = 9000
+
+
+@attrs.frozen(kw_only=True)
+class EchoConfig:
+    """Options of the echo runtime."""
+
+    prefix: str | None = field("What every answer begins with.", min_length=1)
+    repeat: int = field("How often the question is said back.", 1, minimum=1, maximum=10)
+    shout: bool | None = field("Answers in capitals.")
+    wire: Wire = received()
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container that echoes."""
+    draft.refuse({"--model": "the Model's spec.source", "--port": "spec.containerPort"})
+    draft.line.argv += ["--model", draft.weights()]
+    port = draft.port(PORT)
+    draft.add_listener("--host", "--port", port)
+    if draft.config is not None:
+        flags = {"prefix": "--prefix", "repeat": "--repeat", "shout": "--shout"}
+        draft.line.add_block(draft.config, "spec.echoConfig", flags)
+    if draft.spec.context_size is not None:
+        draft.line.add("spec.contextSize", "--longest", draft.spec.context_size)
+    return draft.finish(
+        container_name="echo",
+        image="ghcr.io/example/llmkube-echo:0.1.0",
+        port=port,
+        command=("python3", "-m", "llmkube_echo.server"),
+        probes=Probes.http("/health"),
+        hpa_metric=ScalingMetric("echo:requests_running"),
+        model_id=draft.name,
+    )
+
+
+RUNTIME: Final = Runtime(
+    name="echo", plan=plan, reads=("gguf", "custom"), config=EchoConfig, config_key="echoConfig"
+)
