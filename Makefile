@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check envtest bench manifests generate clean
+.PHONY: help demo test check envtest bench manifests generate chart clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -25,6 +25,7 @@ demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask i
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
 test: $(STAMP)  ## run the whole test suite, on every core
+	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
 
 envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
@@ -40,10 +41,21 @@ check: $(STAMP)  ## linters and types only
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-manifests: $(STAMP)  ## write what is made from the classes of the custom resources: docs/crds.md
+manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the chart's definitions and roles
 	$(BIN)/llmkube crds --docs > docs/crds.md
+	$(BIN)/llmkube crds > charts/llmkube/files/crds.yaml
+	for program in agent controller; do \
+		roles="$(BIN)/llmkube rbac $$program --lease-namespace @RELEASE_NAMESPACE@"; \
+		$$roles > charts/llmkube/files/rbac/$$program-cluster.yaml || exit 1; \
+		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \
+	done
 
 generate: manifests
+
+chart: $(STAMP)  ## package the Helm chart and index it as a repository: dist/charts
+	@mkdir -p dist/charts
+	helm=$$($(BIN)/python tests/charts/chart_tools.py helm) && \
+		$$helm package --destination dist/charts charts/llmkube && $$helm repo index dist/charts
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,8 @@ OPENSHIFT = CHART / "values-openshift.yaml"
 
 PATIENCE_SECONDS = 60
 NAMESPACE = "llmkube-system"
+GUIDE = ("llmkube", "llmkube/llmkube", "-n", NAMESPACE, "--create-namespace")
+"""What follows `helm install` in the guide, word for word."""
 
 Object = Mapping[str, Any]
 

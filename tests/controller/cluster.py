@@ -59,6 +59,12 @@ class Faults(httpx.AsyncBaseTransport):
         self.delays: dict[str, float] = {}  # by the end of a path, in seconds
         self.writes: list[str] = []
         self.calls: list[ApiCall] = []
+        self.changes = 0  # requests that change something, so far
+        self.events = 0  # pieces of watches, so far
+        self.crash_at = 0  # the change, from 1, that is the last of this controller
+        self.crash_after = False  # it is answered by the server, but not to the controller
+        self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
+        self.crashed = trio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await trio.sleep(self.delays.get(request.url.path.rpartition("/")[2], 0))
@@ -67,10 +73,18 @@ class Faults(httpx.AsyncBaseTransport):
         if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
             self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
         self.calls.append(ApiCall.of(request))
+        if request.method != "GET":
+            self.changes += 1
+            if self.changes == self.crash_at:
+                if self.crash_after:
+                    await self._inner.handle_async_request(request)
+                self.crashed.set()
+                await trio.sleep_forever()  # until somebody buries the controller
         response = await self._inner.handle_async_request(request)
         if "watch=" in str(request.url):
             assert isinstance(response.stream, httpx.AsyncByteStream)
             self._streams.append(response.stream)
+            response.stream = _Breaking(response.stream, self)
         return response
 
     async def cut(self) -> None:
@@ -79,6 +93,24 @@ class Faults(httpx.AsyncBaseTransport):
         for stream in self._streams:
             await stream.aclose()
         self._streams.clear()
+
+
+class _Breaking(httpx.AsyncByteStream):
+    """A watch whose connection breaks at the piece that the faults name."""
+
+    def __init__(self, inner: httpx.AsyncByteStream, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:  # noqa: ASYNC900 (httpx asks for one; it has nothing to clean up)
+        async for piece in self._inner:
+            self._faults.events += 1
+            if self._faults.events == self._faults.break_at:
+                raise httpx.ReadError("the connection broke")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class Cluster:
@@ -97,7 +129,16 @@ class Cluster:
         """The names of the objects whose status the controller has written, in order."""
         return self.faults.writes
 
-    async def run_controller(self, settings: ControllerSettings, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run_again(self, settings: ControllerSettings) -> None:
+        """Bury a controller as soon as it has crashed, and run another one."""
+        await self.faults.crashed.wait()
+        self.controller_scope.cancel()
+        self.controller_scope, self.registry = trio.CancelScope(), CollectorRegistry()
+        await self.run_controller(settings)
+
+    async def run_controller(
+        self, settings: ControllerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         run = partial(run_controller, utcnow=utcnow, rng=random.Random(2), registry=self.registry)
         with self.controller_scope:
             await run(self.network, settings, task_status=task_status)

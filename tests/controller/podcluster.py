@@ -143,9 +143,9 @@ class Hands:
         await trio.sleep(SETTLED)
 
     async def run_kubernetes(self) -> None:
-        """Play all of it once a second: Jobs end well, Deployments have what they want."""
+        """Play all of it every ten seconds: Jobs end well, Deployments have what they want."""
         while True:
-            await trio.sleep(1)
+            await trio.sleep(10)
             for job in (await self.client.list(Job)).items:
                 if not job.status.conditions and not job.metadata.deletion_timestamp:
                     await self.finish_job()

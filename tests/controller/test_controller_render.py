@@ -150,12 +150,16 @@ def test_every_golden_file_has_its_manifest():
 @pytest.mark.parametrize(
     ("runtime", "model", "spec"),
     [
-        ("llamacpp", {}, {}),
+        ("llamacpp", {"hardware": {"accelerator": "cpu"}}, {}),
         ("llamacpp", {}, {"resources": {"gpu": 2}, "contextSize": 8192, "flashAttention": True}),
         ("vllm", {"source": "org/repo", "format": "safetensors"}, {"resources": {"gpu": 1}}),
         ("tgi", {"source": "org/repo", "format": "safetensors"}, {"resources": {"gpu": 1}}),
         ("sglang", {"source": "org/repo", "format": "safetensors"}, {"resources": {"gpu": 1}}),
-        ("generic", {}, {"image": "example.org/x", "args": ["--port", "8080"], "containerPort": 8080}),
+        (
+            "generic",
+            {"hardware": {"accelerator": "cpu"}},
+            {"image": "example.org/x", "args": ["--port", "8080"], "containerPort": 8080},
+        ),
     ],
 )
 def test_every_runtime_makes_a_pod(runtime, model, spec):

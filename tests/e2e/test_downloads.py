@@ -73,7 +73,7 @@ async def test_a_model_by_url_is_fetched_watched_and_asked(tmp_path):
             assert (await up.client.get(Model, Key("default", "web"))).status.size == "937.8 KiB"
             assert await chat(up.gateway, "web") == ANSWER
             assert "llmkube_download_bytes{" not in await metrics(up)
-            assert len(web.requests) == 1
+            assert len(web.downloads) == 1
 
 
 async def test_a_wrong_digest_and_the_right_one(tmp_path):
@@ -85,7 +85,7 @@ async def test_a_wrong_digest_and_the_right_one(tmp_path):
             f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
             "(downloaded 3 times); correct the digest, or the source"
         )
-        assert len(web.requests) == 3
+        assert len(web.downloads) == 3
         assert list((up.state / "store" / "partial").iterdir()) == []
         assert (await up.wait_loaded("web", "DigestMismatch")).message == told.message
         await deploy(up, "web", f"{web.url}/m.gguf", sha256=SHA256)
@@ -198,4 +198,4 @@ async def test_preload_then_serve_offline(tmp_path):
         async with open_up_with(tmp_path) as up:
             await deploy(up, "web", url)
             await up.wait_loaded("web", "Loaded")
-        assert len(web.requests) == 1
+        assert len(web.downloads) == 1

@@ -27,6 +27,11 @@ class Web:
     go_on: trio.Event = attrs.field(factory=trio.Event)
     requests: list[Request] = attrs.field(factory=list)
 
+    @property
+    def downloads(self) -> list[Request]:
+        """Who asked for more than a part: the header of a file is read before it is worth a download."""
+        return [each for each in self.requests if not each.headers.get("range", "")[-1:].isdigit()]
+
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
             received = b""

@@ -94,6 +94,22 @@ async def test_what_does_not_fit_is_told_with_figures(autojump_clock):
         await world.until(why, lambda said: not said[0], world, "big", seconds=10)
 
 
+async def test_what_can_never_fit_is_not_downloaded(autojump_clock):
+    """The header of a file that is elsewhere is enough to refuse it; with a smaller need its download begins."""
+    async with pressed_world({}) as world:
+        world.machine.fetch_seconds["https://models.example/huge.gguf"] = 3600.0
+        await serve(world, "huge", 60)
+        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "huge", seconds=30)
+        _, sentence = await why(world, "huge")
+        assert "more than all models on this host may take together: 48.0 GiB" in sentence
+        assert sentence.endswith("its file is not downloaded")
+        await trio.sleep(4000)
+        assert not world.machine.files
+        world.machine.shapes["https://models.example/huge.gguf"] = shape_of(30)
+        await trio.sleep(4000)
+        await world.until(running, ["huge"], world, seconds=30)
+
+
 async def test_a_model_above_its_own_budget_waits_for_an_edit(autojump_clock):
     """The Model's own budget is a bound of its own, with a message of its own, and an edit of it is heard."""
     async with pressed_world({}) as world:

@@ -18,6 +18,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import LocalWeights
 from llmkube.supervisor.tokens import HubTokens
+from llmkube.weights.hub import ENDPOINT
 from sim.machine import Machine
 from sim.world import open_world
 from weights.hostile import FROM_OBJECT, inline, open_bench
@@ -98,7 +99,7 @@ def open_host(tmp_path, monkeypatch):
 
             limiter = trio.CapacityLimiter(1)
             tokens = HubTokens(read_secret, token_file, limiter)
-            weights = LocalWeights(bench.store, limiter, bench.downloader, policy, tokens, inline)
+            weights = LocalWeights(bench.store, limiter, bench.downloader, policy, tokens, inline, ENDPOINT)
             monkeypatch.setattr(Machine, "fetch", lambda _, model, progress: weights.fetch(model, progress))
             yield Host(world, bench, read)
 

@@ -21,6 +21,7 @@ from llmkube.cli.running import LOOPBACK, Stop, run_until_signal
 from llmkube.cli.state import held_state_dir
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.schema import all_crds
+from llmkube.runtimes.plugins import extend_crds, survey
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ async def open_server(state_dir: Path, port: int, *, field: str) -> AsyncIterato
         # In memory: our own calls need no TLS, and go on when the certificate is renewed.
         httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,  # noqa: S113 (callers')
     ):
-        await running.server.ensure(all_crds())
+        await running.server.ensure(extend_crds(all_crds(), survey().runtimes))
         yield Server(running.url, running.kubeconfig, Client(http))
 
 

@@ -3,14 +3,14 @@
 import click
 
 from llmkube.cli.options import HELP, guarded
-from llmkube.k8s.crd.schema import crds_yaml
+from llmkube.k8s.crd.schema import all_crds, crds_yaml
 
 
 @click.command("crds", context_settings=HELP)
 @click.option("--docs", is_flag=True, help="Print the reference of all fields instead, as Markdown.")
 @guarded
 def crds(docs: bool) -> None:
-    """Print the CustomResourceDefinitions as YAML.
+    """Print the CustomResourceDefinitions as YAML, with the names and options of installed runtime plug-ins.
 
     For a cluster: llmkube crds | kubectl apply --server-side -f -
     """
@@ -18,5 +18,10 @@ def crds(docs: bool) -> None:
         from llmkube.cli.crdreference import reference  # noqa: PLC0415  # the planners are not needed for the YAML
 
         click.echo(reference(), nl=False)
-    else:
-        click.echo(crds_yaml().rstrip("\n"))
+        return
+    from llmkube.runtimes.plugins import extend_crds, survey  # noqa: PLC0415  # looks through all installed packages
+
+    found = survey()
+    for problem in found.problems:
+        click.echo(f"warning: {problem}", err=True)
+    click.echo(crds_yaml(extend_crds(all_crds(), found.runtimes)).rstrip("\n"))

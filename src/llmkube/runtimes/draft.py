@@ -99,6 +99,11 @@ def hub_repository(source: str) -> HubRepository | None:
     return page if isinstance(page, HubRepository) and owner not in ("datasets", "spaces") else None
 
 
+def is_mounted(source: Source) -> bool:
+    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, or a path of the node."""
+    return isinstance(source, LocalFile) or (isinstance(source, Elsewhere) and source.scheme == "pvc")
+
+
 def parsed_source(source: str) -> Source:
     """Return what a source means.
 
@@ -196,14 +201,13 @@ class Draft:
         Raises:
             PlanError: The engine shall bring its own, and the source is nothing that is mounted.
         """
-        if self.fetches and not isinstance(self.source, LocalFile | Elsewhere):
+        if self.fetches and not is_mounted(self.source):
+            way_out = ", or leave spec.skipModelInit out" if self.spec.skip_model_init else ""
             raise PlanError(f"{self.runtime.name} cannot fetch this itself: name a Hugging Face repository, a pvc:// "
-                            "volume or a path, or leave spec.skipModelInit out", field=SOURCE)  # fmt: skip
-        if isinstance(self.source, Elsewhere) and self.source.scheme == "s3" and self.fetches:
-            raise PlanError(f"{self.runtime.name} cannot read a bucket itself: leave spec.skipModelInit out",
-                            field="spec.skipModelInit")  # fmt: skip
+                            f"volume or a path{way_out}", field=SOURCE)  # fmt: skip
         self.honour(SOURCE)
-        return Slot.FOLDER if len(self.model.spec.files) > 1 else Slot.MODEL
+        # the parts of a split gguf lie beside the first, which leads to them
+        return Slot.FOLDER if len(self.model.spec.files) > 1 and self.model.spec.format != "gguf" else Slot.MODEL
 
     def repository(self, cache_variable: str = "HF_HOME") -> HubRepository | None:
         """Return the repository that the engine fetches for itself; None if it is handed files.

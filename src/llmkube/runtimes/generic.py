@@ -3,8 +3,7 @@
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, Probes, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime
-from llmkube.weights.source import Elsewhere, LocalFile
+from llmkube.runtimes.draft import SOURCE, Draft, Runtime, is_mounted
 
 PORT: Final = 8080
 MODEL_PATH: Final = "MODEL_PATH"
@@ -16,7 +15,7 @@ def plan(draft: Draft) -> ContainerPlan:
     draft.refuse({})
     draft.line.argv += draft.spec.args
     draft.honour("spec.args", SOURCE)
-    if not draft.fetches or isinstance(draft.source, LocalFile | Elsewhere):
+    if not draft.fetches or is_mounted(draft.source):
         draft.env.append(Variable(MODEL_PATH, draft.weights()))
     return draft.finish(
         container_name="inference-server",

@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime, fetches_always
+from llmkube.runtimes.draft import SOURCE, Draft, Runtime, fetches_always, is_mounted
 from llmkube.runtimes.gpu import split_mode, tensor_split
 from llmkube.runtimes.llama_fields import (
     add_answers,
@@ -19,7 +19,7 @@ from llmkube.runtimes.llama_fields import (
 )
 from llmkube.runtimes.llama_flags import OWNED_IN_PODS
 from llmkube.runtimes.plan import PlanError, Slot
-from llmkube.weights.source import DEFAULT_REVISION, Elsewhere, HubFile, HubRepository, LocalFile, WebFile
+from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
 PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
@@ -143,7 +143,7 @@ def _add_speculation(draft: Draft) -> str:
 
 
 def _check_among_files(draft: Draft, name: str) -> None:
-    field, mounted = "spec.speculativeDecoding.draftModel", isinstance(draft.source, LocalFile | Elsewhere)
+    field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(draft.source)
     if draft.fetches and not mounted:
         raise PlanError("nobody fetches the Model's files here: name another Model in draftModelRef", field=field)
     if not mounted and name not in draft.model.spec.files:

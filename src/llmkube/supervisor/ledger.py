@@ -169,6 +169,13 @@ class Ledger:
             seat.evicted = None
         self.look_nowait()
 
+    def never(self, key: Key, need: Need) -> Refusal | None:
+        """Return why a service could not start if it had the host to itself; None if it could, or nobody can say."""
+        if self._decision is None:
+            return None
+        alone = Host(self._budget, self._budget.total_bytes, guesses=self.rules.guesses)
+        return admission.judge(self._waiting(key, need, self._seat(key)), alone)
+
     # -- the host -------------------------------------------------------------------------------------------------
 
     def look_nowait(self) -> None:

@@ -34,6 +34,7 @@ from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
 from llmkube.weights.records import recall
+from llmkube.weights.remote_header import read_remote_header
 from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source, pick
 from llmkube.weights.store import Store, open_store
 
@@ -51,8 +52,10 @@ class LocalWeights:
     policy: Policy
     tokens: HubTokens
     run_sync: RunSync
+    endpoint: str
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
+    _previews: dict[str, GGUFFacts] = attrs.field(factory=dict)  # by the identity of a source
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
         """Make the file present, then read its header."""
@@ -73,6 +76,21 @@ class LocalWeights:
         else:
             weights = await bound(sha256=sha256)
         return weights, await self.run_sync(partial(read_header, weights.path))
+
+    async def preview(self, model: Model) -> GGUFFacts | None:
+        """Read the header of a file that is elsewhere, once for as long as this lives."""
+        source = pick(parse_source(model.spec.source), model.spec.files)
+        if not isinstance(source, Remote) or await self.has(model):
+            return None
+        if source.identity not in self._previews:
+            self._previews[source.identity] = await read_remote_header(
+                source,
+                policy=self.policy,
+                utcnow=_utcnow,
+                token=await self.tokens.find(model),
+                endpoint=self.endpoint,
+            )
+        return self._previews[source.identity]
 
     async def has(self, model: Model) -> bool:
         """Whether the file is in the store, in place, or part of the program."""
@@ -128,7 +146,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     ):
         yield Ports(
             engines=LocalEngines(settings),
-            weights=LocalWeights(store, limiter, downloader, policy, tokens, in_threads(limiter)),
+            weights=LocalWeights(store, limiter, downloader, policy, tokens, in_threads(limiter), endpoint),
             journal=journal,
             http=http,
             utcnow=_utcnow,

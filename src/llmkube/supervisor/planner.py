@@ -3,6 +3,7 @@
 It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
 """
 
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -14,24 +15,31 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.budget import own_cap
 from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.learned import need_of
+from llmkube.supervisor.ledger import Ledger, reason_word
 from llmkube.supervisor.lifecycle import Reason
+from llmkube.supervisor.measuring import context_hint
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Idle, Launch, Target
 from llmkube.weights.errors import DigestMismatchError
-from llmkube.weights.fetch import Progress
+from llmkube.weights.fetch import Progress, WeightsFile
+from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.sizing import estimate
 
 BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
 
 
+PREVIEW_SECONDS: Final = 10.0
+"""How long the header of a remote file may take; after that the download shows what is wrong."""
+
+
 async def run_planner(
-    desired: Mailbox[Desired], target: Mailbox[Target], reporter: Reporter, ports: Ports, settings: AgentSettings
+    desired: Mailbox[Desired], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
 ) -> None:
     """Never return: keep the target in line with the newest wish; a newer wish interrupts work on an older one."""
-    backoff = Backoff(cap_seconds=settings.retry_cap_seconds)
+    backoff = Backoff(cap_seconds=reporter.settings.retry_cap_seconds)
     while True:
         version, wish, failures = desired.version, desired.value, 0
         reporter.follow(wish)
@@ -39,7 +47,7 @@ async def run_planner(
             nursery.start_soon(_interrupt, desired, version, nursery.cancel_scope)
             line = _ProgressLine(target, reporter)
             nursery.start_soon(line.run)
-            while not await _plan(wish, target, reporter, ports, line):
+            while not await _plan(target, reporter, ports, ledger, line):
                 failures += 1
                 await trio.sleep(backoff.delay(failures, ports.rng))
             await trio.sleep_forever()
@@ -51,9 +59,10 @@ async def _interrupt(desired: Mailbox[Desired], version: int, scope: trio.Cancel
 
 
 async def _plan(
-    wish: Desired, target: Mailbox[Target], reporter: Reporter, ports: Ports, progress: "_ProgressLine"
+    target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger, progress: "_ProgressLine"
 ) -> bool:
     """Do it once; return False when trying again later could help."""
+    wish = reporter.wish
     if not wish.running:
         word = "suspended" if wish.service.spec.suspend else "replicas=0"
         target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
@@ -65,6 +74,9 @@ async def _plan(
         reporter.refused(error)
         _idle_unless_running(target, Reason.INVALID, str(error))
         return True
+    if (never := await _preview(wish, ports, ledger)) is not None:
+        _idle_unless_running(target, never.reason, never.message)
+        return False
     try:
         with progress:
             weights, facts = await ports.weights.fetch(wish.model, progress)
@@ -76,8 +88,7 @@ async def _plan(
         return isinstance(error, DigestMismatchError) and error.final
     reporter.fetched(weights, facts)
     try:
-        engine = await ports.engines.info()
-        plan = plan_for(wish.service, wish.model, weights, facts, engine, alias=wish.key.name)
+        launch = await _launch(wish, ports, weights, facts)
     except UserError as error:
         reporter.refused(error)
         _idle_unless_running(target, Reason.INVALID, str(error))
@@ -85,10 +96,39 @@ async def _plan(
     except WorldError as error:
         _idle_unless_running(target, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
         return False
-    reporter.accepted(plan.not_honoured)
-    expected = estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
-    target.put_nowait(Launch(plan, weights, expected, facts.shape))
+    reporter.accepted(launch.plan.not_honoured)
+    target.put_nowait(launch)
     return True
+
+
+async def _launch(wish: Desired, ports: Ports, weights: WeightsFile, facts: GGUFFacts) -> Launch:
+    engine = await ports.engines.info()
+    plan = plan_for(wish.service, wish.model, weights, facts, engine, alias=wish.key.name)
+    expected = estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
+    return Launch(plan, weights, expected, facts.shape)
+
+
+async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
+    """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
+
+    Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
+    """
+    with trio.move_on_after(PREVIEW_SECONDS):
+        try:
+            facts = await ports.weights.preview(wish.model)
+            if facts is None:
+                return None
+            file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
+            launch = await _launch(wish, ports, file, facts)
+        except LLMKubeError:
+            return None
+        if launch.estimate is None or not launch.estimate.certain:
+            return None
+        refusal = ledger.never(wish.key, need_of(launch, None))
+        if refusal is not None:
+            message = refusal.message + context_hint(launch, refusal.room_bytes)
+            return Idle(reason_word(refusal.block), f"{message}; its file is not downloaded")
+    return None
 
 
 def _idle_unless_running(target: Mailbox[Target], reason: str, message: str) -> None:

@@ -136,6 +136,15 @@ class Weights(Protocol):
         """
         ...
 
+    async def preview(self, model: Model) -> GGUFFacts | None:
+        """What the header of a Model's file says that is not here yet; None when it is, or its place does not tell.
+
+        Raises:
+            UserError: As `fetch`.
+            WorldError: As `fetch`.
+        """
+        ...
+
     async def has(self, model: Model) -> bool:
         """Whether a Model's file is here, as far as a quick look can tell; never an error."""
         ...

@@ -72,7 +72,7 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(run_planner, desired, target, reporter, runner.ports, runner.settings)
+                nursery.start_soon(run_planner, desired, target, reporter, runner.ports, runner.ledger)
                 nursery.start_soon(runner.run, target)
         except* Exception as bug:
             # One of the three broad catches: here an error stops at the service that it belongs to.

@@ -68,6 +68,7 @@ def main() -> None:
         parser.error(f"there is no {options.model}")
     Handler.options = options
     with Server(options.host, options.port) as server:
+        print(f"listening on {options.port}", flush=True)
         server.serve_forever()
 
 

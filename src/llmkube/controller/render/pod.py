@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llmkube.controller.render.marks import service_labels
-from llmkube.controller.render.storage import Storage
+from llmkube.controller.render.storage import Storage, writing_group
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container import PORT_NAME, ContainerPlan, Places
@@ -122,8 +122,7 @@ def _volumes(
 def _pod_context(service: InferenceService, storage: Storage, settings: WorkloadSettings) -> dict[str, Any]:
     if service.spec.pod_security_context is not None:
         return dict(service.spec.pod_security_context)
-    writes = bool(storage.init_containers) and settings.fs_group is not None
-    return {**_POD_CONTEXT, **({"fsGroup": settings.fs_group} if writes else {})}
+    return {**_POD_CONTEXT, **(writing_group(settings) if storage.init_containers else {})}
 
 
 def _pull_secrets(

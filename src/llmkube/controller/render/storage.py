@@ -162,12 +162,11 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
     labels = model_labels(model)
     secrets = [{"name": name} for name in settings.image_pull_secrets]
     tolerations = [dict(one) for one in model.spec.prefetch_tolerations]
-    group = {"fsGroup": settings.fs_group} if settings.fs_group is not None else {}
     pod = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **group},
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **writing_group(settings)},
         **({"imagePullSecrets": secrets} if secrets else {}),
         **({"tolerations": tolerations} if tolerations else {}),
         "containers": [fetch_container(model, settings)],
@@ -193,6 +192,14 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     return owned(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
+
+
+def writing_group(settings: WorkloadSettings) -> dict[str, Any]:
+    """Return the part of a pod's security context by which our image may write to a volume."""
+    if settings.fs_group is None:
+        return {}
+    # Without the policy the kubelet walks over all of a volume's files at each start.
+    return {"fsGroup": settings.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def fetch_container(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
@@ -246,7 +253,8 @@ def serving_storage(
         node = {"path": posixpath.dirname(source.path), "type": "Directory"}
         return _mounted(path, {"name": "model-source", "hostPath": node}, SOURCE_FOLDER)
     if not fetches_itself(service):
-        claim = {"claimName": CACHE_CLAIM, "readOnly": True}
+        # Read-only for the container, not for the volume: a Job on the same node may be writing to it.
+        claim = {"claimName": CACHE_CLAIM}
         return _mounted(path, {"name": "models", "persistentVolumeClaim": claim}, CACHE_FOLDER)
     return Storage(
         path=path,

@@ -83,9 +83,10 @@ def all_crds() -> list[dict[str, Any]]:
     return [crd_manifest(kind) for kind in KINDS]
 
 
-def crds_yaml() -> str:
-    """Every definition as one YAML stream, the same bytes for the same classes."""
-    return yaml.safe_dump_all(all_crds(), sort_keys=False, explicit_start=True, width=120, allow_unicode=True)
+def crds_yaml(crds: Iterable[Mapping[str, Any]] | None = None) -> str:
+    """Definitions as one YAML stream, the same bytes for the same classes; all of ours where none are given."""
+    given = all_crds() if crds is None else crds
+    return yaml.safe_dump_all(given, sort_keys=False, explicit_start=True, width=120, allow_unicode=True)
 
 
 # -- the schema of a class --------------------------------------------------------------------------------------------
