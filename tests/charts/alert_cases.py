@@ -20,6 +20,9 @@ HEALTHY: Mapping[str, str] = {
     'llmkube_reconcile_duration_seconds_bucket{controller="model", le="2.5"}': "0+60x120",
     'llmkube_reconcile_duration_seconds_bucket{controller="model", le="10.0"}': "0+60x120",
     'llmkube_reconcile_duration_seconds_bucket{controller="model", le="+Inf"}': "0+60x120",
+    'llmkube_model_status{namespace="n", model="m", phase="Ready"}': "1x120",
+    'llmkube_inferenceservice_phase{namespace="n", inferenceservice="s", phase="Ready"}': "1x120",
+    'llmkube_gpu_queue_depth{namespace="n"}': "0x20 1x10 0x90",
     f'{AGENT}_service_state{{{CHAT}, reason="Loaded"}}': "1x120",
     f"{AGENT}_process_restarts_total{{{CHAT}}}": "0x60 1x60",
     f'{AGENT}_memory_pressure_level{{instance="studio"}}': "0x120",
@@ -60,6 +63,12 @@ CASES = (
         {'llmkube_reconcile_duration_seconds_bucket{controller="model", le="2.5"}': "0+40x120"}
         | {'llmkube_reconcile_duration_seconds_bucket{controller="model", le="0.5"}': "0+40x120"},
     ),
+    Case("LLMKubeModelFailed", {'llmkube_model_status{namespace="n", model="m", phase="Failed"}': "1x120"}),
+    Case(
+        "LLMKubeServiceFailed",
+        {'llmkube_inferenceservice_phase{namespace="n", inferenceservice="s", phase="Failed"}': "1x120"},
+    ),
+    Case("LLMKubeGPUQueue", {'llmkube_gpu_queue_depth{namespace="n"}': "1x120"}),
     Case("LLMKubeAgentDown", {'up{job="llmkube-agent", instance="studio"}': "0x120"}),
     Case("LLMKubeEngineCrashLoop", _state("CrashLoopBackOff")),
     Case("LLMKubeEngineRestarts", {f"{AGENT}_process_restarts_total{{{CHAT}}}": "0x50 4x70"}),

@@ -33,10 +33,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     ),
     "one-namespace": ("--set", "controller.namespace=ml"),
     "bare": (
-        "--set",
-        "crds.install=false,rbac.create=false,agents.rbac=false,priorityClasses.enabled=false,"
-        "controller.serviceAccount.create=false,controller.serviceAccount.name=theirs,"
-        "controller.podDisruptionBudget.enabled=false",
+        *("--set", "crds.install=false,rbac.create=false,agents.rbac=false,priorityClasses.enabled=false"),
+        *("--set", "controller.serviceAccount.create=false,controller.serviceAccount.name=theirs"),
+        *("--set", "controller.podDisruptionBudget.enabled=false"),
     ),
 }
 """Arguments of helm, by what they are about."""

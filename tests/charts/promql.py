@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
-from llmkube.controller.metrics import ReconcileMetrics
+from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
 from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.budget import host_budget
 from llmkube.supervisor.hostmem import Level, Sample
@@ -58,9 +58,14 @@ TGI = {
 PROMETHEUS = {"up"}
 
 
-class _IdleAgent:
+class _Nothing:
+    """An agent without services, and a controller without objects."""
+
     def services(self):
         return {}
+
+    def values(self):
+        return ()
 
 
 def _some_memory() -> MemoryView:
@@ -84,5 +89,6 @@ def known_names() -> set[str]:
     """Return every series that an agent, a controller or a supported engine exports."""
     controller = CollectorRegistry()
     ReconcileMetrics.on(controller)
-    ours = {*_exported(controller), *_exported(agent_registry(_IdleAgent(), memory=_some_memory))}
+    controller.register(FleetCollector(_Nothing(), _Nothing()))
+    ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory))}
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

@@ -1,4 +1,4 @@
-"""The chart as the real helm renders it: well formed for Kubernetes, true to the programs, and alike where it must be."""
+"""The chart as the real helm renders it: well formed for Kubernetes, and true to the programs."""
 
 import json
 from functools import cache
@@ -37,6 +37,8 @@ MODELS = {
 SELECTOR = {"app.kubernetes.io/name": "llmkube", "app.kubernetes.io/instance": "llmkube"}
 SELECTOR |= {"app.kubernetes.io/component": "controller"}
 
+REPOSITORY = "defilantech/llmkube"
+
 rendered = cache(lambda variant: render(*VARIANTS[variant]))
 
 
@@ -53,7 +55,7 @@ def container(variant="default"):
     return only
 
 
-# -- form ---------------------------------------------------------------------------------------------------------------
+# -- form -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -77,12 +79,12 @@ def test_every_manifest_has_the_fields_of_its_kind(variant):
 
 @pytest.mark.parametrize("variant", ["everything", "pod-monitor"])
 def test_monitors_have_the_fields_of_the_prometheus_operator(variant):
-    """Facts: the API reference of monitoring.coreos.com/v1; serviceDiscoveryRole came with operator 0.80."""
+    """Facts: the definitions of monitoring.coreos.com/v1 that operator 0.85 installs."""
     monitors = [each for each in rendered(variant) if each["kind"] in ("ServiceMonitor", "PodMonitor")]
     assert len(monitors) == 2
     for each in monitors:
         lists = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
-        allowed = {"selector", "namespaceSelector", "serviceDiscoveryRole", lists[each["kind"]]}
+        allowed = {"selector", "namespaceSelector", lists[each["kind"]]}
         assert set(each["spec"]) <= allowed
         (endpoint,) = each["spec"][lists[each["kind"]]]
         assert set(endpoint) == {"port", "path", "interval", "relabelings"}
@@ -101,7 +103,7 @@ def test_no_object_goes_astray(variant):
         assert namespace in (None, NAMESPACE) or (served and namespace == "ml")
 
 
-# -- values -------------------------------------------------------------------------------------------------------------
+# -- values -----------------------------------------------------------------------------------------------------------
 
 
 def paths(schema, path=()):
@@ -133,13 +135,14 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(change, said):
-    """helm stops before anything is applied, and names the value."""
+    """Helm stops before anything is applied, and names the value."""
     assert said in run("helm", "template", "llmkube", str(CHART), "--set", change, code=1)
 
 
 def test_two_monitors_of_one_pod_are_refused():
     """Both would write every series twice."""
-    said = run("helm", "template", "a", str(CHART), "-f", EVERYTHING, "--set", "metrics.podMonitor.enabled=true", code=1)
+    both = ("-f", str(EVERYTHING), "--set", "metrics.podMonitor.enabled=true")
+    said = run("helm", "template", "a", str(CHART), *both, code=1)
     assert "both enabled" in said
 
 
@@ -153,10 +156,10 @@ def test_the_chart_is_of_the_program_s_version():
 @pytest.mark.parametrize(
     ("changes", "image"),
     [
-        ("image.registry=r.example.com", f"r.example.com/defilantech/llmkube:{__version__}"),
+        ("image.registry=r.example.com", f"r.example.com/{REPOSITORY}:{__version__}"),
         ("image.registry=,image.repository=llmkube,image.tag=dev", "llmkube:dev"),
-        ("global.imageRegistry=m.example.com:5000/proxy/", f"m.example.com:5000/proxy/defilantech/llmkube:{__version__}"),
-        (f"image.tag=dev,image.digest=sha256:{'0' * 64}", f"ghcr.io/defilantech/llmkube@sha256:{'0' * 64}"),
+        ("global.imageRegistry=m.example.com:5000/proxy/", f"m.example.com:5000/proxy/{REPOSITORY}:{__version__}"),
+        (f"image.tag=dev,image.digest=sha256:{'0' * 64}", f"ghcr.io/{REPOSITORY}@sha256:{'0' * 64}"),
     ],
 )
 def test_an_image_may_come_from_anywhere(changes, image):
@@ -167,7 +170,7 @@ def test_an_image_may_come_from_anywhere(changes, image):
     assert {pod_of(workload)["containers"][0]["image"], test["spec"]["containers"][0]["image"]} == {image}
 
 
-# -- what is generated --------------------------------------------------------------------------------------------------
+# -- what is generated ------------------------------------------------------------------------------------------------
 
 
 def printed(*command):
@@ -240,22 +243,57 @@ def test_another_release_has_names_of_its_own():
     assert "--lease-namespace=elsewhere" in pod_of(workload)["containers"][0]["args"]
 
 
-# -- the controller -----------------------------------------------------------------------------------------------------
+# -- the controller ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["default", "openshift", "one-namespace"])
-def test_the_controller_takes_its_arguments(variant):
-    """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
+def told(variant):
+    """Return what `llmkube controller` understands of the Deployment's arguments, but for the port."""
     program, *args = container(variant)["args"]
     assert program == "controller"
-    context = controller.make_context("controller", list(args), resilient_parsing=False)
-    assert context.params["lease_namespace"] == NAMESPACE
+    known = [each for each in args if not each.startswith("--port=")]
+    return controller.make_context("controller", known, resilient_parsing=False).params
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_controller_takes_its_arguments(variant):
+    """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
+    assert told(variant)["lease_namespace"] == NAMESPACE
+    assert told(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
+
+
+def test_pods_for_weights_are_told_what_the_release_knows():
+    """Image, registry, secrets, certificates, volume and sources of the values reach the controller."""
+    seen = told("everything")
+    assert seen["image"] == container("everything")["image"]
+    assert seen["image_registry"] == "mirror.example.com:5000"
+    assert tuple(seen["image_pull_secret"]) == ("mirror-login",)
+    assert seen["ca_config_map"] == "company-ca"
+    assert (seen["cache_size"], seen["cache_storage_class"]) == ("1Ti", "fast")
+    assert (seen["cache_access_mode"], seen["cache_fs_group"]) == ("ReadWriteMany", "65532")
+    assert tuple(seen["host_path"]) == ("/srv/models",)
+    assert tuple(seen["allow_private_sources"]) == ("10.1.0.0/16",)
+    assert seen["hub_endpoint"] == "https://hub.example.com"
+    assert told("openshift")["cache_fs_group"] == "0"
+
+
+def test_priority_classes_are_named_only_where_they_are_installed():
+    """The prefix makes the names of our classes, and without them pods name none."""
+    prefix = told("default")["priority_class_prefix"]
+    assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
+    assert not told("bare")["priority_class_prefix"]
+
+
+def test_without_workloads_no_pods_are_made():
+    """The controller makes none where it is given no image."""
+    (workload,) = named(render("--set", "workloads.enabled=false"), "Deployment").values()
+    (only,) = pod_of(workload)["containers"]
+    assert not any(each.startswith(("--image", "--cache")) for each in only["args"])
 
 
 def test_the_controller_is_probed_as_soon_as_it_has_a_port():
     """`controller.port` is 0 by default exactly while `llmkube controller` has no --port."""
     has_port = any("--port" in option.opts for option in controller.params)
-    assert ("readinessProbe" in container()) == has_port, "set controller.port in values.yaml to the controller's default"
+    assert ("readinessProbe" in container()) == has_port, "set controller.port in values.yaml as the controller has it"
 
 
 def test_probes_go_to_the_port_that_the_controller_is_given():
@@ -295,7 +333,7 @@ def test_pods_meet_the_restricted_standard(variant):
 
 @pytest.mark.parametrize("variant", ["default", "everything", "pod-monitor"])
 def test_one_set_of_labels_selects_the_pods(variant):
-    """Deployment, budget, policy, Service and monitor select by three labels that no value can change, and pods have them."""
+    """Whatever selects the pods does so by three labels that no value can change, and the pods have them."""
     assert deployment(variant)["spec"]["template"]["metadata"]["labels"].items() >= SELECTOR.items()
     found = []
     for each in rendered(variant):
@@ -311,7 +349,7 @@ def test_one_set_of_labels_selects_the_pods(variant):
 
 
 def test_everything_that_can_be_labelled_is():
-    """commonLabels reach every object and the pods, and ours win over them."""
+    """Every object and the pods have commonLabels, and ours win over them."""
     for each in (*rendered("everything"), deployment("everything")["spec"]["template"]):
         assert each["metadata"]["labels"]["team"] == "ml"
         assert each["metadata"]["labels"]["app.kubernetes.io/name"] == "llmkube"
@@ -323,7 +361,7 @@ def test_a_chart_of_another_version_restarts_nothing():
 
 
 def test_the_names_of_pods_fit_into_a_label():
-    """With the two random parts of a pod's name it stays under 58 characters, all of which are in the leader's identity."""
+    """A pod's name, random parts included, has at most 58 characters: no more are in the leader's identity."""
     (name,) = named(render("--set", "crds.install=false", release="r" * 53), "Deployment")
     assert len(name) + len("-6d4b75cb6d-x2x9z") <= 58
 
@@ -358,7 +396,7 @@ def test_a_drain_is_never_blocked():
     assert "minAvailable" not in spec
 
 
-# -- classes, agents, engines -------------------------------------------------------------------------------------------
+# -- classes, agents, engines -----------------------------------------------------------------------------------------
 
 
 def test_there_is_a_class_for_every_priority():

@@ -1,4 +1,4 @@
-"""Alerts and dashboards, judged by the real promtool: they parse, they fire when they should, and they read what exists."""
+"""Alerts and dashboards, judged by the real promtool: they parse, fire when they should, and read what exists."""
 
 import json
 import re
@@ -13,7 +13,6 @@ import yaml
 from charts.alert_cases import CASES, HEALTHY
 from charts.helm_runs import CHART, ROOT, named, render, run
 from charts.promql import LLAMACPP, known_names, names_in
-from envtest.programs import reserved_ports
 from llmkube.supervisor.lifecycle import Reason
 
 RULES = CHART / "files" / "rules.yaml"
@@ -41,7 +40,7 @@ def expressions(board):
             yield f"{panel['title']} {target['refId']}", text
 
 
-# -- alerts -------------------------------------------------------------------------------------------------------------
+# -- alerts -----------------------------------------------------------------------------------------------------------
 
 
 def test_promtool_accepts_the_rules(tmp_path):
@@ -107,7 +106,7 @@ def test_nobody_is_told_that_a_controller_is_away_which_is_not_watched():
     assert [group["name"] for group in rule["spec"]["groups"]] == ["llmkube-hosts", "llmkube-engines"]
 
 
-# -- dashboards ---------------------------------------------------------------------------------------------------------
+# -- dashboards -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
@@ -174,7 +173,7 @@ def test_boards_arrive_as_they_are():
         assert json.loads(found["data"][f"llmkube-{path.name}"]) == json.loads(path.read_text())
 
 
-# -- the lists themselves -----------------------------------------------------------------------------------------------
+# -- the lists themselves ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,14 +193,12 @@ def test_names_are_told_from_functions_and_labels(expression, names):
 def test_the_real_llama_cpp_exports_what_we_read():
     """Every llamacpp: series of alerts and dashboards is on /metrics of the engine that the `llama` extra brings."""
     model = ROOT / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
-    with reserved_ports(1) as (port,):
-        pass
-    command = [f"{sys.prefix}/bin/llmkube-llama-server", "--model", str(model), "--port", str(port), "--metrics"]
-    with subprocess.Popen([*command, "--ctx-size", "256"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
+    program = f"{sys.prefix}/bin/llmkube-llama-server"
+    command = [program, "--model", str(model), "--port", "0", "--ctx-size", "256", "--metrics"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as engine:
         try:
-            transport = httpx.HTTPTransport(retries=8)  # with growing pauses, of about a minute together
-            with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                text = client.get("/metrics").text
+            serving = engine.stdout.readline()  # its own word that the model is loaded, with the port
+            text = httpx.get(f"http://127.0.0.1:{int(serving.rpartition(':')[2])}/metrics", trust_env=False).text
         finally:
             engine.terminate()
     exported = set(re.findall(r"^(llamacpp:\w+)", text, re.MULTILINE))

@@ -27,14 +27,14 @@ def test_a_tool_that_was_built_here_is_taken_before_path(tmp_path):
 
 
 def test_a_helm_of_another_major_version_is_not_taken(tmp_path):
-    """helm 4 has other flags, so it counts as none."""
+    """Helm 4 has other flags, so it counts as none."""
     program(tmp_path / "bin" / "helm", "v4.0.0")
     assert find_tool("helm", {"LLMKUBE_ENVTEST_CACHE": str(tmp_path), "PATH": str(tmp_path / "bin")}) == ""
 
 
 def test_without_apt_the_way_out_is_named(tmp_path):
     """Where promtool cannot be unpacked, the message says to install it."""
-    with pytest.raises(BuildError, match="no promtool on PATH, and no apt-get .*: install it"):
+    with pytest.raises(BuildError, match=r"no promtool on PATH, and no apt-get .*: install it"):
         build(["promtool"], lambda _: None, {"LLMKUBE_ENVTEST_CACHE": str(tmp_path), "PATH": str(tmp_path)})
 
 

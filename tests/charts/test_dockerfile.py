@@ -1,4 +1,4 @@
-"""The Dockerfile's lines name what exists, and keep what they promise; there is no container engine here to build it."""
+"""The Dockerfile's lines name what exists and keep what they promise; no container engine is here to build it."""
 
 import re
 import tomllib
@@ -21,9 +21,7 @@ def last_stage():
 
 def test_what_is_copied_exists_and_is_sent():
     """Every path of a COPY is in the tree, is let through by .dockerignore, and nothing else is."""
-    copied = {
-        path for word, rest in LINES if word == "COPY" and "--from" not in rest for path in rest.split()[:-1]
-    }
+    copied = {path for word, rest in LINES if word == "COPY" and "--from" not in rest for path in rest.split()[:-1]}
     assert copied == {"pyproject.toml", "README.md", "LICENSE", "src"}
     assert all((ROOT / path).exists() for path in copied)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()

@@ -5,7 +5,7 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from controller.podobjects import SHA
+from controller.podobjects import HUB_FILE, SHA
 from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
 from llmkube.controller.render.storage import CACHE_CLAIM
 from llmkube.k8s.builtins import Service
@@ -271,7 +271,7 @@ async def test_the_queue_for_gpus_goes_by_priority(autojump_clock):
         vital, chat = (await hands.cluster.service("vital")).status, (await hands.cluster.service()).status
         assert (vital.queue_position, chat.queue_position) == (1, 2)
         assert vital.waiting_for == "nvidia.com/gpu: 2"
-        assert "number 2 of 2" in chat.conditions[0].message
+        assert "number 2 in the queue" in chat.conditions[0].message
         running = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
         await hands.service_pod(running, name="vital")
         await hands.roll_out("vital")
@@ -320,6 +320,18 @@ async def test_fields_without_effect_are_named(autojump_clock):
         [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert honoured.status == "False"
         assert "spec.maxPodLifetimeSeconds" in honoured.message
+
+
+@pytest.mark.parametrize(("source", "status"), [(HUB_FILE, "True"), ("pvc://weights/m.gguf", "False")])
+async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, status):
+    """Fetching checks a Model's digest; nobody checks a file that lies on a user's claim, and the service says so."""
+    async with open_pods() as hands:
+        await hands.create_model(source=source, sha256=SHA, hardware={"accelerator": "cpu"})
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert honoured.status == status
+        assert ("Model.spec.sha256" in honoured.message) is (status == "False")
 
 
 async def test_a_claim_of_the_users_needs_no_job(autojump_clock):

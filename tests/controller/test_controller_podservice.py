@@ -82,12 +82,12 @@ def test_every_condition_is_always_there(given):
 def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
     """Position, resource and the scheduler's words are in the status, and gone when it has a node."""
     given = scene(plan=gpu_plan(2), pods=(unscheduled(),))
-    status = derive_pod_status(pod_service(), given, ControllerSettings(), position=2, waiting=3, now=NOW)
+    status = derive_pod_status(pod_service(), given, ControllerSettings(), position=2, now=NOW)
     assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
     assert status["schedulingStatus"] == "InsufficientGPU"
-    assert "number 2 of 3" in status["schedulingMessage"]
+    assert "number 2 in the queue" in status["schedulingMessage"]
     assert "0/3 nodes" in status["schedulingMessage"]
-    after = derive_pod_status(pod_service(), SERVING, ControllerSettings(), position=2, waiting=3, now=NOW)
+    after = derive_pod_status(pod_service(), SERVING, ControllerSettings(), position=2, now=NOW)
     assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from llmkube.controller.cluster import RENDERED
+from llmkube.controller.download import User, choose_supply, without_effect
 from llmkube.controller.render.marks import DIGEST
 from llmkube.controller.render.monitoring import pod_monitor
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
@@ -173,7 +174,8 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     assert container["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
     assert front(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
-    assert not the_plan.not_honoured
+    supply = choose_supply(the_model, [User(brings_weights=not the_plan.needs_model_init)], SETTINGS)
+    assert not without_effect(the_model, supply, the_plan.not_honoured)
 
 
 def test_the_key_changes_with_what_decides_the_bytes():

@@ -3,9 +3,10 @@
 import datetime
 import functools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -61,6 +62,11 @@ class Site:
         token = self.plane.signer.token(NAMESPACE, name, found["metadata"]["uid"], now=now, lifetime_seconds=600)
         return self.plane.write_token_kubeconfig(self.home / f"{name}.kubeconfig", token)
 
+    async def try_pod(self, spec: Mapping[str, Any]) -> None:
+        """Have the API server judge a pod, without making it."""
+        path, pod = f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": "tried"}, "spec": spec}
+        await self.client.request_json("POST", path, params={"dryRun": "All"}, body=pod)
+
     async def deployment(self):
         return await self.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/llmkube-controller")
 
@@ -80,11 +86,22 @@ async def open_site(assets: Path, tmp_path: Path) -> AsyncIterator[Site]:
             yield Site(plane, client, tmp_path)
 
 
+async def check_notes(site: Site, notes: str) -> None:
+    """Account and Deployment in the notes exist, and the API server takes the manifests in them."""
+    (account,) = re.findall(r"create token (\S+) ", notes)
+    await site.account(account)
+    (deployment,) = re.findall(r"rollout status deployment/(\S+)", notes)
+    assert (await site.deployment())["metadata"]["name"] == deployment
+    for each in yaml.safe_load_all(notes.partition("<<EOF\n")[2].partition("EOF\n")[0]):
+        await site.client.request_json("POST", f"{SERVED}/{each['kind'].lower()}s", body=each)
+
+
 async def test_the_guide_s_command_installs_what_the_controller_needs(assets: Path, tmp_path: Path):
-    """After `helm install` the controller starts under its account and arguments, and `helm test`'s command works."""
+    """The notes are true, the controller starts under its account, and so does the command of `helm test`."""
     async with open_site(assets, tmp_path) as site:
         said = await site.helm("install", *GUIDE)
         assert "STATUS: deployed" in said
+        await check_notes(site, said.partition("NOTES:\n")[2])
         (only,) = (await site.deployment())["spec"]["template"]["spec"]["containers"]
         kubeconfig = await site.account("llmkube-controller")
         state = ("--state-dir", str(tmp_path / "state"))
@@ -94,19 +111,6 @@ async def test_the_guide_s_command_installs_what_the_controller_needs(assets: Pa
         assert "forbidden" not in controller.err.lower()
         code, out, err = await run_program(tmp_path, "list", "--all-namespaces", kubeconfig=kubeconfig)
         assert code == 0, out + err
-
-
-async def test_the_notes_tell_what_is_there(assets: Path, tmp_path: Path):
-    """Account and Deployment in the notes exist, and the API server takes the manifests in them."""
-    async with open_site(assets, tmp_path) as site:
-        notes = (await site.helm("install", *GUIDE)).partition("NOTES:\n")[2]
-        (account,) = re.findall(r"create token (\S+) ", notes)
-        await site.account(account)
-        (deployment,) = re.findall(r"rollout status deployment/(\S+)", notes)
-        assert (await site.deployment())["metadata"]["name"] == deployment
-        text = notes.partition("<<EOF\n")[2].partition("EOF\n")[0]
-        for each in yaml.safe_load_all(text):
-            await site.client.request_json("POST", f"{SERVED}/{each['kind'].lower()}s", body=each)
 
 
 async def test_data_outlives_the_release(assets: Path, tmp_path: Path):
@@ -127,25 +131,19 @@ async def test_data_outlives_the_release(assets: Path, tmp_path: Path):
         assert (await site.get(f"{MODELS}/kept"))["metadata"]["name"] == "kept"
 
 
-@pytest.mark.parametrize("values", [(), ("-f", str(OPENSHIFT)), ("-f", str(EVERYTHING), *WITHOUT_OPERATOR)])
-async def test_a_restricted_namespace_admits_the_pods(assets: Path, tmp_path: Path, values):
-    """Pod Security admission of level "restricted" takes the controller's pod and that of `helm test`."""
+async def test_a_restricted_namespace_admits_the_pods(assets: Path, tmp_path: Path):
+    """Pod Security admission of level "restricted" takes the pods of the controller and of `helm test`."""
     async with open_site(assets, tmp_path) as site:
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        await site.client.request_json(
-            "POST", "/api/v1/namespaces", body={"metadata": {"name": NAMESPACE, "labels": labels}}
-        )
-        await site.helm("install", *GUIDE, *values)
-        template = (await site.deployment())["spec"]["template"]
-        hooks = yaml.safe_load_all(await site.helm("get", "hooks", "llmkube", "-n", NAMESPACE))
-        (test,) = [each for each in hooks if each]
-        for metadata, spec in ((template["metadata"], template["spec"]), (test["metadata"], test["spec"])):
-            pod = {"metadata": {"name": "tried", "labels": metadata["labels"]}, "spec": spec}
-            await site.client.request_json(
-                "POST", f"/api/v1/namespaces/{NAMESPACE}/pods", params={"dryRun": "All"}, body=pod
-            )
-        spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-        with pytest.raises(ForbiddenError, match="violates PodSecurity"):
-            await site.client.request_json(
-                "POST", f"/api/v1/namespaces/{NAMESPACE}/pods", params={"dryRun": "All"}, body=pod
-            )
+        namespace = {"metadata": {"name": NAMESPACE, "labels": labels}}
+        await site.client.request_json("POST", "/api/v1/namespaces", body=namespace)
+        for values in ((), ("-f", str(OPENSHIFT)), ("-f", str(EVERYTHING), *WITHOUT_OPERATOR)):
+            await site.helm("install", *GUIDE, *values)
+            template = (await site.deployment())["spec"]["template"]
+            (test,) = yaml.safe_load_all(await site.helm("get", "hooks", "llmkube", "-n", NAMESPACE))
+            for spec in (template["spec"], test["spec"]):
+                await site.try_pod(spec)
+                spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+                with pytest.raises(ForbiddenError, match="violates PodSecurity"):
+                    await site.try_pod(spec)
+            await site.helm("uninstall", "llmkube", "-n", NAMESPACE)

@@ -65,6 +65,12 @@ async def test_delete_accepts_a_status_and_an_object():
         await client.delete(ConfigMap, KEY)
 
 
+async def test_a_wrong_servers_answer_deletes_nothing():
+    """A deletion that is answered with `{}`, as captive portals do, is a failure that is worth another try."""
+    with pytest.raises(TransportError, match="expected a ConfigMap or a Status"):
+        await ScriptedServer(ok({})).client().delete(ConfigMap, KEY)
+
+
 async def test_a_list_follows_its_pages():
     """A list of three pages is one Listing, at the resourceVersion of the collection."""
     server = ScriptedServer(

@@ -13,7 +13,7 @@ from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, list
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Listing
-from llmkube.k8s.reflector import Cache, is_older, newest, run_reflector
+from llmkube.k8s.reflector import RECHECK_SECONDS, RECHECKS, Cache, is_older, newest, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import READ_IDLE_SECONDS, WatchEvent
 
@@ -94,7 +94,8 @@ async def test_a_clean_close_resumes_without_a_list(autojump_clock):
 
 async def test_watch_lengths_are_spread(autojump_clock):
     """Each watch asks for 240 to 300 seconds, and not always for the same."""
-    found = await reflect(listing(10), *[watching(bookmark(11), 60.0) for _ in range(9)], until=600)
+    full = listing(10, config_map("a", 1))
+    found = await reflect(full, *[watching(bookmark(11), 60.0) for _ in range(9)], until=600)
     lengths = {int(call.params["timeoutSeconds"]) for call in found.server.calls[1:]}
     assert len(lengths) > 3
     assert all(240 <= length <= 300 for length in lengths)
@@ -186,7 +187,8 @@ async def test_watches_that_are_cut_before_they_speak_heal_too(end, autojump_clo
 async def test_one_word_makes_a_position_good(autojump_clock):
     """As long as some watch in three brings as much as a bookmark, nothing is ever listed again."""
     spoken = (watching(60.0), watching(60.0), watching(55.0, bookmark(11), 5.0))
-    found = await reflect(listing(10), *spoken, *(watching(60.0) for _ in range(2)), watching(None), until=300)
+    full = listing(10, config_map("a", 1))
+    found = await reflect(full, *spoken, *(watching(60.0) for _ in range(2)), watching(None), until=300)
     assert "list" not in found.server.verbs[1:]
 
 
@@ -204,7 +206,7 @@ async def test_back_off_starts_afresh_after_a_good_watch(autojump_clock):
     """A failure after ten good seconds waits the shortest delay again, however many came before."""
     reset = httpx.ReadError("reset")
     found = await reflect(
-        listing(10),
+        listing(10, config_map("a", 1)),
         watching(reset),
         watching(reset),
         watching(20.0, bookmark(11), reset),
@@ -217,7 +219,7 @@ async def test_back_off_starts_afresh_after_a_good_watch(autojump_clock):
 
 async def test_a_server_that_closes_at_once_is_not_hammered(autojump_clock):
     """Clean ends without any life in between are backed off from like failures."""
-    found = await reflect(listing(10), watching(), watching(), watching(), until=5)
+    found = await reflect(listing(10, config_map("a", 1)), watching(), watching(), watching(), until=5)
     assert found.times == [("list", 0), ("watch", 0), ("watch", 1), ("watch", 3)]
 
 
@@ -283,6 +285,35 @@ async def test_an_empty_list_that_is_confirmed_is_the_truth(autojump_clock):
     )
     assert found.state == {}
     assert found.notified[2:] == [("a", None), ("b", None)]
+
+
+async def test_what_two_lists_have_denied_is_looked_for_again(autojump_clock):
+    """A server that denies everything twice, with a good resourceVersion, costs the copy a minute, not its life."""
+    full = [config_map("a", 1), config_map("b", 2)]
+    found = await reflect(
+        listing(10, *full),
+        status(410, "Expired"),
+        listing(20),
+        listing(20),
+        watching(bookmark(21), 60.0),
+        listing(21, *full),
+        *[answer for _ in range(4) for answer in (watching(bookmark(22), 60.0), listing(22, *full))],
+        watching(None),
+        until=400,
+    )
+    assert found.state == {"a": "1", "b": "2"}
+    assert found.times[2:7] == [("list", 1), ("list", 11), ("watch", 11), ("list", 71), ("watch", 71)]
+    assert found.server.verbs.count("list") == 3 + RECHECKS
+    assert int(found.server.calls[-1].params["timeoutSeconds"]) > RECHECK_SECONDS
+
+
+async def test_an_empty_first_list_is_read_again_later(autojump_clock):
+    """What the first list has wrongly denied is known a minute later, though no event ever tells of it."""
+    found = await reflect(
+        listing(10), watching(bookmark(11), 60.0), listing(11, config_map("a", 1)), watching(None), until=100
+    )
+    assert found.times == [("list", 0), ("watch", 0), ("list", 60), ("watch", 60)]
+    assert found.state == {"a": "1"}
 
 
 async def test_a_confirmation_that_fails_confirms_nothing(autojump_clock):

@@ -10,7 +10,13 @@ from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
 from llmkube.weights.gguf import GGUFFacts
 from llmkube.weights.store import WeightsFile
 
-MODEL = decode(Model, {"metadata": {"name": "m"}, "spec": {"source": "builtin://demo"}})
+
+def model(accelerator="cpu", weights="gguf"):
+    spec = {"source": "builtin://demo", "format": weights, "hardware": {"accelerator": accelerator}}
+    return decode(Model, {"metadata": {"name": "m"}, "spec": spec})
+
+
+MODEL = model()
 
 
 def service(runtime):
@@ -37,3 +43,20 @@ def test_every_other_runtime_is_refused_by_name(runtime):
         with pytest.raises(PlanError, match=f"{runtime} is not supported on a host yet") as caught:
             refuse()
         assert caught.value.field == "spec.runtime"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "of", "field", "said"),
+    [
+        ("llamacpp", model("metal", "mlx"), "spec.runtime", "mlx weights on metal are for omlx, which"),
+        ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
+        ("omlx", model("metal", "mlx"), "spec.runtime", "omlx is not supported on a host yet"),
+        ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
+        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to ollama or vllm"),
+    ],
+)
+def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):
+    """A wrong pair is told as such, and a right one whose engine is not there as that."""
+    with pytest.raises(PlanError, match=said) as caught:
+        check(service(runtime), of)
+    assert caught.value.field == field

@@ -1,3 +1,4 @@
+import functools
 import socket
 import subprocess
 import sys
@@ -7,13 +8,14 @@ import pytest
 import trio
 import yaml
 
+from llmkube.apiserver.schema import Schema
 from llmkube.apiserver.validate import validate
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.schema import all_crds, crds_yaml
 from llmkube.runtimes.container import Places
-from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.plan import PlanError, Slot
 from llmkube.runtimes.plugins import extend_crds, survey
 from llmkube.runtimes.registry import container_plan_for, runtime_named
 from plugin_packages import EXAMPLE, example_installed, imported_from, write_package
@@ -28,7 +30,7 @@ def plan(**spec):
 
 def test_a_runtime_that_nobody_has_installed_is_refused_with_those_that_there_are():
     """Without the package, its name is no runtime, and the message lists what is."""
-    with pytest.raises(PlanError, match=r"\"echo\" does not run in pods: use one of .*llamacpp, .*vllm") as refused:
+    with pytest.raises(PlanError, match=r'"echo" does not run in pods: use one of .*llamacpp, .*vllm') as refused:
         plan()
     assert refused.value.field == "spec.runtime"
 
@@ -36,12 +38,22 @@ def test_a_runtime_that_nobody_has_installed_is_refused_with_those_that_there_ar
 def test_the_example_plans_its_own_manifest(tmp_path):
     """What examples/runtime-plugin shows is honoured in full, its own options included."""
     objects = {body["kind"]: body for body in yaml.safe_load_all((EXAMPLE / "service.yaml").read_text())}
+    service, model = decode(InferenceService, objects["InferenceService"]), decode(Model, objects["Model"])
     with example_installed(tmp_path):
-        made = container_plan_for(decode(InferenceService, objects["InferenceService"]), decode(Model, objects["Model"]))
+        made = container_plan_for(service, model)
     assert " ".join(made.render_words(made.args, Places(model="/m.gguf"))) == (
         "--model /m.gguf --host :: --port 9000 --prefix you said --shout --longest 4096"
     )
     assert (made.not_honoured, made.needs_model_init, made.container_name) == ((), True, "echo")
+
+
+def test_the_guides_own_runtime_plans(monkeypatch):
+    """The first code of docs/adding-a-runtime.md is a whole runtime, as it stands."""
+    code = (EXAMPLE.parents[1] / "docs" / "adding-a-runtime.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(code, names)  # what the guide tells people to write
+    monkeypatch.setattr("llmkube.runtimes.plugins.load", lambda _: names["RUNTIME"])
+    assert plan(contextSize=512).args == ("--model", Slot.MODEL, "--host", "::", "--port", "9000", "--longest", "512")
 
 
 def test_options_of_a_plugin_that_make_no_sense_are_refused_by_name(tmp_path):
@@ -63,21 +75,19 @@ async def test_the_example_serves(tmp_path):
         made = plan(containerPort=port, bindAddress="127.0.0.1", echoConfig={"prefix": "you said", "shout": True})
     places = Places(model=str(weights))
     command = [sys.executable, *made.render_words(made.command, places)[1:], *made.render_words(made.args, places)]
-    process = await trio.lowlevel.open_process(
-        command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(EXAMPLE / "src")}
+    run = functools.partial(
+        trio.run_process, command, stdout=subprocess.PIPE, check=False, env={"PYTHONPATH": str(EXAMPLE / "src")}
     )
-    try:
-        with trio.fail_after(30):
-            assert process.stdout is not None
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(run)
             assert await process.stdout.receive_some() == f"listening on {port}\n".encode()
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
                 probe = made.probes.readiness.manifest()["httpGet"]["path"]
                 assert (await http.get(probe)).status_code == 200
                 answer = await http.post(made.endpoint_path, json={"messages": [{"role": "user", "content": "hello"}]})
             assert answer.json()["choices"][0]["message"]["content"] == "YOU SAID HELLO"
-    finally:
-        process.kill()
-        await process.wait()
+            nursery.cancel_scope.cancel()
 
 
 def test_the_crds_know_the_names_and_the_options_of_plugins(tmp_path):
@@ -88,7 +98,7 @@ def test_the_crds_know_the_names_and_the_options_of_plugins(tmp_path):
         schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "a"},
                 "spec": {"modelRef": "m", "runtime": "echo", "echoConfig": config}}  # fmt: skip
-        return [cause.field for cause in validate(schema, body)]
+        return [error.path for error in validate(body, None, Schema.parse(schema))]
 
     plain = all_crds()
     with example_installed(tmp_path):
@@ -172,7 +182,8 @@ def test_no_command_looks_for_plugins_unless_it_has_to():
         "from llmkube.runtimes.registry import runtime_named\n"
         "runtime_named('vllm')\n"
         "from llmkube.cli.main import main\n"
-        "main(['--version'])\n"
+        "sys.argv = ['llmkube', '--version']\n"
+        "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

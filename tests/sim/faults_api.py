@@ -47,7 +47,7 @@ for _kind, _codes in {
 
 
 def lists(kind):
-    """Lists lie for less time than there is between the first look and the second."""
+    """Lists lie around a wake, often for longer than there is between the first look and the second."""
 
     async def inject(stage, rng):
         host = stage.host_with_agent(rng)

@@ -311,6 +311,13 @@ def _condition(service, kind):
     return "", ""
 
 
+def _is_accepted(service):
+    conditions = {one["type"]: one for one in service["status"]["conditions"]}
+    accepted = conditions.get("Accepted", {})
+    newest = accepted.get("observedGeneration") == service["metadata"]["generation"]
+    return newest and accepted["status"] == "True"
+
+
 def _said(service):
     if service is None:
         return "it is not there"
@@ -340,6 +347,8 @@ def _untold(service, spec, wanted):
         return "says nothing of its engine, or what somebody else has written"
     if wanted and _condition(service, "Loaded")[0] != "True":
         return f"is {phase}, but not Loaded"
+    if wanted and not _is_accepted(service):  # somebody still works on it, though its engine runs
+        return "does not say that its newest spec is accepted"
     return ""
 
 

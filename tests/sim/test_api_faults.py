@@ -80,6 +80,20 @@ async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clo
         assert await world.ready_addresses("chat") == await world.ready_addresses("embed") == 1
 
 
+async def test_services_that_two_lists_have_denied_come_back(autojump_clock):
+    """A server that denies most services for half a minute stops them, and each runs again two minutes later."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.kind = "empty lists"
+        world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
+        await trio.sleep(30)
+        world.faults.kind = ""
+        assert world.machine.counts() == {}
+        await trio.sleep(120)
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        assert await world.phase("chat") == await world.phase("embed") == "Ready"
+
+
 async def test_deleting_everything_is_believed_after_the_second_look(autojump_clock):
     """Services that were deleted while nobody watched are stopped once two lists, 10 s apart, say so."""
     async with open_world(settings=QUICK) as world:

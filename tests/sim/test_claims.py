@@ -8,6 +8,7 @@ import trio
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.selectors import parse_selector
 from llmkube.supervisor import claims
+from llmkube.supervisor.lifecycle import Reason
 from sim.machine import Script
 from sim.world import agent_settings, open_world
 
@@ -110,6 +111,24 @@ async def test_nobody_serves_from_a_dead_host(autojump_clock):
         assert await world.phase() == "Pending"
         await world.start_agent()
         await world.until(world.ready_addresses, 1, seconds=30)
+
+
+async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
+    """A second host's new agent, which knows less than its last one had said beside the first host's, is still heard."""
+    async with two_hosts() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        second = await world.add_host("second")
+        await world.first.die()
+        await world.until(live, ["second"], world, seconds=120)
+        await world.until(world.phase, "Ready", seconds=60)
+        await world.apply(suspend=True)
+        await world.until(live, [], world)
+        await second.kill_agent()
+        await world.apply(suspend=False, replicas=0)
+        await second.start_agent()
+        await trio.sleep(60)
+        assert await world.condition("Loaded") == ("False", Reason.SCALED_TO_ZERO, "replicas=0")
 
 
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):

@@ -147,6 +147,18 @@ async def test_another_family_is_another_slice(autojump_clock):
         assert engine.argv[engine.argv.index("--host") + 1] == "2001:db8::7"
 
 
+async def test_a_deletion_that_nobody_has_carried_out_is_repeated(autojump_clock):
+    """A slice whose deletion was answered by something that is no API server is deleted when that one is back."""
+    async with open_world(settings=QUICK) as world:
+        await serving_at(world, at(ADDRESS))
+        world.faults.kind = "no object"
+        world.machine.reach = at("2001:db8::7")
+        await trio.sleep(20)
+        world.faults.kind = ""
+        await trio.sleep(40)
+        assert await world.slices() == [("sim", "2001:db8::7", True)]
+
+
 async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
     """Without an address to advertise there are a condition, an Event and a word on the Lease, until there is one."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0, advertise_address=None)) as world:

@@ -256,6 +256,20 @@ async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
         assert len(world.machine.spawned) == 1
 
 
+async def test_a_model_that_is_made_again_is_told_of_its_file(autojump_clock):
+    """A new Model of the old spec is Ready at once, though its service is refused and nobody fetches; another is not."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.apply(extraArgs=["--port", "1"])
+        for source, ready in (("builtin://demo", True), ("builtin://other", False)):
+            await world.client.delete(Model, Key("default", "chat"))
+            await trio.sleep(5)
+            await world.apply(extraArgs=["--port", "1"], source=source)
+            await trio.sleep(5)
+            assert ((await world.model())["status"]["phase"] == "Ready") is ready
+
+
 async def test_one_slow_fetch_delays_nobody_else(autojump_clock):
     """While one model takes an hour to arrive, another service starts in seconds."""
     async with open_world() as world:

@@ -1,5 +1,6 @@
 import datetime
 
+import attrs
 import pytest
 
 from llmkube.base.errors import UserError, WorldError
@@ -36,6 +37,18 @@ def test_a_condition_fits_into_the_api():
     conditions = status.Conditions()
     conditions.set("Loaded", False, "Loading", "x" * 100_000, generation=1, now=T0)
     assert len(conditions.as_list()[0]["message"]) < 32_768
+
+
+def test_every_condition_of_a_service_is_always_stated():
+    """What is not known is Unknown, since when the object exists: none that was stated once is ever left out."""
+    conditions = status.Conditions()
+    conditions.set("Loaded", False, "Loading", "", generation=1, now=T0)
+    metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
+    patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
+    said = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
+    assert said.keys() == set(status.OF_SERVICE)
+    assert said["Loaded"] == ("False", "2026")
+    assert said["Accepted"] == ("Unknown", "2025")
 
 
 @pytest.mark.parametrize(

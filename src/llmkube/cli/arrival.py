@@ -62,7 +62,7 @@ def stand_of(service: InferenceService, model: Model | None, now: datetime.datet
     fetched = current(model.status.conditions, "Fetched", model.metadata.generation)
     if fetched is None or fetched.status != "True":
         return _stand_without_file(service, model, fetched, now)
-    return _stand_with_file(service, model, looked_at=accepted is not None)
+    return _stand_with_file(service, model, looked_at=accepted is not None and accepted.status == "True")
 
 
 def _stand_without_file(

@@ -211,9 +211,7 @@ def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
     return there == set(files) and all((folder / name).samefile(file) for name, file in files.items())
 
 
-def _sources(
-    text: str, files: tuple[str, ...], beside: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Source, ...]]:
     """Return the names of what comes beside the engine's file, and the sources of it and of them."""
     source = parse_source(text)
     if isinstance(source, LocalFile):

@@ -1,8 +1,8 @@
 """Write the objects that we own: only where they differ, only onto the state that was seen, and never somebody else's.
 
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
-  defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each object
-  carries the digest of the manifest that it came from.
+  defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
+  carries a digest of itself (`render.marks.DIGEST`), which differs then.
 * **Made** by an apply that does not force: on an object of that name which somebody else has made, it is a conflict of
   field managers, and nothing is changed. So no read comes before it, and nobody can come in between.
 * **Changed** by an apply that forces, onto the very version that was compared: who wrote in between is not overwritten.
@@ -18,7 +18,6 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
-from llmkube.controller.render.marks import DIGEST
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import ConflictError, NotFoundError
@@ -59,7 +58,8 @@ class Children(Generic[T]):
         version = last.answer.metadata.resource_version
         if cached is not None:
             return last.answer if is_older(cached.metadata.resource_version, version) else cached
-        return last.answer if is_older(self.cache.position, version) else None
+        position = self.cache.position
+        return last.answer if not position or is_older(position, version) else None
 
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
@@ -110,8 +110,6 @@ class Children(Generic[T]):
         return answer
 
     def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
-        if live.metadata.annotations.get(DIGEST) != manifest["metadata"]["annotations"][DIGEST]:
-            return False
         there = encode(live)
         if fits(manifest, there):
             return True

@@ -43,6 +43,7 @@ from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.codec import DecodeError, decode, encode
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import GGUFStatus, Model
+from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import Elsewhere, HubRepository, LocalFile
@@ -51,6 +52,16 @@ QUANTIZATION_MATCHES: Final = "QuantizationMatches"
 NO_RESULT: Final = "NoResult"
 
 Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
+
+_SOURCE: Final = "Model.spec.source"
+_BY_FETCHING: Final = (
+    "Model.spec.files",
+    "Model.spec.mmproj",
+    "Model.spec.prefetch",  # and prefetchTolerations
+    "Model.spec.sha256",
+    "Model.spec.sourceSecretRef",
+)
+"""Beginnings of the paths of what only somebody who fetches can give effect to."""
 
 
 @attrs.frozen
@@ -120,6 +131,23 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
     return Supply("job")
+
+
+def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of fields without effect, once it is known who brings the weights.
+
+    Args:
+        model: The Model.
+        supply: Who brings its weights.
+        paths: Those that have none by the container's plan, which does not know that.
+    """
+    if supply.by in ("job", "pods"):
+        return tuple(path for path in paths if not path.startswith((_SOURCE, *_BY_FETCHING)))
+    if supply.by in ("claim", "node"):
+        mounted = [path for path in paths if path != _SOURCE]
+        given = [path for path in changed_paths(model.spec, "Model.spec") if path.startswith(_BY_FETCHING)]
+        return tuple(dict.fromkeys((*mounted, *given)))
+    return tuple(paths)
 
 
 def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
@@ -249,7 +277,8 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     if _holds(job, "Failed"):
         failed = find_condition(job.status.conditions, "Failed")
         said = (failed.reason, failed.message) if failed else ("", "")
-        return Verdict("Failed", reason or said[0] or "FetchFailed", message or said[1])
+        again = f"; delete Job {job.key.name} to have it tried again at once"
+        return Verdict("Failed", reason or said[0] or "FetchFailed", f"{message or said[1]}{again}")
     trouble = trouble_of(seen.pods)
     if trouble is not None and not reason:
         return Verdict("Pending", trouble.reason, trouble.message)

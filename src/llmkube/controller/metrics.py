@@ -1,9 +1,16 @@
-"""How often and how long the controller worked, and how it ended; names as in the reference, prefix `llmkube_`."""
+"""How often and how long the controller worked, and how everything stands; prefix `llmkube_`."""
 
-from typing import Literal
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator
+from typing import Literal, Protocol
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
 
 Result = Literal["success", "retry", "error"]
 """`retry`: the world said no for now; `error`: our bug, or a server that refuses what we wrote."""
@@ -45,3 +52,81 @@ class ReconcileMetrics:
         """Count one reconcile."""
         self.total.labels(controller, result).inc()
         self.duration_seconds.labels(controller).observe(seconds)
+
+
+class ModelsKnown(Protocol):
+    """The Models that there are now."""
+
+    def get(self, key: Key) -> Model | None:
+        """Return one."""
+        ...
+
+    def values(self) -> Iterable[Model]:
+        """Return them all."""
+        ...
+
+
+class ServicesKnown(Protocol):
+    """The services that there are now."""
+
+    def values(self) -> Iterable[InferenceService]:
+        """Return them all."""
+        ...
+
+
+@attrs.define(eq=False)
+class FleetCollector:
+    """Say how every object stands, read off the objects when somebody asks.
+
+    So each has one phase, the one in its status, and none when it is gone.
+    """
+
+    models: ModelsKnown
+    services: ServicesKnown
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Name the series without looking at any object."""
+        yield from _families().values()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Read all objects."""
+        families = _families()
+        for model in self.models.values():
+            self._add_model(families, model)
+        waiting: Tally[str] = Tally()
+        for service in self.services.values():
+            self._add_service(families, service)
+            waiting[service.key.namespace] += service.status.phase == "WaitingForGPU"
+        for namespace, count in sorted(waiting.items()):
+            families["gpu_queue_depth"].add_metric([namespace], count)
+        yield from families.values()
+
+    def _add_model(self, families: dict[str, GaugeMetricFamily], model: Model) -> None:
+        name, spec, status = [model.key.name, model.key.namespace], model.spec, model.status
+        if status.phase:
+            families["model_status"].add_metric([*name, status.phase], 1)
+        quantization = (status.gguf.quantization if status.gguf else "") or spec.quantization or ""
+        families["model_info"].add_metric([*name, spec.hardware.accelerator, spec.format, quantization], 1)
+
+    def _add_service(self, families: dict[str, GaugeMetricFamily], service: InferenceService) -> None:
+        name, status = [service.key.name, service.key.namespace], service.status
+        if status.phase:
+            families["inferenceservice_phase"].add_metric([*name, status.phase], 1)
+        model = self.models.get(Key(service.key.namespace, service.spec.model_ref))
+        accelerator = model.spec.hardware.accelerator if model else ""
+        families["inferenceservice_info"].add_metric([*name, accelerator, service.spec.runtime], 1)
+        for state, count in (("ready", status.ready_replicas), ("desired", status.desired_replicas)):
+            families["inferenceservice_replicas"].add_metric([*name, state], count or 0)
+
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    model, service = ("model", "namespace"), ("inferenceservice", "namespace")
+    table = (
+        ("model_status", "1 for the phase of a Model.", (*model, "phase")),
+        ("model_info", "What a Model is.", (*model, "accelerator", "format", "quantization")),
+        ("inferenceservice_phase", "1 for the phase of a service.", (*service, "phase")),
+        ("inferenceservice_info", "What a service is.", (*service, "accelerator", "runtime")),
+        ("inferenceservice_replicas", "Replicas of a service that are ready, or desired.", (*service, "state")),
+        ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
+    )
+    return {name: GaugeMetricFamily(f"llmkube_{name}", about, labels=labels) for name, about, labels in table}

@@ -30,14 +30,16 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.controller.cluster import ClusterPath, drafts_of
+from llmkube.controller.cluster import Cluster, drafts_of
 from llmkube.controller.conditions import PROGRESSING, timestamp
+from llmkube.controller.fetching import Fetching
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
-from llmkube.controller.metrics import ReconcileMetrics
+from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
 from llmkube.controller.namespace import run_namespace_keeper
+from llmkube.controller.serving import Serving
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.slices import is_in_service, out_of_service
 from llmkube.controller.writer import StatusWriter
@@ -71,6 +73,15 @@ _EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Wa
 _Label = tuple[str, str]  # namespace and value of SERVICE_LABEL
 
 
+@attrs.frozen(eq=False)
+class _Pods:
+    """What looks after everything that pods serve."""
+
+    cluster: Cluster
+    models: Fetching
+    services: Serving
+
+
 @attrs.define(eq=False)
 class _Controller:
     """The state of one controller: what is known, how it hangs together, and what is to be looked at again."""
@@ -94,12 +105,12 @@ class _Controller:
     services_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     claims_by_service: Index[Key, Key] = attrs.field(factory=Index)
-    cluster: ClusterPath | None = attrs.field(init=False, default=None)
+    pods: _Pods | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.wake_all)
         if self.settings.workloads is not None:
-            self.cluster = ClusterPath(
+            cluster = Cluster(
                 self.client,
                 self.settings,
                 self.settings.workloads,
@@ -108,12 +119,11 @@ class _Controller:
                 services=self.services,
                 services_by_model=self.services_by_model,
                 services_by_label=self.services_by_label,
-                model_writer=self.model_writer,
-                service_writer=self.service_writer,
                 model_queue=self.model_queue,
                 service_queue=self.service_queue,
                 announce=self._announce,
             )
+            self.pods = _Pods(cluster, Fetching(cluster, self.model_writer), Serving(cluster, self.service_writer))
 
     # -- What a change wakes: called by reflectors, so short and without waiting -------------------------------------
 
@@ -126,7 +136,7 @@ class _Controller:
         service = self.services.get(key)
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
-        if self.cluster is not None:
+        if self.pods is not None:
             for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
                 self.model_queue.add_nowait(model)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
@@ -161,7 +171,7 @@ class _Controller:
         here = functools.partial(reflect, namespace=self.settings.namespace)
         ours = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
         lease_namespace = self.settings.lease_namespace
-        pods = self.cluster.reflectors(rng) if self.cluster is not None else ()
+        pods = self.pods.cluster.reflectors(rng) if self.pods is not None else ()
         return (
             *pods,
             functools.partial(here, Model, self.models, self.on_model),
@@ -184,9 +194,9 @@ class _Controller:
         if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
         try:
-            if self.cluster is not None and not self._ours(cached):
-                await self.cluster.reconcile_model(cached)
-            elif self.cluster is None or not await self.cluster.release(cached):
+            if self.pods is not None and not self._ours(cached):
+                await self.pods.models.reconcile(cached)
+            elif self.pods is None or not await self.pods.models.release(cached):
                 await self._reconcile_hosted_model(cached)
         except NotFoundError:  # deleted in the meantime; its reflector will say so
             return
@@ -205,8 +215,8 @@ class _Controller:
         cached = self.services.get(key)
         if cached is None or cached.metadata.deletion_timestamp:
             self.service_writer.forget(key)
-            if self.cluster is not None:
-                self.cluster.forget_service(key)
+            if self.pods is not None:
+                self.pods.services.forget(key)
             return
         if self.services.misfit(key):
             return
@@ -215,11 +225,11 @@ class _Controller:
         if model is None and self.models.misfit(model_key):
             return  # there is a Model, but this version cannot read it: that is not the same as none
         try:
-            if self.cluster is not None and not (self._ours(model) if model else self.cluster.is_empty(cached)):
-                await self.cluster.reconcile_service(cached, model)
+            if self.pods is not None and not (self._ours(model) if model else self.pods.services.is_empty(cached)):
+                await self.pods.services.reconcile(cached, model)
                 return
-            if self.cluster is not None:
-                await self.cluster.retire(cached)
+            if self.pods is not None:
+                await self.pods.services.retire(cached)
             await self._reconcile_hosted_service(cached, model)
         except NotFoundError:
             return
@@ -299,7 +309,8 @@ async def run_controller(
         registry: Where the metrics go; one controller per registry.
         task_status: Told when reconciling begins.
     """
-    metrics = ReconcileMetrics.on(registry if registry is not None else CollectorRegistry())
+    registry = registry if registry is not None else CollectorRegistry()
+    metrics = ReconcileMetrics.on(registry)
     recorder = EventRecorder(CONTROLLER_FIELD_MANAGER, settings.identity, utcnow, rng)
     acting = trio.Event()
 
@@ -315,7 +326,12 @@ async def run_controller(
             slice_queue=new_queue(rng),
             recorder=recorder,
         )
-        await _run_reconcilers(controller, rng, metrics, acting)
+        fleet = FleetCollector(controller.models, controller.services)
+        registry.register(fleet)
+        try:
+            await _run_reconcilers(controller, rng, metrics, acting)
+        finally:
+            registry.unregister(fleet)  # whoever acts next knows better
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recorder.run, client)
@@ -357,11 +373,11 @@ async def _run_reconcilers(
             controller.slices.synced,
             controller.claims.synced,
             controller.hosts.leases.synced,
-            *(controller.cluster.synced if controller.cluster is not None else ()),
+            *(controller.pods.cluster.synced if controller.pods is not None else ()),
         ):
             await synced.wait()
-        if controller.cluster is not None:
-            nursery.start_soon(controller.cluster.run_monitors, rng)
+        if controller.pods is not None:
+            nursery.start_soon(controller.pods.cluster.run_monitors, rng)
         nursery.start_soon(controller.hosts.run_expiry)
         for reconciler in (
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),

@@ -120,7 +120,6 @@ def derive_pod_status(
     settings: ControllerSettings,
     *,
     position: int = 0,
-    waiting: int = 0,
     now: datetime.datetime,
 ) -> dict[str, Any]:
     """Return the status of a service that runs as pods, except `lastUpdated`.
@@ -130,14 +129,13 @@ def derive_pod_status(
         scene: What it is derived from.
         settings: For the endpoint's address.
         position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
-        waiting: How many wait for GPUs.
         now: The time of a condition that flips here.
     """
     replicas = count_pods(service, scene.deployment)
     verdict = judge_pods(service, scene)
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
-        verdict = attrs.evolve(verdict, message=f"number {position} of {waiting} in the queue; {verdict.message}")
+        verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
     statements = _statements(service, scene, verdict, replicas)
     return {
         "phase": verdict.phase,
@@ -150,9 +148,7 @@ def derive_pod_status(
         "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
         **({"queuePosition": position} if queued else {}),
         **_scheduling(scene, verdict),
-        "conditions": settle(
-            statements, service.status.conditions, generation=service.metadata.generation, now=now
-        ),
+        "conditions": settle(statements, service.status.conditions, generation=service.metadata.generation, now=now),
     }
 
 
@@ -196,9 +192,7 @@ def _judge_start(scene: Scene, desired: int, ready: int) -> Verdict:
     return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
 
 
-def _statements(
-    service: InferenceService, scene: Scene, verdict: Verdict, replicas: Replicas
-) -> list[Statement]:
+def _statements(service: InferenceService, scene: Scene, verdict: Verdict, replicas: Replicas) -> list[Statement]:
     """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.controller import cluster, namespace, writer
+from llmkube.controller import cluster, fetching, namespace, writer
 from llmkube.k8s import events, hostwatch, lease
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -16,6 +16,7 @@ PROGRAM: Final = Program(
         # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
         Need(EndpointSlice, frozenset({"patch"})),
         *cluster.NEEDS,
+        *fetching.NEEDS,
         *hostwatch.NEEDS,
         *writer.NEEDS,
         *events.NEEDS,

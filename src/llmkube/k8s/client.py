@@ -126,7 +126,7 @@ class Client:
     ) -> None:
         """Ask for an object's deletion; ConflictError when a precondition does not hold."""
         request = build.delete(kind.RESOURCE, key, uid=uid, resource_version=resource_version, propagation=propagation)
-        await self._send(request)
+        _expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
 
     async def request_json(
         self,
@@ -277,11 +277,11 @@ async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
         yield Client(http)
 
 
-def _expect_kind(request: ApiRequest, answer: Any, kind: str) -> dict[str, Any]:
-    """Refuse an answer of another kind: a wrong server's `{}` must never read as an empty object or list."""
+def _expect_kind(request: ApiRequest, answer: Any, *kinds: str) -> dict[str, Any]:
+    """Refuse an answer of another kind: a wrong server's `{}` must never read as an empty object, or as done."""
     got = answer.get("kind") if isinstance(answer, dict) else type(answer).__name__
-    if got != kind:
-        raise TransportError(f"{request.call}: expected a {kind}, the answer is a {got}")
+    if got not in kinds:
+        raise TransportError(f"{request.call}: expected a {' or a '.join(kinds)}, the answer is a {got}")
     checked: dict[str, Any] = answer
     return checked
 

@@ -3,7 +3,8 @@
 The copy errs on the side of keeping: an outage, a failed or partial list, an old answer or a page of HTML never remove
 anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
-quorum read says so too.
+quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
+so what two lists have denied wrongly would be lost for ever.
 
 How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
 when `RESUMES_BEFORE_LIST` in a row have failed, or have ended without one event or bookmark; and at once when a watch
@@ -37,6 +38,10 @@ STABLE_SECONDS: Final = 10.0
 
 CONFIRM_SECONDS: Final = 10.0
 """Before a doubtful list is believed: long enough for a server that is just starting to have found its data."""
+
+RECHECKS: Final = 5
+RECHECK_SECONDS: Final = 60
+"""After a doubtful list has been believed so many more follow, so far apart."""
 
 RESUMES_BEFORE_LIST: Final = 3
 """A restored etcd answers 504 or nothing, never 410, to a version from its future: resuming alone would never end."""
@@ -172,14 +177,16 @@ async def run_reflector(
     must_list = True
     failures = 0
     unheard = 0  # watches in a row that ended without having said anything
+    rechecks = 0  # lists that are still to come because a doubtful one was believed
     while True:
         stable = False
         problem: ApiError | None = None
         try:
             if must_list:
-                await _refresh(collection, cache, notify)
+                rechecks = RECHECKS if await _refresh(collection, cache, notify) else max(0, rechecks - 1)
                 must_list, unheard = False, 0
-            async with collection.open_watch(cache.position, rng.randint(*WATCH_SECONDS)) as watch:
+            watch_seconds = RECHECK_SECONDS if rechecks else rng.randint(*WATCH_SECONDS)
+            async with collection.open_watch(cache.position, watch_seconds) as watch:
                 opened_at = trio.current_time()
                 try:
                     await _follow(watch, cache, notify)
@@ -188,7 +195,7 @@ async def run_reflector(
                     unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
             problem = error
-        must_list = must_list or unheard >= RESUMES_BEFORE_LIST
+        must_list = must_list or rechecks > 0 or unheard >= RESUMES_BEFORE_LIST
         if stable and problem is None:
             failures = 0
             continue
@@ -234,8 +241,12 @@ class _Collection(Generic[T]):
         )
 
 
-async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> None:
-    """List into the cache; a doubtful list is read once more, and the second answer counts."""
+async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> bool:
+    """List into the cache; a doubtful list is read once more, and the second answer counts.
+
+    Returns:
+        Whether what was believed is doubtful still; so is a first list that is empty, for which nobody is kept waiting.
+    """
     listing = await collection.list()
     if cache.is_doubtful(listing):
         _log.warning(
@@ -246,10 +257,12 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
         )
         await trio.sleep(CONFIRM_SECONDS)
         listing = await collection.list()
+    doubtful = cache.is_doubtful(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.synced.set()
     for key in changed:
         notify(key)
+    return doubtful
 
 
 async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None]) -> None:

@@ -191,9 +191,7 @@ class JobStatus:
 class Job:
     """Pods that run to their end."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
     metadata: ObjectMeta
     status: JobStatus = JobStatus()
     wire: Wire = received()

@@ -274,7 +274,7 @@ def _is(word: str, *slots: Slot) -> bool:
 
 
 def _tagged(_instance: Any, _attribute: Any, value: Any) -> Any:
-    """Keep a slot and a model's file apart from a user's equal text; frozen maps become dicts."""
+    """Keep a slot and a model's file apart from a user's equal text."""
     if isinstance(value, Slot | ModelFile):
         return {type(value).__name__: str(value)}
     return value

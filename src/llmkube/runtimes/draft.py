@@ -5,7 +5,6 @@ all runtimes have in common: port, image, probes, environment, token, sources. B
 same one; `docs/adding-a-runtime.md` is the guide.
 """
 
-import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,16 +20,14 @@ from llmkube.runtimes.gpu import stack_of
 from llmkube.runtimes.images import Images
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import PlanError, Slot
-from llmkube.weights.errors import SourceError
+from llmkube.runtimes.sources import SOURCE, hub_repository, is_mounted, parsed_source
 from llmkube.weights.gguf import GGUFFacts
-from llmkube.weights.source import Elsewhere, HubRepository, LocalFile, Source, WebFile, parse_source
+from llmkube.weights.source import HubRepository, Source
 
-SOURCE: Final = "Model.spec.source"
 DEFAULT_PATH: Final = EndpointSpec().path
 ANY_ADDRESS: Final = "::"
 """All addresses of both families: an IPv6 socket on Linux takes IPv4 as well."""
 
-_HUB_HOSTS: Final = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _SECRET_FLAGS: Final = dict.fromkeys(
     ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
     "a Secret, by spec.env: everybody may read a command line",
@@ -74,46 +71,6 @@ class Runtime:
     reads: tuple[str, ...] = FORMATS
     config: type[Any] | None = None
     config_key: str = ""
-
-
-def hub_repository(source: str) -> HubRepository | None:
-    """Return the Hugging Face repository that a source names as a whole, a web page's address included; None if none.
-
-    Raises:
-        PlanError: The source is malformed.
-    """
-    parsed = parsed_source(source)
-    if isinstance(parsed, HubRepository):
-        return parsed
-    if not isinstance(parsed, WebFile) or parsed.url.host not in _HUB_HOSTS:
-        return None
-    steps = [urllib.parse.unquote(step) for step in parsed.url.path.split("/") if step]
-    match steps:
-        case [owner, name] | [owner, name, "tree", "main"]:
-            text = f"{owner}/{name}"
-        case [owner, name, "tree", revision]:
-            text = f"{owner}/{name}@{revision}"
-        case _:
-            return None
-    page = parsed_source(text)
-    return page if isinstance(page, HubRepository) and owner not in ("datasets", "spaces") else None
-
-
-def is_mounted(source: Source) -> bool:
-    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, or a path of the node."""
-    return isinstance(source, LocalFile) or (isinstance(source, Elsewhere) and source.scheme == "pvc")
-
-
-def parsed_source(source: str) -> Source:
-    """Return what a source means.
-
-    Raises:
-        PlanError: It is malformed.
-    """
-    try:
-        return parse_source(source)
-    except SourceError as exc:
-        raise PlanError(str(exc).removeprefix("spec.source: "), field=SOURCE) from exc
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -3,7 +3,8 @@
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, Probes, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime, is_mounted
+from llmkube.runtimes.draft import Draft, Runtime
+from llmkube.runtimes.sources import SOURCE, is_mounted
 
 PORT: Final = 8080
 MODEL_PATH: Final = "MODEL_PATH"

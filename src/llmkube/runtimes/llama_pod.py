@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime, fetches_always, is_mounted
+from llmkube.runtimes.draft import Draft, Runtime, fetches_always
 from llmkube.runtimes.gpu import split_mode, tensor_split
 from llmkube.runtimes.llama_fields import (
     add_answers,
@@ -19,6 +19,7 @@ from llmkube.runtimes.llama_fields import (
 )
 from llmkube.runtimes.llama_flags import OWNED_IN_PODS
 from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.sources import SOURCE, is_mounted
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
 PORT: Final = 8080

@@ -6,8 +6,9 @@ Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.2
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, Probe, Probes, Variable
-from llmkube.runtimes.draft import ANY_ADDRESS, SOURCE, Draft, Runtime
+from llmkube.runtimes.draft import ANY_ADDRESS, Draft, Runtime
 from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.sources import SOURCE
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 11434

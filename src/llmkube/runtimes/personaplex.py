@@ -7,8 +7,9 @@ from typing import Final
 
 from llmkube.k8s.crd.serving import PersonaPlexConfig
 from llmkube.runtimes.container import ContainerPlan, Probes, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime, fetches_always
+from llmkube.runtimes.draft import Draft, Runtime, fetches_always
 from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.sources import SOURCE
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8998

@@ -9,8 +9,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.k8s.crd.model import ModelSpec
 from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Variable
-from llmkube.runtimes.draft import SOURCE, Draft, Runtime, fetches_if_told, parsed_source
+from llmkube.runtimes.draft import Draft, Runtime, fetches_if_told
 from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.sources import SOURCE, parsed_source
 from llmkube.weights.source import Elsewhere, WebFile
 
 PORT: Final = 8000

@@ -84,10 +84,15 @@ class Reporter:
 
     def follow(self, wish: Desired) -> None:
         """Report about a newer wish from now on."""
-        if wish.model.metadata.uid != self.wish.model.metadata.uid:
-            self._of_model = status.Conditions()
         renewed = wish.service.metadata.uid != self.wish.service.metadata.uid
+        other_model = wish.model.metadata.uid != self.wish.model.metadata.uid
+        if other_model:  # what was said of its predecessor is not true of it
+            self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+            self._of_model = status.Conditions()
         self.wish = wish
+        weights, facts = self._model_file
+        if other_model and self._fetched == wish.model.spec and weights is not None and facts is not None:
+            self.fetched(weights, facts)  # the same file: nobody need fetch it again to know
         if renewed:  # another object of the same name has heard nothing yet
             self.outbox.forget(self._status_slot)
             self._of_service = status.Conditions()

@@ -17,6 +17,14 @@ from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
+OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured")
+"""The conditions that agents state of a service.
+
+Each agent states all of them, always. One that left out what it has stated earlier would give the fields of that
+condition back that it alone owns; those that it shares with the host that spoke before it would stay, and the API
+server refuses a condition without its time: no status of this service would ever be written again.
+"""
+
 MAX_MESSAGE_CHARS = 8192
 """Kubernetes allows 32,768 in a condition; a quarter is already more than anybody reads."""
 
@@ -47,6 +55,10 @@ class Conditions:
         """Whether a condition holds; None when it was never stated."""
         return self._items[kind]["status"] == "True" if kind in self._items else None
 
+    def has(self, kind: str) -> bool:
+        """Whether a condition was ever stated."""
+        return kind in self._items
+
     def as_list(self) -> list[dict[str, Any]]:
         """The conditions as the API wants them, in a stable order."""
         return [dict(self._items[kind]) for kind in sorted(self._items)]
@@ -66,9 +78,23 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
         {
             "schedulingStatus": str(view.reason) if waiting else "",
             "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
-            "conditions": conditions.as_list(),
+            "conditions": [*conditions.as_list(), *_unstated(service, conditions)],
         },
     )
+
+
+def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": kind,
+            "status": "Unknown",
+            "reason": "NotStated",
+            "message": "there is nothing to say about it",
+            "lastTransitionTime": service.metadata.creation_timestamp,
+        }
+        for kind in OF_SERVICE
+        if not conditions.has(kind)
+    ]
 
 
 def model_status(

@@ -240,9 +240,7 @@ def fetch_container(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
     }
 
 
-def serving_storage(
-    service: InferenceService, model: Model, path: str, settings: WorkloadSettings
-) -> Storage:
+def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
     """Return what a service's pods need to find the weights at `path`, which the Model's status or source tells."""
     source = source_of(model.spec)
     if isinstance(source, Elsewhere):

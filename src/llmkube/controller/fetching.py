@@ -1,0 +1,129 @@
+"""A Model's weights are brought by a Job, or by whoever else can, and stay for as long as a service needs them."""
+
+from typing import Final
+
+import attrs
+
+from llmkube.controller.cluster import JOB_LABEL, Cluster
+from llmkube.controller.download import (
+    Seen,
+    Supply,
+    choose_supply,
+    derive_supplied_status,
+    is_complete,
+    is_remembered,
+    read_fetched,
+)
+from llmkube.controller.render.storage import cache_claim, claimed, fetch_job, job_name, source_of
+from llmkube.controller.writer import StatusWriter
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import AlreadyExistsError, NotFoundError
+from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.rbac import Need
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import PersistentVolumeClaim, Pod
+from llmkube.weights.source import Elsewhere
+
+FINALIZER: Final = "inference.llmkube.dev/in-use"
+"""Keeps a Model that services refer to until none does."""
+
+CLAIM_LOOK_SECONDS: Final = 10.0
+"""Between two looks at a user's claim that is not bound: those are not watched."""
+
+NEEDS: Final = (
+    # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
+    Need(PersistentVolumeClaim, frozenset({"get", "create"})),
+    # The finalizer of a Model in use; nothing else of it is written but its status.
+    Need(Model, frozenset({"patch"})),
+)
+
+
+@attrs.define(eq=False)
+class Fetching:
+    """Look after the Models that pods serve."""
+
+    cluster: Cluster
+    writer: StatusWriter[Model]
+
+    async def reconcile(self, cached: Model) -> None:
+        """Have a Model's weights brought, and say how far that is."""
+        users = self.cluster.users(cached.key)
+        if await self._keep_in_use(cached, used=bool(users)):
+            return  # the answer wakes it again
+        supply = choose_supply(
+            cached, [self.cluster.user(service, cached) for service in users], self.cluster.workloads
+        )
+        newest = self.writer.newest(cached)
+        seen = await self._look(newest, supply)
+        if not cached.metadata.deletion_timestamp:
+            await self._tend_jobs(newest, supply, seen)
+            seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
+        names = [service.key.name for service in users]
+        status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
+        if status["phase"] == "Pending" and supply.by == "claim":
+            self.cluster.model_queue.add_after(cached.key, CLAIM_LOOK_SECONDS)
+        if await self.writer.write(cached, status) and status["phase"] != newest.status.phase:
+            self.cluster.announce("model phase", newest, status)
+
+    async def release(self, model: Model) -> bool:
+        """Let go of a Model that a host serves now: its Jobs and its finalizer; True when it was written."""
+        for key in self.cluster.jobs_by_model.holders(model.key):
+            await self.cluster.jobs.remove(key, model.metadata.uid)
+        return await self._keep_in_use(model, used=False)
+
+    async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
+        """Put the finalizer on or take it off as the Model has users; True when something was written."""
+        finalizers = model.metadata.finalizers
+        if used == (FINALIZER in finalizers) or (used and model.metadata.deletion_timestamp):
+            return False
+        wanted = [*finalizers, FINALIZER] if used else [name for name in finalizers if name != FINALIZER]
+        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": wanted}}
+        await self.cluster.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        return True
+
+    async def _look(self, model: Model, supply: Supply) -> Seen:
+        if supply.by == "claim":
+            source = source_of(model.spec)
+            assert isinstance(source, Elsewhere), "choose_supply has looked"
+            try:
+                key = Key(model.key.namespace, claimed(source).claim)
+                return Seen(claim=await self.cluster.client.get(PersistentVolumeClaim, key))
+            except NotFoundError:
+                self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
+                return Seen()
+        key = Key(model.key.namespace, job_name(model))
+        pods = self.cluster.pods_at(self.cluster.pods_by_job.holders(key))
+        return Seen(job=self.cluster.jobs.get(key), pods=pods)
+
+    async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> None:
+        """Make the Job that is needed, and end those of an earlier source.
+
+        A Job's template cannot be changed, so one that exists stays as it is.
+        """
+        name = job_name(model)
+        for key in self.cluster.jobs_by_model.holders(model.key):
+            if key.name != name or supply.by != "job":
+                await self.cluster.jobs.remove(key, model.metadata.uid)
+        if supply.by != "job" or is_remembered(model):
+            return
+        key = Key(model.key.namespace, name)
+        if seen.job is None:
+            await self._ensure_cache(model.key.namespace)
+            await self.cluster.jobs.ensure(fetch_job(model, self.cluster.workloads))
+        elif is_complete(seen.job) and read_fetched(seen.pods) is None and await self._is_mute(key):
+            # What it fetched is on the volume; its successor finds that at once, and tells.
+            await self.cluster.jobs.remove(key, model.metadata.uid)
+
+    async def _is_mute(self, job: Key) -> bool:
+        """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
+        pods = await self.cluster.client.list(Pod, namespace=job.namespace, label_selector=f"{JOB_LABEL}={job.name}")
+        return not pods.raw
+
+    async def _ensure_cache(self, namespace: str) -> None:
+        manifest = cache_claim(namespace, self.cluster.workloads)
+        claim = decode(PersistentVolumeClaim, manifest)
+        try:
+            await self.cluster.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
+        except AlreadyExistsError:
+            return

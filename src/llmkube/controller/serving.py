@@ -1,0 +1,223 @@
+"""A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.children import Children, NameTakenError, is_owned
+from llmkube.controller.cluster import Cluster
+from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
+from llmkube.controller.download import NO_RESULT, choose_supply, is_remembered, weights_path, without_effect
+from llmkube.controller.gpuqueue import GpuQueue, Waiting
+from llmkube.controller.inferenceservice import PRIORITY_WEIGHTS
+from llmkube.controller.podservice import (
+    WAITING_FOR_GPU,
+    Scene,
+    derive_pod_status,
+    desired_replicas,
+    judge_pods,
+    wanted_gpus,
+)
+from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.scaling import autoscaler, disruption_budget
+from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.workload import deployment, front
+from llmkube.controller.writer import StatusWriter
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.plan import PlanError
+from llmkube.weights.errors import WeightsError
+
+TAKEN_LOOK_SECONDS: Final = 60.0
+"""Between two tries to make an object whose name is taken: what others make is not watched."""
+
+
+@attrs.define(eq=False)
+class Serving:
+    """Look after the services that run as pods; `waiting` are those that find no GPU."""
+
+    cluster: Cluster
+    writer: StatusWriter[InferenceService]
+    waiting: GpuQueue = attrs.field(factory=GpuQueue, init=False)
+
+    async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
+        """Have a service's pods made, and say how they do."""
+        key = cached.key
+        scene, storage = self._stage(cached, model)
+        try:
+            if scene.plan is not None and storage is not None:
+                await self._render(cached, scene.plan, storage)
+            else:
+                await self._hold(cached)
+        except NameTakenError as error:
+            scene = attrs.evolve(scene, obstacle=str(error))
+            self.cluster.service_queue.add_after(key, TAKEN_LOOK_SECONDS)
+        scene = attrs.evolve(scene, deployment=self._deployment(cached))
+        newest, now = self.writer.newest(cached), self.cluster.utcnow()
+        self._queue_up(newest, scene)
+        status = derive_pod_status(newest, scene, self.cluster.settings, position=self.waiting.position(key), now=now)
+        written = await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)})
+        if written and status["phase"] != newest.status.phase:
+            self.cluster.announce("inference service phase", newest, status)
+
+    async def retire(self, service: InferenceService) -> None:
+        """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
+        uid, key = service.metadata.uid, service.key
+        for children, name in self._children(key):
+            await children.remove(Key(key.namespace, name), uid)
+        self.forget(key)
+
+    def is_empty(self, service: InferenceService) -> bool:
+        """Whether a service has no pods of ours: nobody knows any more where a service without a Model belongs."""
+        return self._deployment(service) is None
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a service that is gone; others move up in the queue."""
+        self._wake(self.waiting.put(key, None))
+        for children, name in self._children(key):
+            children.forget(Key(key.namespace, name))
+
+    def _stage(self, service: InferenceService, model: Model | None) -> tuple[Scene, tuple[Storage, Storage] | None]:
+        """Return what is known of a service, and its storage once everything is there to make its pods."""
+        place = (service.key.namespace, label_value(service.key.name))
+        pods = self.cluster.pods_at(self.cluster.pods_by_service.holders(place))
+        scene = Scene(pods=pods, deployment=self._deployment(service))
+        if model is None:
+            return scene, None
+        try:
+            plan = self.cluster.plan(service, model)
+        except PlanError as error:
+            return attrs.evolve(scene, model=_verdict_on(model), refusal=str(error)), None
+        supply = choose_supply(model, [self.cluster.user(service, model)], self.cluster.workloads)
+        plan = attrs.evolve(plan, not_honoured=without_effect(model, supply, plan.not_honoured))
+        scene = attrs.evolve(scene, plan=plan)
+        try:
+            verdict, storage = self._storage(service, model, plan)
+            draft_verdict, draft = Verdict("Ready", "ModelReady", ""), Storage()
+            if plan.draft_model:
+                draft_verdict, draft = self._draft(service, plan)
+        except (WeightsError, PlanError) as error:
+            return attrs.evolve(scene, model=_verdict_on(model), refusal=str(error)), None
+        worst = verdict if verdict.phase != "Ready" else draft_verdict
+        ready = worst.phase == "Ready"
+        return attrs.evolve(scene, model=worst), (storage, draft) if ready else None
+
+    def _storage(self, service: InferenceService, model: Model, plan: ContainerPlan) -> tuple[Verdict, Storage]:
+        """Say whether a service has to wait for a Model, and where its pods find the weights.
+
+        Raises:
+            WeightsError: The Model's source cannot be read.
+            PlanError: The engine wants a file that nobody can name.
+        """
+        if not plan.uses_weights and not plan.needs_model_init:
+            return Verdict("Ready", "RuntimeResolved", ""), Storage()
+        supply = choose_supply(model, [self.cluster.user(service, model)], self.cluster.workloads)
+        verdict = _verdict_on(model)
+        if supply.by == "pods":
+            verdict = Verdict("Ready", "WorkloadResolved", "")
+        elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
+            verdict = Verdict("Pending", "Pending", "waiting for the Job that fetches it")
+        if verdict.phase != "Ready":
+            return verdict, Storage()
+        path = weights_path(model, supply)
+        if path:
+            return verdict, serving_storage(service, model, path, self.cluster.workloads)
+        if plan.uses_weights:
+            raise PlanError(
+                f"{model.spec.source} names no single file, and {plan.runtime} is handed one: name it in "
+                "Model.spec.files, or set skipModelInit for an engine that fetches for itself",
+                field="Model.spec.source",
+            )
+        return verdict, Storage()
+
+    def _draft(self, service: InferenceService, plan: ContainerPlan) -> tuple[Verdict, Storage]:
+        model = self.cluster.models.get(Key(service.key.namespace, plan.draft_model))
+        if model is None:
+            missing = f'there is no Model "{plan.draft_model}" in this namespace, the draft'
+            return Verdict("Pending", "ModelNotFound", missing), Storage()
+        return self._storage(service, model, plan)
+
+    async def _render(self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]) -> None:
+        """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
+        key, uid = service.key, service.metadata.uid
+        live = self._deployment(service)
+        replicas = desired_replicas(service, live)
+        scaler = autoscaler(service, plan)
+        if scaler is None:  # first, or it would bring back what is scaled down here
+            await self.cluster.autoscalers.remove(key, uid)
+        await self.cluster.deployments.ensure(
+            deployment(service, plan, self.cluster.workloads, replicas=replicas, storage=storage[0], draft=storage[1])
+        )
+        await self.cluster.fronts.ensure(front(service, plan))
+        if scaler is not None:
+            await self.cluster.autoscalers.ensure(scaler)
+        ready = live.status.ready_replicas if live else 0
+        await self._ensure_or_remove(
+            self.cluster.budgets, disruption_budget(service, starting=ready < replicas), key, uid
+        )
+        if self.cluster.monitors.cache.synced.is_set():
+            wanted = pod_monitor(service, plan) if self.cluster.workloads.pod_monitors else None
+            await self._ensure_or_remove(self.cluster.monitors, wanted, key, uid)
+
+    async def _hold(self, service: InferenceService) -> None:
+        """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
+        live = self._deployment(service)
+        if service.spec.suspend or not service.spec.replicas:
+            await self.cluster.autoscalers.remove(service.key, service.metadata.uid)
+        if live is None:
+            return
+        replicas = desired_replicas(service, live)
+        if live.spec.replicas != replicas:
+            version = {"resourceVersion": live.metadata.resource_version}
+            patch = {"metadata": version, "spec": {"replicas": replicas}}
+            await self.cluster.client.patch(Deployment, live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
+    async def _ensure_or_remove(
+        self, children: Children[Any], manifest: dict[str, Any] | None, key: Key, uid: str
+    ) -> None:
+        if manifest is None:
+            await children.remove(key, uid)
+        else:
+            await children.ensure(manifest)
+
+    def _deployment(self, service: InferenceService) -> Deployment | None:
+        live = self.cluster.deployments.get(service.key)
+        return live if live is not None and is_owned(live, service.metadata.uid) else None
+
+    def _children(self, key: Key) -> tuple[tuple[Children[Any], str], ...]:
+        named: tuple[Children[Any], ...] = (
+            self.cluster.deployments,
+            self.cluster.autoscalers,
+            self.cluster.budgets,
+            self.cluster.monitors,
+        )
+        return (*((children, key.name) for children in named), (self.cluster.fronts, service_name(key.name)))
+
+    def _queue_up(self, service: InferenceService, scene: Scene) -> None:
+        waits = None
+        if scene.plan is not None and judge_pods(service, scene).phase == WAITING_FOR_GPU:
+            weight = PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
+            since = service.metadata.creation_timestamp or ""
+            waits = Waiting(service.key, weight, since, wanted_gpus(scene.plan))
+        self._wake(self.waiting.put(service.key, waits))
+
+    def _wake(self, services: Iterable[Key]) -> None:
+        for key in services:
+            self.cluster.service_queue.add_nowait(key)
+
+
+def _verdict_on(model: Model) -> Verdict:
+    """Return what the Model's own status says of its newest spec."""
+    generation = model.metadata.generation
+    kinds = {"Ready": AVAILABLE, "Failed": DEGRADED}
+    said = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
+    if said is None:
+        return Verdict("Pending", "Pending", "waiting for the Model's status")
+    if said.reason == NO_RESULT or model.status.phase not in kinds:
+        return Verdict("Pending", said.reason, said.message)
+    return Verdict(model.status.phase, said.reason, said.message)

@@ -1,0 +1,65 @@
+import pytest
+
+from llmkube.k8s.crd.serving import SGLangConfig, VLLMConfig
+from llmkube.runtimes.arguments import CommandLine, flags_in, refuse_owned
+from llmkube.runtimes.plan import EngineInfo, PlanError, Slot
+
+
+def test_a_field_and_the_users_own_flag_for_it_are_not_both_written():
+    """Of two words for one thing neither is ignored: the user is asked to choose."""
+    line = CommandLine(frozenset({"--dtype"}))
+    with pytest.raises(PlanError, match=r"--dtype is decided by spec\.x: leave one of the two out"):
+        line.add("spec.x", "--dtype", "half")
+
+
+def test_a_default_of_ours_yields_to_the_user():
+    """What the user writes himself, in whatever spelling, is not written again."""
+    line = CommandLine(frozenset({"-tp"}))
+    line.default("--tensor-parallel-size", "-tp", value=2)
+    line.default("--host", value="::")
+    assert line.argv == ["--host", "::"]
+
+
+def test_an_engine_is_given_only_what_it_knows():
+    """A flag that the engine lacks honours no field."""
+    line = CommandLine(engine=EngineInfo("x", "1", frozenset({"--a"})))
+    line.add("spec.a", "--a", 1)
+    line.add("spec.b", "--b", 1)
+    assert (line.argv, line.honoured) == (["--a", "1"], {"spec.a"})
+
+
+def test_a_slot_stays_a_slot():
+    """A value that is filled in later is not turned into text."""
+    line = CommandLine()
+    line.add("spec.m", "--model", Slot.MODEL)
+    assert isinstance(line.argv[1], Slot)
+
+
+@pytest.mark.parametrize(
+    ("block", "flags", "words", "honoured"),
+    [
+        (VLLMConfig(), {"max_model_len": "--m"}, [], set()),
+        (VLLMConfig(max_model_len=1), {"max_model_len": "--m"}, ["--m", "1"], {"spec.c.maxModelLen"}),
+        (VLLMConfig(max_model_len=1), {}, [], set()),
+        (VLLMConfig(enable_prefix_caching=True), {"enable_prefix_caching": "--on|--off"}, ["--on"],
+         {"spec.c.enablePrefixCaching"}),
+        (VLLMConfig(enable_prefix_caching=False), {"enable_prefix_caching": "--on|--off"}, ["--off"],
+         {"spec.c.enablePrefixCaching"}),
+        (VLLMConfig(enable_prefix_caching=False), {"enable_prefix_caching": "--on"}, [],
+         {"spec.c.enablePrefixCaching"}),
+        (SGLangConfig(lora_target_modules=("a", "b")), {"lora_target_modules": "--t"}, ["--t", "a", "b"],
+         {"spec.c.loraTargetModules"}),
+    ],
+)  # fmt: skip
+def test_a_block_of_options_is_written_by_its_table(block, flags, words, honoured):
+    """Each given field finds its flag; a switch that is off is said where the engine would have it on."""
+    line = CommandLine()
+    line.add_block(block, "spec.c", flags)
+    assert (line.argv, line.honoured) == (words, honoured)
+
+
+def test_a_flag_is_found_in_either_form():
+    """`--a=1`, `--a 1` and `--a_b` are seen; numbers and values are not flags."""
+    assert flags_in(["--a=1", "--b", "-1", "--c_d", "x"]) == {"--a", "--b", "--c-d"}
+    with pytest.raises(PlanError, match=r"--port is decided by spec\.containerPort"):
+        refuse_owned(["--port=1"], {"--port": "spec.containerPort"})
