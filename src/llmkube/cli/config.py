@@ -221,6 +221,9 @@ class ControllerConfig:
         (), help="Network (CIDR) that Models may be fetched from although it is not public; repeatable."
     )
     hub_endpoint: str = setting("", help="Address of Hugging Face, or of a mirror of it.")
+    port: int = setting(
+        0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
+    )
     state_dir: Path | None = _STATE_DIR
     log_level: str = _log_level("info")
 

@@ -8,19 +8,24 @@ from typing import Any
 import click
 import structlog
 import trio
+from prometheus_client import CollectorRegistry
 
+from llmkube.base.http import run_server
 from llmkube.base.logs import configure_logging
+from llmkube.base.probes import probes_handler
 from llmkube.base.units import parse_bytes
 from llmkube.cli.cluster import find_config
 from llmkube.cli.config import ControllerConfig, load
 from llmkube.cli.host import default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.running import Stop, open_service_nursery, run_until_signal
+from llmkube.cli.running import Stop, open_optional_port, open_service_nursery, run_until_signal
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
 from llmkube.runtimes.images import Images
 from llmkube.weights.addresses import parse_networks
+
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 (kubelet and Prometheus come by the pod's address)
 
 log = structlog.get_logger()
 
@@ -44,8 +49,23 @@ def controller(**flags: Any) -> None:
     rng = random.Random()  # noqa: S311 (jitter, no secret)
 
     async def serve(_stop: Stop) -> None:
-        async with open_client(cluster) as client, open_service_nursery() as tasks:
-            await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng))
+        registry = CollectorRegistry()
+        acting = trio.Event()
+
+        def ready() -> tuple[bool, str]:
+            # One that stands by is ready to take over: a rollout that waited for it to act would wait for its
+            # predecessor to go, which waits for it.
+            return True, "acting" if acting.is_set() else "standing by"
+
+        async with (
+            open_optional_port(config.port, "--port", EVERY_ADDRESS) as probes,
+            open_client(cluster) as client,
+            open_service_nursery() as tasks,
+        ):
+            if probes is not None:
+                await tasks.start(run_server, probes_handler(ready, registry), probes.listeners)
+            await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))
+            acting.set()
             log.info("controller started", apiServer=cluster.server)
             await trio.sleep_forever()
 

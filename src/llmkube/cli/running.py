@@ -105,25 +105,25 @@ class Port:
 
 
 @contextlib.asynccontextmanager
-async def open_port(number: int, flag: str) -> AsyncIterator[Port]:
-    """Listen on the loopback address; 0 takes a free port.
+async def open_port(number: int, flag: str, host: str = LOOPBACK) -> AsyncIterator[Port]:
+    """Listen on the loopback address, or another one; 0 takes a free port.
 
     Raises:
         PortTakenError: Another program has it; the sentence names the flag.
     """
     async with contextlib.AsyncExitStack() as stack:
-        listeners = await open_listeners(LOOPBACK, number, field=flag)
+        listeners = await open_listeners(host, number, field=flag)
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
         taken = listeners[0].socket.getsockname()[1]
-        yield Port(listeners, f"http://{LOOPBACK}:{taken}")
+        yield Port(listeners, f"http://{host}:{taken}")
 
 
 @contextlib.asynccontextmanager
-async def open_optional_port(number: int, flag: str) -> AsyncIterator[Port | None]:
+async def open_optional_port(number: int, flag: str, host: str = LOOPBACK) -> AsyncIterator[Port | None]:
     """Listen as `open_port` does, or not at all if the number is 0."""
     if number:
-        async with open_port(number, flag) as port:
+        async with open_port(number, flag, host) as port:
             yield port
     else:
         yield None
