@@ -114,7 +114,7 @@ async def test_nobody_serves_from_a_dead_host(autojump_clock):
 
 
 async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
-    """A second host's new agent, which knows less than its last one had said beside the first host's, is still heard."""
+    """A host that took over from another one, and whose new agent knows less than its last one had said, is heard."""
     async with two_hosts() as world:
         await world.apply()
         await world.until(world.phase, "Ready")

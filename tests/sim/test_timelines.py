@@ -257,7 +257,7 @@ async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
 
 
 async def test_a_model_that_is_made_again_is_told_of_its_file(autojump_clock):
-    """A new Model of the old spec is Ready at once, though its service is refused and nobody fetches; another is not."""
+    """A new Model of the old spec is Ready at once, although its service is refused; one of another spec is not."""
     async with open_world() as world:
         await world.apply()
         await world.until(world.phase, "Ready")
