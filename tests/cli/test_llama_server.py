@@ -178,15 +178,17 @@ def run(*argv):
     ids=["missing", "text", "truncated", "garbage"],
 )
 def test_a_file_that_is_no_model_ends_it_with_one_line(tmp_path, write, says):
-    """Whatever is wrong with the file, the last line on stderr names it and the reason, and the exit code is 1."""
+    """Whatever is wrong with the file, one line on stderr names it and the reason, and the exit code is 1.
+
+    Not always the last one: the engine writes its own words from a thread of its own.
+    """
     path = tmp_path / "bad.gguf"
     if write is not None:
         path.write_bytes(write)
     done = run("--model", str(path), "--port", "0")
-    last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (1, "")
-    assert says in last
-    assert str(path) in last
+    (ours,) = [line for line in done.stderr.splitlines() if says in line]
+    assert str(path) in ours
     assert "Traceback" not in done.stderr
 
 
