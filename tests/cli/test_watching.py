@@ -23,7 +23,8 @@ def test_rows_keep_their_columns():
 @pytest.mark.parametrize(("rows", "shown"), [(3, 3), (40, 9)])
 def test_a_screen_is_never_overfull(monkeypatch, rows, shown):
     """Text that stands in place is cut to the terminal, and says how much is hidden."""
-    monkeypatch.setattr(watching.shutil, "get_terminal_size", lambda *_, **__: watching.shutil.os.terminal_size((20, 10)))
+    size = watching.shutil.os.terminal_size((20, 10))
+    monkeypatch.setattr(watching.shutil, "get_terminal_size", lambda *_, **__: size)
     text = watching._fitting("\n".join(["x" * 30] * rows)).plain.splitlines()
     assert len(text) == shown
     assert max(map(len, text[:-1])) == 20

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.http import Headers, HttpClient, HttpError, Response
-from llmkube.base.tick import wait_tick
+from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.progress import Answer, Ask, Limits, Load, Look, Watch, step, step_load
 
@@ -124,7 +124,7 @@ async def watch(engine: Engine, look: LookAt, changed: Callable[[bool], None], l
     A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
     """
     state, reachable, answer, hung = Watch(), True, None, ""
-    asking = False
+    asking, skips = False, skips_so_far()
 
     async def put(question: Ask) -> None:
         nonlocal answer, asking
@@ -135,7 +135,8 @@ async def watch(engine: Engine, look: LookAt, changed: Callable[[bool], None], l
         while not hung:
             if state.stopped_looks:
                 await trio.sleep(SECOND_LOOK_SECONDS)
-            elif await wait_tick(limits.tick_seconds):  # the machine has slept, and what it said last is from before
+            elif await wait_tick(limits.tick_seconds, skips=skips):  # the machine has slept: what was said is old
+                skips = skips_so_far()
                 state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
             seen = await look()
             if seen is None:  # it has ended, which somebody else is told
