@@ -65,6 +65,7 @@ def test_only_identity_and_specs_make_another_wish():
     """Status, labels and resourceVersions change nothing; uid and spec do."""
     wish = Desired(service(), model())
     assert wish.same_wish(Desired(service(metadata={"labels": {"a": "b"}, "resourceVersion": "7"}), model()))
+    assert not wish.same_wish(Desired(service(metadata={"generation": 9}), model()))
     assert not wish.same_wish(Desired(service(contextSize=512), model()))
     assert not wish.same_wish(Desired(service(uid="s2"), model()))
     assert not wish.same_wish(Desired(service(), model(quantization="Q8_0")))

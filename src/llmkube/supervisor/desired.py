@@ -25,7 +25,10 @@ class Desired:
         return not self.service.spec.suspend and self.service.spec.replicas > 0
 
     def same_wish(self, other: "Desired | None") -> bool:
-        """Whether nothing that matters here differs: identity and specs, not status or labels."""
+        """Whether nothing that matters here differs: identity, specs and their generations, not status or labels.
+
+        A spec that was edited there and back is another generation of itself, and has to be told that it is accepted.
+        """
         return other is not None and _wish(self) == _wish(other)
 
 
@@ -36,7 +39,7 @@ def slots(desired: Desired) -> int:
 
 def _wish(desired: Desired) -> tuple[object, ...]:
     service, model = desired.service, desired.model
-    return (service.metadata.uid, service.spec, model.key, model.metadata.uid, model.spec)
+    return tuple((each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in (service, model))
 
 
 def model_key(service: InferenceService) -> Key:
