@@ -232,7 +232,7 @@ async def test_agent_and_controller_write_one_status_together(
     conditions.set("Accepted", True, "Accepted", "fine", generation=1, now=NOW)
     conditions.set("Loaded", False, "Loading", "x" * 10_000, generation=1, now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
-    of_service = {"Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured"}  # an agent always states all five
+    of_service = {"Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured"}  # always all five
     said: list[tuple[type[Object], dict[str, Any], set[str]]] = [
         (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),
