@@ -1,7 +1,11 @@
 """`llmkube fetch` puts weights where engines can read them, and leaves last words that a controller can read."""
 
+import contextlib
 import json
 import stat
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +15,7 @@ from llmkube.cli.main import cli
 from llmkube.controller.download import read_fetched
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Pod
+from llmkube.weights import store
 from llmkube.weights.errors import FetchError
 
 DEMO_BYTES = 956256
@@ -62,6 +67,17 @@ def test_the_second_time_changes_nothing(run, tmp_path):
     assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
 
 
+def test_an_endpoint_of_a_bucket_is_judged_like_any_other_source(run, tmp_path):
+    """What the environment names as a bucket's server may be no private address, and half a key is refused by name."""
+    local = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/model.gguf", env=local)
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "AddressBlocked")
+    done = run("s3://bucket/model.gguf", env={**local, "AWS_ACCESS_KEY_ID": ""})
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "SourceInvalid")
+    assert "no AWS_ACCESS_KEY_ID" in told(tmp_path)["message"]
+    assert "hush" not in done.output
+
+
 def test_the_source_may_come_from_the_environment(run, tmp_path):
     """A source with a password in it need not be on the command line."""
     assert run(env={"LLMKUBE_SOURCE": "builtin://demo"}).exit_code == 0
@@ -71,7 +87,7 @@ def test_the_source_may_come_from_the_environment(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "reason"),
     [
-        (("s3://bucket/model.gguf",), 2, "SourceUnsupported"),
+        (("s3://bucket/folder/",), 2, "SourceInvalid"),
         (("/data/model.gguf",), 2, "SourceInvalid"),
         (("http://127.0.0.1:1/model.gguf",), 2, "AddressBlocked"),
         (("nonsense",), 2, "SourceInvalid"),
@@ -118,3 +134,87 @@ def test_a_file_that_is_gone_publishes_nothing(tmp_path):
     with pytest.raises(FetchError):
         publish(tmp_path / "k", {"a.gguf": file, "b.gguf": tmp_path / "missing"})
     assert [path.name for path in tmp_path.iterdir()] == ["blob"]
+
+
+# -- a source that is followed ----------------------------------------------------------------------------------------
+
+
+class Shop:
+    """A web server with one file, in whatever version; it also plays a bucket's server."""
+
+    def __init__(self) -> None:
+        demo = next((Path(store.__file__).parent / "builtin").glob("*.gguf")).read_bytes()
+        self.files = {"v1": demo, "v2": demo[:-1] + bytes([demo[-1] ^ 1]), "v3": demo[:-1] + bytes([demo[-1] ^ 2])}
+        self.version, self.status, self.asked = "v1", 0, []
+        shop = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                shop.asked.append((self.path, self.headers.get("Authorization") or ""))
+                data = shop.files[shop.version]
+                self.send_response(shop.status or 200)
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("ETag", f'"{shop.version}"')
+                self.end_headers()
+                with contextlib.suppress(OSError):  # who has seen enough hangs up
+                    self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def shop():
+    one = Shop()
+    thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield one
+    one.server.shutdown()
+    thread.join()
+    one.server.server_close()
+
+
+MINE = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
+
+
+def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
+    """What changed comes into a folder beside the old one, whose file stays for whoever has it; older ones go."""
+    source, paths, models = f"{shop.url}/m.gguf", {}, tmp_path / "models"
+    for version in ("v1", "v1", "v2", "v3"):
+        shop.version = version
+        done = run(source, *MINE)
+        assert done.exit_code == 0, done.output
+        assert told(tmp_path)["etag"] == f'"{version}"'
+        assert paths.setdefault(version, told(tmp_path)["path"]) == told(tmp_path)["path"]
+        assert (models / "k" / told(tmp_path)["path"]).read_bytes() == shop.files[version]
+    assert len(set(paths.values())) == 3
+    left = {str(path.relative_to(models / "k")) for path in (models / "k").rglob("*.gguf")}
+    assert left == {paths["v2"], paths["v3"]}
+    assert len(list((models / ".store" / "blobs").iterdir())) == 1
+
+
+def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
+    """A server that has lost the file does not take it from those who have it, but the last words say so."""
+    source = f"{shop.url}/m.gguf"
+    run(source, *MINE)
+    before = told(tmp_path)
+    shop.status = 404
+    done = run(source, *MINE)
+    assert done.exit_code == 0, done.output
+    assert told(tmp_path)["path"] == before["path"]
+    assert "404" in told(tmp_path)["kept"]
+    assert run(f"{shop.url}/other.gguf", *MINE).exit_code == 2
+
+
+def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, shop):
+    """The variables of AWS's tools lead to a server of one's own, and sign for it."""
+    env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
+    assert done.exit_code == 0, done.output
+    [(path, said)] = shop.asked
+    assert path == "/bucket/chat/m.gguf"
+    assert said.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
+    assert "hush" not in done.output + (tmp_path / "log").read_text()

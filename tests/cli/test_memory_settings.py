@@ -13,7 +13,6 @@ def test_the_flags_defaults_are_the_policys(config):
     """Who gives no flag gets the documented defaults of the policy and of the levels, and nothing else."""
     settings = memory_settings(config)
     assert settings["memory_policy"] == Policy()
-    assert settings["memory_thresholds"] == Thresholds()
     assert settings["memory_fraction"] is None
     assert settings["memory_guesses"] is False
 
@@ -33,12 +32,10 @@ def test_every_flag_has_its_effect():
     )
     settings = memory_settings(config)
     assert (settings["memory_fraction"], settings["memory_guesses"]) == (0.5, True)
-    thresholds = settings["memory_thresholds"]
-    assert (thresholds.warning_share, thresholds.critical_share) == (0.2, 0.1)
     policy = settings["memory_policy"]
     assert (policy.mode, policy.keep_last) == (Mode.DRY_RUN, False)
     assert (policy.soft_seconds, policy.cooldown_seconds, policy.return_seconds) == (5.0, 6.0, 7.0)
-    assert (policy.warning_share, policy.critical_share) == (0.2, 0.1)
+    assert policy.thresholds == Thresholds(warning_share=0.2, critical_share=0.1)
 
 
 def test_critical_has_to_come_after_warning():

@@ -1,5 +1,9 @@
-"""Specs of our kinds are drawn from their schemas: right ones, wrong ones at the bounds, and nonsense."""
+"""Specs of our kinds are drawn from their schemas: right ones, wrong ones at the bounds, and nonsense.
 
+`objects` and `values_of` draw all of that; `admitted` draws what the schema takes, to its very ends.
+"""
+
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -62,3 +66,56 @@ def _objects(draw: st.DrawFn, schema: Schema) -> dict[str, Any]:
     chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=_MOST_FIELDS, unique=True))
     needed = [name for name in schema.get("required", ()) if draw(st.integers(0, 19))]
     return {name: draw(_values(properties[name])) for name in dict.fromkeys([*needed, *chosen])}
+
+
+# -- what the schema takes --------------------------------------------------------------------------------------------
+
+_HUGE: Final = 20_000
+_PATTERNS: Final = (
+    *("1", "500m", "1Gi", "0", "999999999999", "1.5", "24Gi"),  # amounts
+    *("org/repo", "org/repo@v1", "hf://org/repo/m.gguf", "https://x.org/a.gguf", "pvc://claim/m.gguf", "pvc://claim"),
+    *("/data/m.gguf", "file:///m.gguf", "s3://bucket/m.gguf", "s3://bucket/m", "builtin://demo", "https://\u00e9.org/\u2603"),
+    *("ab" * 32, "example.org/gpu", "5s", "30d", "99.5", "chat", "x" * 63),
+)
+"""Texts that some pattern of the schemas takes, the ends of what it takes among them."""
+
+_PLAIN: Final = ("", "a", "x-y", "\u65e5\u672c\u8a9e \U0001f98a", "a b\tc", "--flag", "$(HOME)", "0", "None", "a/b.gguf", "x" * _HUGE)
+_KEYS: Final = ("app", "team", "example.org/role", "a b", "\u00e9", "x" * 64, "inference.llmkube.dev/service")
+
+
+def admitted(schema: Schema, *, most_fields: int = _MOST_FIELDS) -> st.SearchStrategy[Any]:
+    """Draw values that a schema admits: each field at its least, its most, empty, huge or in foreign letters."""
+    kind = schema.get("type", "")
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if kind == "boolean":
+        return st.booleans()
+    if kind == "integer":
+        lowest, highest = schema.get("minimum", 0), schema.get("maximum", 2**31 - 1)
+        return st.sampled_from([lowest, highest, lowest + 1 if lowest < highest else lowest])
+    if kind == "number":
+        lowest, highest = float(schema.get("minimum", 0)), float(schema.get("maximum", 1e9))
+        return st.sampled_from([lowest, highest, (lowest + highest) / 2])
+    if kind == "array":
+        most = min(3, schema.get("maxItems", 3))
+        return st.deferred(lambda: st.lists(admitted(schema["items"]), min_size=schema.get("minItems", 0), max_size=most))
+    if kind == "object" and "additionalProperties" in schema:
+        return st.dictionaries(st.sampled_from(_KEYS), admitted(schema["additionalProperties"]), max_size=3)
+    if kind == "object":
+        return _admitted_objects(schema, most_fields)
+    return st.sampled_from(_admitted_texts(schema)) if kind == "string" else st.sampled_from(_AMOUNTS[:4])
+
+
+def _admitted_texts(schema: Schema) -> list[str]:
+    least, most = schema.get("minLength", 0), schema.get("maxLength", _HUGE)
+    texts = [*_PLAIN, *_PATTERNS] if "pattern" in schema else [*_PLAIN, *_PATTERNS[:2], "x" * most]
+    fitting = [text for text in texts if least <= len(text) <= most and re.search(schema.get("pattern", ""), text)]
+    return fitting or ["1"]
+
+
+@st.composite
+def _admitted_objects(draw: st.DrawFn, schema: Schema, most_fields: int) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=most_fields, unique=True)) if properties else []
+    names = dict.fromkeys([*schema.get("required", ()), *chosen])
+    return {name: draw(admitted(properties[name])) for name in names}

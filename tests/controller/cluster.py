@@ -48,12 +48,18 @@ SETTLED = 2.0
 def utcnow() -> datetime.datetime:
     return datetime.datetime(2025, 6, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=trio.current_time())
 
+FORGOTTEN = (
+    b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",'
+    b'"message":"too old resource version","reason":"Expired","code":410}}\n'
+)
+
 
 class Faults(httpx.AsyncBaseTransport):
-    """The network between the controller and the API server: counts its writes, can be slow, and can be cut."""
+    """The network between the controller and the API server: counts what passes, and breaks where it is told to."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, store: Store) -> None:
         self._inner = inner
+        self.store = store
         self._streams: list[httpx.AsyncByteStream] = []
         self.down = False
         self.delays: dict[str, float] = {}  # by the end of a path, in seconds
@@ -64,6 +70,8 @@ class Faults(httpx.AsyncBaseTransport):
         self.crash_at = 0  # the change, from 1, that is the last of this controller
         self.crash_after = False  # it is answered by the server, but not to the controller
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
+        self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
+        self.stale = False  # reads are answered from before the newest write, whoever wrote it
         self.crashed = trio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -80,11 +88,33 @@ class Faults(httpx.AsyncBaseTransport):
                     await self._inner.handle_async_request(request)
                 self.crashed.set()
                 await trio.sleep_forever()  # until somebody buries the controller
+        if self.stale and request.method == "GET" and "watch=" not in str(request.url):
+            return await self._read_stale(request)
         response = await self._inner.handle_async_request(request)
         if "watch=" in str(request.url):
             assert isinstance(response.stream, httpx.AsyncByteStream)
             self._streams.append(response.stream)
             response.stream = _Breaking(response.stream, self)
+        return response
+
+    async def _read_stale(self, request: httpx.Request) -> httpx.Response:
+        """Answer from the version before the newest one; a get is picked out of such a list."""
+        url, version = request.url, str(self.store.revision - 1)
+        before = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
+        if "list" in ApiCall.of(request).verbs:
+            return await self._ask(request, url.copy_merge_params(before))
+        collection, _, name = url.path.rpartition("/")
+        by_name = {**before, "fieldSelector": f"metadata.name={name}"}
+        listing = await self._ask(request, url.copy_with(path=collection, params=by_name))
+        [found] = listing.json().get("items") or [None]
+        if found is None:
+            return await self._ask(request, url.copy_with(path=f"{collection}/no-such-name"))
+        kind = {"apiVersion": listing.json()["apiVersion"], "kind": listing.json()["kind"].removesuffix("List")}
+        return httpx.Response(200, json={**kind, **found}, request=request)
+
+    async def _ask(self, request: httpx.Request, url: httpx.URL) -> httpx.Response:
+        response = await self._inner.handle_async_request(httpx.Request("GET", url, headers=request.headers))
+        await response.aread()
         return response
 
     async def cut(self) -> None:
@@ -107,6 +137,9 @@ class _Breaking(httpx.AsyncByteStream):
             self._faults.events += 1
             if self._faults.events == self._faults.break_at:
                 raise httpx.ReadError("the connection broke")
+            if self._faults.events == self._faults.forget_at:
+                yield FORGOTTEN
+                return
             yield piece
 
     async def aclose(self) -> None:
@@ -265,7 +298,8 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Cluster]:
     """Run an API server and a controller that has seen everything that was there at the start (nothing)."""
-    server = ApiServer(Store(), workloads="workloads" in settings, utcnow=utcnow, rng=random.Random(1))
+    store = Store()
+    server = ApiServer(store, workloads="workloads" in settings, utcnow=utcnow, rng=random.Random(1))
     await server.ensure_namespaces()
     await server.ensure([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}, *all_crds()])
     registry = CollectorRegistry()
@@ -273,7 +307,7 @@ async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Clu
     async with (
         open_transport(server.handle) as transport,
         httpx.AsyncClient(transport=transport, base_url="http://apiserver") as user,
-        httpx.AsyncClient(transport=(faults := Faults(transport)), base_url="http://apiserver") as network,
+        httpx.AsyncClient(transport=(faults := Faults(transport, store)), base_url="http://apiserver") as network,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.run_housekeeping)

@@ -27,6 +27,7 @@ class Hands:
     """What a test does to a cluster with pods, as a user and as the parts of Kubernetes."""
 
     cluster: Cluster
+    starved: set[str] = attrs.field(factory=set)  # Deployments whose pods find no node
 
     @property
     def client(self):
@@ -65,9 +66,12 @@ class Hands:
 
     # -- Kubernetes --------------------------------------------------------------------------------------------------
 
-    async def finish_job(self, code: int = 0, message: str = FETCHED, *, with_pod: bool = True) -> None:
-        """End the one Job that runs, with these last words."""
-        [job] = [one for one in (await self.client.list(Job, namespace="ml")).items if not one.status.conditions]
+    async def finish_job(
+        self, code: int = 0, message: str = FETCHED, *, with_pod: bool = True, job: Job | None = None
+    ) -> None:
+        """End a Job, or the one that runs, with these last words."""
+        if job is None:
+            [job] = [one for one in (await self.client.list(Job, namespace="ml")).items if not one.status.conditions]
         if with_pod:
             ended = {"terminated": {"exitCode": code, "message": message}}
             await self.job_pod(job, ended, "Failed" if code else "Succeeded")
@@ -148,9 +152,11 @@ class Hands:
             await trio.sleep(10)
             for job in (await self.client.list(Job)).items:
                 if not job.status.conditions and not job.metadata.deletion_timestamp:
-                    await self.finish_job()
+                    await self.finish_job(job=job)
             for live in (await self.client.list(Deployment)).items:
                 done = live.status.observed_generation == live.metadata.generation
+                if live.key.name in self.starved:
+                    continue
                 if not done or live.status.ready_replicas != live.spec.replicas:
                     await self.roll_out(live.key.name)
 

@@ -26,7 +26,7 @@ class Second:
     """Another controller on the same API server, with a network of its own."""
 
     def __init__(self, cluster):
-        self.faults = Faults(cluster.faults._inner)
+        self.faults = Faults(cluster.faults._inner, cluster.faults.store)
         self.scope = trio.CancelScope()
         self.acting = trio.Event()
 

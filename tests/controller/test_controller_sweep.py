@@ -1,40 +1,69 @@
-"""Whatever breaks, and wherever, the same objects come of it: a crash at every change, a cut at every event."""
+"""Whatever breaks, and wherever, the same objects come of it: crashes, broken watches, stale reads, over many stories.
 
+The points are sampled; LLMKUBE_SWEEP=whole tries every one (some minutes).
+"""
+
+import os
+
+import attrs
+import pytest
 import trio
 
-from controller.podcluster import open_pods
+from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
+from controller.stories import STORIES
+from llmkube.controller import serving
+from llmkube.controller.children import Children
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, PersistentVolumeClaim, PodDisruptionBudget
+from llmkube.k8s.errors import ApiError
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    Job,
+    PersistentVolumeClaim,
+    PodDisruptionBudget,
+    PodMonitor,
+)
 
 KINDS = (
     Model, InferenceService, PersistentVolumeClaim, Job, Deployment, Service, HorizontalPodAutoscaler,
-    PodDisruptionBudget,
+    PodDisruptionBudget, PodMonitor,
 )  # fmt: skip
 VOLATILE = {
     "uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdated", "generation",
-    "clusterIP", "clusterIPs", "nodePort",
+    "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "inference.llmkube.dev/applied",
 }  # fmt: skip
+"""What differs from run to run; the digest that is applied covers the owner's uid."""
+
 LONG_ENOUGH = 90.0
 """Seconds of virtual time: a watch that breaks is opened again within a few, a failed reconcile is tried again."""
 
 QUIET = 1800.0
+WHOLE = os.environ.get("LLMKUBE_SWEEP") == "whole"
+
+
+@attrs.frozen
+class End:
+    """How a story ended: its lasting objects, and how many changes and events the controller saw on the way."""
+
+    objects: list
+    changes: int
+    events: int
 
 
 def lasting(value):
-    """What is left of an object without what differs from run to run; digests cover uids."""
+    """What is left of an object without what differs from run to run."""
     if isinstance(value, dict):
-        kept = {k: lasting(v) for k, v in value.items() if k not in VOLATILE and k != "inference.llmkube.dev/applied"}
-        return {k: v for k, v in kept.items() if k != "observedGeneration"}
+        return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
     return [lasting(one) for one in value] if isinstance(value, list) else value
 
 
-async def play(*, quiet_seconds=60.0, **faults):
-    """Serve, edit and take away with these faults; return the objects at the end, changes and events on the way."""
+async def play(story, *, quiet_seconds=60.0, **faults):
+    """Act by act with these faults; nothing is written in the quiet after the last."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         network = hands.cluster.faults
         for name, value in faults.items():
@@ -42,50 +71,65 @@ async def play(*, quiet_seconds=60.0, **faults):
         settings = ControllerSettings(host_accelerators=frozenset({"metal"}), workloads=SETTINGS)
         nursery.start_soon(hands.cluster.run_again, settings)
         kubernetes = await nursery.start(run_in_scope, hands.run_kubernetes)
-        await hands.create_model()
-        await hands.create_model("repo", source="org/repo", format="safetensors")
-        await hands.create_service("chat", replicas=2, podLabels={"a": "b"})
-        await hands.create_service("scaled", autoscaling={"maxReplicas": 3}, disruption={"protectAlways": True})
-        await hands.create_service("vllm", modelRef="repo", runtime="vllm", resources={"gpu": 1})
-        await trio.sleep(LONG_ENOUGH)
-        await hands.create_model(source="hf://org/repo/other.gguf")
-        await hands.create_service("chat", replicas=1)
-        await hands.create_service("scaled", suspend=True)
-        await trio.sleep(LONG_ENOUGH)
+        others = await nursery.start(run_in_scope, run_others, hands) if network.stale else kubernetes
+        for act in STORIES[story]:
+            await act(hands)
+            await trio.sleep(LONG_ENOUGH)
         kubernetes.cancel()
-        changes, events = network.changes, network.events
+        others.cancel()
+        await trio.sleep(1)
+        changes, events, revision = network.changes, network.events, network.store.revision
         await trio.sleep(quiet_seconds)
-        assert network.changes == changes
-        objects = [encode(one) for kind in KINDS for one in (await hands.client.list(kind, namespace="ml")).items]
+        assert network.store.revision == revision, "something was written although nothing happened"
+        assert not hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
+        objects = [lasting(one) for kind in KINDS for one in await everything(hands, kind)]
         nursery.cancel_scope.cancel()
-    return [lasting(one) for one in objects], changes, events
+    return End(objects, changes, events)
 
 
-async def run_in_scope(run, *, task_status):
+async def everything(hands, kind):
+    try:
+        return [encode(one) for one in (await hands.client.list(kind, namespace="ml")).items]
+    except ApiError:  # a kind that nobody has installed
+        return []
+
+
+async def run_in_scope(run, *args, task_status):
     with trio.CancelScope() as scope:
         task_status.started(scope)
-        await run()
+        await run(*args)
 
 
-async def test_a_crash_at_any_change_leaves_no_trace(autojump_clock):
-    """A controller may die before any of its writes, or after the last; its successor ends where it would have ended.
+async def run_others(hands):
+    """The rest of the cluster writes, too: the newest version of everything is not ours for long."""
+    number = 0
+    while True:
+        await trio.sleep(5)
+        number += 1
+        spec = {"type": "ExternalName", "externalName": f"n{number}.local"}
+        manifest = {"metadata": {"name": "others", "namespace": "default"}, "spec": spec}
+        await hands.client.apply(Service, manifest, field_manager=KUBE)
 
-    To have died right after a write is to have died before the next one.
+
+def points(count, drawn):
+    """The places to try, from 1: all of them, or one that depends on what is drawn."""
+    return range(1, count + 1) if WHOLE else (1 + drawn % count,)
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_the_same_objects_come_of_it(story, autojump_clock):
+    """A controller may die before or after any write, lose any event, and begin from old reads: the end is the same.
+
+    Afterwards half an hour passes without a write.
     """
-    expected, changes, _ = await play(quiet_seconds=QUIET)
-    assert [one["status"]["phase"] for one in expected if one["kind"] == "InferenceService"] == [
-        "Ready", "Suspended", "Ready",
-    ]  # fmt: skip
-    assert changes >= 20
-    for at in range(1, changes + 1):
-        objects, _, _ = await play(crash_at=at, crash_after=at == changes)
-        assert objects == expected, f"crash at change {at}"
-
-
-async def test_a_watch_that_breaks_at_any_event_loses_nothing(autojump_clock):
-    """A connection that breaks instead of bringing an event is opened again, and the event comes."""
-    expected, _, events = await play()
-    assert events >= 20
-    for at in range(1, events + 1, 5):
-        objects, _, _ = await play(break_at=at)
-        assert objects == expected, f"broken at event {at}"
+    expected = await play(story, quiet_seconds=QUIET)
+    assert expected.objects
+    drawn = 7 * list(STORIES).index(story)
+    faults = [
+        *({"crash_at": at} for at in points(expected.changes, drawn)),
+        *({"crash_at": at, "crash_after": True} for at in points(expected.changes, drawn + 5)),
+        *({"crash_at": at, "stale": True} for at in points(expected.changes, drawn + 10)),
+        *({"break_at": at} for at in points(expected.events, drawn)),
+        *({"forget_at": at} for at in points(expected.events, drawn + 30)),
+    ]
+    assert [fault for fault in faults if (await play(story, **fault)).objects != expected.objects] == []

@@ -90,7 +90,8 @@ class Books:
             for each in host.memory.processes
             if each.ended is None and not each.engine.protected
         )
-        lacking = host.policy.critical_bytes(int(host.memory.total * GIB)) - max(0, host.memory.available_bytes)
+        line = host.policy.thresholds.critical_bytes(int(host.memory.total * GIB))
+        lacking = line - max(0, host.memory.available_bytes)
         if evict.cause is Cause.CRITICAL and gain * GIB < lacking:
             self._say(at, f"{victim.name} was evicted, and nobody's going could have helped")
         if evict.cause is not Cause.IDLE:

@@ -1,60 +1,14 @@
 """Memory pressure over the whole agent: objects in, conditions, Events and endpoints out."""
 
-from contextlib import asynccontextmanager
-from functools import partial
-
 import trio
 
 from llmkube.k8s.builtins import Event
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.names import MEMORY_BUDGET_ANNOTATION, MEMORY_FREE_ANNOTATION
 from llmkube.supervisor.eviction import Mode, Policy
 from llmkube.supervisor.hostmem import Level
+from pressure.hosts import events, pressed_world, running, serve, why
 from sim.machine import Script
-from sim.memory import GIB, SimMemory, shape_of
-from sim.world import agent_settings, open_world
-
-USUAL = {"chat": (26, "high"), "embed": (6, "normal"), "draft": (10, "low")}
-
-
-@asynccontextmanager
-async def pressed_world(services=USUAL, *, other=8.0, **settings):
-    """A host of 64 GiB with these services, all of them loaded."""
-    memory = partial(SimMemory, other=other)
-    async with open_world(settings=agent_settings(**settings), memory=memory) as world:
-        for name, (gib, priority) in services.items():
-            await serve(world, name, gib, priority)
-        await world.until(running, sorted(services), world, seconds=60)
-        yield world
-
-
-async def serve(world, name, gib, priority="normal", budget=None, **spec):
-    """Create or change a service of a model of this size."""
-    source = f"https://models.example/{name}.gguf"
-    world.machine.shapes[source] = shape_of(gib)
-    world.machine.memory.sizes[name] = gib + 0.1
-    hardware = {"accelerator": "metal"} | ({"memoryBudget": budget} if budget else {})
-    await world._apply(Model, name, {"source": source, "hardware": hardware})
-    await world._apply(InferenceService, name, {"modelRef": name, "priority": priority, **spec})
-
-
-async def running(world):
-    """Which engines answer, in order."""
-    await trio.lowlevel.checkpoint()
-    return sorted(child.name for child in world.machine.live() if child.ready)
-
-
-async def why(world, name):
-    """What the service's status says of its scheduling, in two words and a sentence."""
-    status = (await world.service(name)).get("status", {})
-    return status.get("schedulingStatus"), status.get("schedulingMessage")
-
-
-async def events(world, reason):
-    """The messages of a kind of Event, by the service they are about."""
-    found = (await world.client.list(Event)).items
-    return {one.involved_object.name: one.message for one in found if one.reason == reason}
+from sim.memory import GIB, shape_of
 
 
 async def test_a_browser_opens_and_closes(autojump_clock):
@@ -77,6 +31,8 @@ async def test_a_browser_opens_and_closes(autojump_clock):
         await world.until(world.condition, lambda said: said[:2] == ("False", "Normal"), "MemoryPressure", "draft")
         assert len(world.machine.starts("draft")) == 2
         assert len(world.machine.starts("chat")) == 1
+        await world.until(events, lambda told: set(told) == {"draft"}, world, "Returned")
+        assert "it had to go because: memory is critical" in (await events(world, "Returned"))["draft"]
         assert world.machine.memory.lowest_bytes >= 0
 
 
@@ -89,6 +45,10 @@ async def test_what_does_not_fit_is_told_with_figures(autojump_clock):
         assert "needs 30.1 GiB" in sentence
         assert "free of 48.0 GiB (75 % of 64.0 GiB by default)" in sentence
         assert "stopping `chat` (priority high" in sentence
+        await trio.sleep(1200)
+        told = [one for one in (await world.client.list(Event)).items if one.reason == "InsufficientMemory"]
+        assert [(one.involved_object.name, one.count) for one in told] == [("big", 1)]
+        assert "needs 30.1 GiB" in told[0].message
         await world.delete("chat")
         await world.until(running, ["big", "draft"], world, seconds=30)
         await world.until(why, lambda said: not said[0], world, "big", seconds=10)

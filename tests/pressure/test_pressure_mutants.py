@@ -31,7 +31,7 @@ def no_cooldown(monkeypatch):
 
 def largest_first(monkeypatch):
     """The size decides, and not the priority."""
-    monkeypatch.setattr(eviction, "_order", lambda one: (-one.frees_bytes, one.key))
+    monkeypatch.setattr(eviction, "_order", lambda _policy, _enough, one: (-one.frees_bytes, one.key))
 
 
 def protection_ignored(monkeypatch):

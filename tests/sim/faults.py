@@ -44,6 +44,12 @@ async def _delete(stage, rng):
     await stage.wishes.delete(stage.world, stage.wished(rng))
 
 
+async def _delete_all(stage, rng):
+    for name in sorted(stage.wishes.specs):
+        await stage.wishes.delete(stage.world, name)
+        await trio.sleep(span(rng, 0.001, 0.1))
+
+
 async def _edits_in_a_row(stage, rng):
     name = stage.wished(rng)
     for _ in range(rng.randint(2, 6)):
@@ -62,5 +68,6 @@ USERS: dict[str, Inject] = {
     "source": _source,
     "label": _label,
     "delete": _delete,
+    "delete-all": _delete_all,
 }
 """What users do, by name."""

@@ -15,7 +15,7 @@ from sim.invariants import LEASES, SLICES
 from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
 
 UNTIL_SAID_AGAIN = 310.0
-"""What somebody else has written over an agent's word stands until the agent repeats itself."""
+"""What somebody else has made of a slice or a Service stands until the agent repeats itself."""
 
 
 # -- the API server, as one host sees it
@@ -62,6 +62,17 @@ def lists(kind):
 
 row("empty-lists", "A23", "lists are suddenly empty", lists("empty lists"))
 row("old-lists", "A11", "lists come from a server that lags behind", lists("old lists"))
+
+
+@fault("A23", "watches say that every service was deleted")
+async def mass_deletion(stage, rng):
+    wishes, now = stage.wishes, trio.current_time()
+    if len(wishes.specs) < 2 or any(now < wishes.touched[name] + 30 for name in wishes.specs):
+        raise NotNow  # a host may not know of two yet, and one alone is believed
+    host = stage.host_with_agent(rng)
+    with stage.wrong_api(host, denies=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 2, 5))
 
 
 @fault("A24", "the API server is away for seconds")
@@ -205,6 +216,7 @@ def removed(kind, store_kind):
         if not refs:
             raise NotNow
         await _gone(stage, kind, rng.choice(refs))
+        stage.books.excuse(UNTIL_SAID_AGAIN)
 
     def ours(key):
         return key.name not in {"llmkube-controller", "kubernetes"}

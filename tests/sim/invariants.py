@@ -70,6 +70,7 @@ class Books:
         store: What its API server holds.
         wishes: What its user wishes.
         lied_at: When a list has denied objects last: what is denied twice may be believed.
+        excused_until: Until then a host may still learn what it has missed, or say again what somebody has removed.
         violations: What must never be, each once.
         quiet_since: From when on nothing may be written, started or ended; `math.inf` while things happen.
     """
@@ -78,6 +79,7 @@ class Books:
     store: WatchedStore
     wishes: "Wishes"
     lied_at: float = -math.inf
+    excused_until: float = -math.inf
     violations: list[Violation] = attrs.field(factory=list)
     quiet_since: float = math.inf
     last_change: float = 0.0
@@ -111,9 +113,14 @@ class Books:
             yield
         finally:
             self._disturbed[host] -= 1
+            self.excuse(max(HEARING_SECONDS, afterwards_seconds))
             self._calm_since[host] = max(self._calm_since.get(host, 0.0), trio.current_time() + afterwards_seconds)
             self._note_deafness(host, since)
             self.look()
+
+    def excuse(self, seconds):
+        """For so long something has still to be mended that nobody sees, or that is not anybody's wish."""
+        self.excused_until = max(self.excused_until, trio.current_time() + seconds)
 
     def _note_deafness(self, host, since):
         """From then to now a host may not have heard what its user wishes; silent watches take a while to end."""

@@ -99,6 +99,9 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return self.script.words[-count:]
 
+    async def log_to(self, path):
+        await trio.lowlevel.checkpoint()
+
     async def listens(self, port):
         await trio.lowlevel.checkpoint()
         return port == self.port and not self.script.intruder
@@ -233,7 +236,7 @@ class Machine:
             raise NetworkDownError("cannot start a process: resource temporarily unavailable")
         argv = command.argv
         name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
-        if self.live(name):
+        if not self._may_start(name, argv):
             self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
         child.cookie, child.closed = command.cookie, child.script.deaf
@@ -269,6 +272,11 @@ class Machine:
                     child.end(-9)
             child.owners -= 1
             self.changed()
+
+    def _may_start(self, name, argv):
+        """Whether nobody serves this already, or only one of another plan does, on a host that knows to hold both."""
+        others = [_plan(child.argv) for child in self.live(name)]
+        return not others or (self.memory is not None and len(others) == 1 and _plan(argv) not in others)
 
     async def _term(self, child):
         child.frozen = False  # TERM comes with CONT
@@ -371,6 +379,11 @@ class Machine:
 
     def counts(self):
         return Counter(child.name for child in self.live())
+
+
+def _plan(argv):
+    """A command line without the port, which each engine has for itself."""
+    return [each for flag, each in zip(("", *argv), argv, strict=False) if flag != "--port"]
 
 
 class NetworkDownError(WorldError):

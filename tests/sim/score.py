@@ -16,7 +16,6 @@ import trio
 from trio.testing import MockClock
 
 from sim.faults import FAULTS, USERS
-from sim.faults_api import UNTIL_SAID_AGAIN
 from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
 from sim.stage import CALM, NotNow, Stage, at
 from sim.world import ADDRESS, agent_settings, open_world
@@ -146,18 +145,20 @@ async def _play(timeline, quiet_minutes, result):
 
 
 async def _converge(stage, result):
-    """Wait until everything is as it was wished, has been for a while, and everybody has had the time to repeat it.
+    """Wait until everything is as it was wished, and has been for a while.
 
-    Not everything that agents keep is a wish of anybody: the empty slice of a service that is scaled to zero, the words
-    of the host that speaks where another one had spoken last. What a stranger or an old agent has done to that just
-    before the end is mended when the agents repeat themselves, or hear again what silent watches have kept from them;
-    that is no restlessness.
+    Not everything that agents keep is a wish of anybody, such as the empty slice of a service that is scaled to zero.
+    What a stranger has done to that just before the end is mended when the agents repeat themselves, or hear again what
+    silent watches have kept from them; that is no restlessness, and the books say how long it may take. What is said in
+    a status is mended within seconds.
     """
     healed = trio.current_time()
     while True:
         problems = stage.books.problems(stage.wishes)
         changed = stage.books.last_change
-        if not problems and trio.current_time() >= max(healed + UNTIL_SAID_AGAIN, changed + SETTLED_SECONDS):
+        if not problems and trio.current_time() >= max(
+            max(healed, changed) + SETTLED_SECONDS, stage.books.excused_until
+        ):
             break
         if problems and trio.current_time() - healed > CONVERGED_SECONDS:
             for column, text in problems:

@@ -3,6 +3,7 @@
 import pytest
 import trio
 
+from llmkube.k8s.builtins import Event
 from sim.world import ANSWERS, agent_settings, open_world
 
 QUICK = agent_settings(lease_renew_seconds=5.0)
@@ -78,6 +79,75 @@ async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clo
         await trio.sleep(60)
         assert len(world.machine.spawned) == 2
         assert await world.ready_addresses("chat") == await world.ready_addresses("embed") == 1
+
+
+async def test_a_watch_that_denies_every_service_is_checked_with_a_list_first(autojump_clock):
+    """A watch that tells the deletion of every service ends none of them: a list, 10 s later, finds them all."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        world.faults.denies = True
+        world.network.sever()
+        await trio.sleep(4)
+        assert await doubted(world) == {"chat", "embed"}
+        world.faults.denies = False
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 2
+        assert await world.ready_addresses("chat") == await world.ready_addresses("embed") == 1
+
+
+async def test_deleting_everything_ends_everything_ten_seconds_later(autojump_clock):
+    """Of three services that are deleted together, the first ends at once, the others once a list says so too."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        await world.apply("third")
+        await world.until(world.phase, "Ready", "third")
+        for name in ("chat", "embed", "third"):
+            await world.delete(name)
+        await trio.sleep(9)
+        assert world.machine.counts() == {"embed": 1, "third": 1}
+        assert await doubted(world) == {"embed", "third"}
+        await trio.sleep(4)
+        assert world.machine.counts() == {}
+
+
+async def test_one_deletion_after_the_other_waits_for_nobody(autojump_clock):
+    """A service that is deleted ends at once, be it the last one or made a moment ago."""
+    async with open_world(settings=QUICK) as world:
+        for name in ("one", "two", "three"):
+            await world.apply(name)
+            await world.until(world.phase, "Ready", name)
+            await world.delete(name)
+            await trio.sleep(1.5)
+            assert world.machine.counts() == {}
+            assert await doubted(world) == set()
+
+
+async def doubted(world):
+    """Of which services an Event says that their deletion is doubted."""
+    events = (await world.client.list(Event)).items
+    return {event.involved_object.name for event in events if event.reason == "DeletionDoubted"}
+
+
+async def test_a_host_that_is_told_of_no_service_keeps_its_claims(autojump_clock):
+    """Without a journal and with a first list that is empty, a claim is given up only when a read finds no service."""
+    async with open_world(settings=QUICK) as world:
+        await world.add_host("mini")
+        await two_ready(world)
+        await world.apply("chat", replicas=0)
+        await trio.sleep(10)
+        name = (await world.claims())[0]
+        host = world.hosts[name]
+        await host.kill_agent()
+        host.machine.entries.clear()
+        host.faults.kind = "no services"
+        await host.start_agent()
+        await trio.sleep(8)
+        host.faults.kind = ""
+        assert await world.claims() == {0: name}
+        await trio.sleep(60)
+        assert await world.claims() == {0: name}
+        await world.delete()
+        await world.until(world.claims, {}, seconds=5)
 
 
 async def test_services_that_two_lists_have_denied_come_back(autojump_clock):

@@ -6,6 +6,8 @@ from unittest.mock import patch
 import trio
 
 from llmkube.k8s.builtins import Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.selectors import parse_selector
 from llmkube.supervisor import claims
 from llmkube.supervisor.lifecycle import Reason
@@ -129,6 +131,76 @@ async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
         await second.start_agent()
         await trio.sleep(60)
         assert await world.condition("Loaded") == ("False", Reason.SCALED_TO_ZERO, "replicas=0")
+
+
+async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves(autojump_clock):
+    """A host that another one has replaced says nothing in the status, not for a moment, when its agent is back."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await trio.sleep(10)
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (name,) = world.live("chat")
+        (other,) = world.hosts.keys() - {name}
+        await world.hosts[name].die()
+        await world.until(live, [other], world)
+        await world.until(fetched, f"the file is on host {other}", world)
+        world.hosts[name].cut_off()
+        await world.hosts[name].start_agent()
+        await trio.sleep(60)
+        assert len(world.live("chat")) == 2, "it serves what was asked for last"
+        world.hosts[name].cut_off(False)
+        for _ in range(600):
+            assert await fetched(world) == f"the file is on host {other}"
+            await trio.sleep(0.1)
+        assert world.live("chat") == [other]
+
+
+async def test_what_a_host_says_too_late_is_said_again_at_once(autojump_clock):
+    """The last words of a host that has lost its claim meanwhile stand for seconds in the status, and no longer."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await trio.sleep(10)
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await trio.sleep(30)
+        old = (await world.model())["status"]["conditions"]
+        (serving,) = world.live("chat")
+        late = [{**one, "message": "the file is elsewhere"} for one in old if one["type"] == "Fetched"]
+        for pause in (3.0, 40.0):
+            await say(world, Model, {"conditions": late})
+            await trio.sleep(pause)
+            assert await fetched(world) == f"the file is on host {serving}"
+
+
+async def fetched(world):
+    """What the Model says of its file."""
+    conditions = (await world.model())["status"]["conditions"]
+    return next(one["message"] for one in conditions if one["type"] == "Fetched")
+
+
+async def say(world, kind, status):
+    """Somebody writes into the status of `chat`."""
+    metadata = {"name": "chat", "namespace": "default"}
+    manifest = {"apiVersion": kind.RESOURCE.api_version, "kind": kind.RESOURCE.kind, "metadata": metadata}
+    await world.client.apply(kind, manifest | {"status": status}, field_manager="somebody", subresource="status")
+
+
+async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
+    """Somebody who writes over the status each second is answered at most twice a minute."""
+    async with two_hosts() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await trio.sleep(30)
+        now, answers = "2026-01-01T00:00:00Z", 0
+        for number in range(120):
+            loaded = {"type": "Loaded", "status": "False", "reason": "Nonsense", "message": f"{number}"}
+            answers += (await world.condition())[1] == "Loaded"
+            await say(world, InferenceService, {"conditions": [{**loaded, "lastTransitionTime": now}]})
+            await trio.sleep(1.5)
+        assert 4 <= answers <= 9
+        await trio.sleep(35)
+        assert (await world.condition())[:2] == ("True", "Loaded")
 
 
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from llmkube.k8s.builtins import Event
 from llmkube.supervisor import health, progress
-from llmkube.supervisor.service import Runner
+from llmkube.supervisor.incarnation import Incarnation
 from sim.machine import Script
 from sim.world import open_world
 
@@ -286,7 +286,7 @@ def load_without_end(load, look, now, limits):
     return load, ""
 
 
-def drained_anyway(runner, url, can_end, hurried, original=Runner._drained):
+def drained_anyway(runner, url, can_end, hurried, original=Incarnation._drained):
     return original(runner, url, lambda: True, hurried)
 
 
@@ -304,15 +304,15 @@ MUTANTS = {
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
     "one look at a stopped process is enough": (progress, "_hung", hasty, short_stop),
     "the state of the process is not read": (progress, "_tally", seen_as(state="S"), frozen),
-    "a hung engine is drained": (Runner, "_drained", drained_anyway, frozen),
+    "a hung engine is drained": (Incarnation, "_drained", drained_anyway, frozen),
     "/health is believed": (progress, "_hung", health_is_enough, stuck_queue),
     "our own questions are signs of life": (progress, "_tally", seen_as(asked=False), stuck_queue),
     "the request for a token is forgotten": (progress, "_question", no_tokens, mute),
     "nobody looks at the port": (progress, "_reach", lambda *_: None, port_lost),
     "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
     "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
-    "nobody asks who answers": (Runner, "_impostor", nobody_is_a_stranger, intruder),
-    "nobody asks what is served": (Runner, "_impostor", nobody_is_a_stranger, other_model),
+    "nobody asks who answers": (Incarnation, "_impostor", nobody_is_a_stranger, intruder),
+    "nobody asks what is served": (Incarnation, "_impostor", nobody_is_a_stranger, other_model),
 }
 
 

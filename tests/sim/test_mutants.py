@@ -16,9 +16,10 @@ from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import health, planner, progress, service
 from llmkube.supervisor.agent import AgentView, _Agent
 from llmkube.supervisor.claimant import Claimant
+from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.incarnation import Incarnation
 from llmkube.supervisor.lifecycle import RestartState
-from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.service import Runner
 from sim import score, test_hangs, test_presence_mutants
@@ -106,9 +107,13 @@ async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
 
+async def as_before(runner, current, goal, target, incarnations):
+    await target.wait_newer(target.version)
+
+
 MUTANTS = {
     "ready before the engine answers": (run, health, "wait_ready", ready_at_once),
-    "no restart and no withdrawal after an exit": (run, Runner, "_serve", deaf_to_exits(Runner._serve)),
+    "no restart and no withdrawal after an exit": (run, Incarnation, "_serve", deaf_to_exits(Incarnation._serve)),
     "the endpoint stays ready after an exit": (
         run,
         Reporter,
@@ -262,8 +267,8 @@ BOOKED = {
     ),
     "an edit changes nothing that runs": (
         Runner,
-        "_end_when_superseded",
-        nothing,
+        "_replace",
+        as_before,
         acts(*CREATED, (100.0, "source")),
         "lost",
     ),
@@ -330,11 +335,11 @@ BOOKED = {
         acts(*CREATED, (100.0, "compaction"), (101.0, "source")),
         "lost",
     ),
-    "nothing is said again": (
-        Outbox,
-        "repeat_nowait",
-        lambda self: None,
-        acts(*CREATED, (100.0, "status-edited")),
+    "nobody looks at what stands in a status": (
+        Corrections,
+        "look_nowait",
+        lambda self, slot: None,
+        acts(*CREATED, (1799.0, "status-edited")),
         "stuck",
     ),
     "a suspended service runs": (

@@ -9,9 +9,10 @@ from trio.testing import MockClock
 from llmkube.controller import operator
 from llmkube.controller.loop import leaves
 from llmkube.k8s import reflector
-from llmkube.supervisor import agent, claimant, claims, presence
+from llmkube.supervisor import agent, claimant, claims, corrections, presence
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.claimant import Claimant
+from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.reporter import Reporter
 from sim import test_api_faults, test_claims, test_presence
@@ -41,6 +42,18 @@ def never_yields(original):
         return original(self, wish, running=running) or running
 
     return consult
+
+
+async def denied(*args, **kwargs):
+    await trio.lowlevel.checkpoint()
+    return False
+
+
+def speaks_first(original):
+    def speaks(self, wish):
+        return not self.synced or original(self, wish)
+
+    return speaks
 
 
 def deaf_after_loss(original):
@@ -141,6 +154,42 @@ MUTANTS = {
         "withdraw_strangers",
         nothing,
         test_presence.test_what_is_not_served_here_any_more_is_withdrawn,
+    ),
+    "a claim on what no list has named is given up": (
+        Claimant,
+        "_is_ours",
+        denied,
+        test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims,
+    ),
+    "an agent speaks before it knows who serves": (
+        Claimant,
+        "speaks",
+        speaks_first(Claimant.speaks),
+        test_claims.test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves,
+    ),
+    "what was written over the status stands": (
+        Corrections,
+        "look_nowait",
+        always(None),
+        test_claims.test_what_a_host_says_too_late_is_said_again_at_once,
+    ),
+    "a correction is repeated at once": (
+        corrections,
+        "PAUSE_SECONDS",
+        0.0,
+        test_claims.test_two_that_insist_do_not_write_for_ever,
+    ),
+    "a watch is believed whatever it denies": (
+        reflector,
+        "is_mass_deletion",
+        always(False),
+        test_api_faults.test_a_watch_that_denies_every_service_is_checked_with_a_list_first,
+    ),
+    "every deletion is doubted": (
+        reflector,
+        "is_mass_deletion",
+        always(True),
+        test_api_faults.test_one_deletion_after_the_other_waits_for_nobody,
     ),
     "the first list is believed": (
         reflector.Cache,

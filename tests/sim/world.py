@@ -57,6 +57,7 @@ class Faults:
         no_status: Status is refused, as by a webhook.
         twice: Watches tell everything twice.
         torn: A watch that breaks off does so in the middle of a line.
+        denies: Watches of services begin with the deletion of every one, untrue, if there are several.
     """
 
     down: bool = False
@@ -67,6 +68,7 @@ class Faults:
     no_status: bool = False
     twice: bool = False
     torn: bool = False
+    denies: bool = False
 
 
 def _refused(code, message="sorry"):
@@ -96,7 +98,10 @@ ANSWERS = {
     "captive portal": _page,
     "no object": _nothing,
 }
-"""Servers that say something else than the truth; `half-open`, `empty lists` and `old lists` are made in `Network`."""
+"""Servers that say something else than the truth; `half-open` and the lists below are made in `Network`."""
+
+LISTS = {"empty lists": "", "old lists": "", "no services": "/inferenceservices"}
+"""Lists that are empty although much is there, and which ones: all of them, or those of one kind."""
 
 
 @attrs.define(eq=False)
@@ -129,22 +134,36 @@ class Network(httpx.AsyncBaseTransport):
             self.faults.lost_answers -= 1
             await response.aread()
             raise httpx.ReadError("connection reset", request=request)
-        if self.faults.kind in {"empty lists", "old lists"} and _is_list(request):
+        if self.faults.kind in LISTS and request.url.path.endswith(LISTS[self.faults.kind]) and _is_list(request):
             return await self._lie(response)
         if response.is_stream_consumed:
             return response  # it has come in one piece
         watches = self.faults if "watch" in request.url.params else Faults()
-        response.stream = _Stream(response.stream, self.streams, self.silence, watches)
+        stream = _Stream(response.stream, self.streams, self.silence, watches)
+        if self.faults.denies and _is_watch_of_services(request):
+            stream.lies = await self._deletions(request)
+        response.stream = stream
         return response
+
+    async def _deletions(self, request):
+        """Say that everything that there is has been deleted, as a server that has lost its data may."""
+        url = request.url.copy_remove_param("watch").copy_remove_param("resourceVersion")
+        listing = json.loads(await (await self.transport.handle_async_request(httpx.Request("GET", url))).aread())
+        if len(listing["items"]) < 2:
+            return b""  # one alone is believed, whoever says so
+        events = []
+        for item in listing["items"]:
+            item["metadata"]["resourceVersion"] = listing["metadata"]["resourceVersion"]
+            deleted = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", **item}
+            events.append(json.dumps({"type": "DELETED", "object": deleted}).encode() + b"\n")
+        return b"".join(events)
 
     async def _lie(self, response):
         """Say that there is nothing, or that all of this was so long ago."""
         listing = json.loads(await response.aread())
-        if self.faults.kind == "empty lists":
-            listing["items"] = []
-        else:
+        listing["items"] = []
+        if self.faults.kind == "old lists":
             listing["metadata"]["resourceVersion"] = "1"
-            listing["items"] = []
         return httpx.Response(200, json=listing)
 
     def hush(self):
@@ -166,6 +185,10 @@ def _is_list(request):
     )
 
 
+def _is_watch_of_services(request):
+    return "watch" in request.url.params and request.url.path.endswith("/inferenceservices")
+
+
 @attrs.define(eq=False)
 class _Stream(httpx.AsyncByteStream):
     """An answer on its way; to sever it costs the server's side its task, as it does when a reader leaves."""
@@ -175,6 +198,7 @@ class _Stream(httpx.AsyncByteStream):
     silence: trio.Event
     faults: Faults
     severed: trio.Event = attrs.field(factory=trio.Event)
+    lies: bytes = b""  # what is said before the truth
 
     def __attrs_post_init__(self):
         self.among.add(self)
@@ -185,6 +209,8 @@ class _Stream(httpx.AsyncByteStream):
 
     async def __aiter__(self):  # noqa: ASYNC900 - httpx asks for one
         chunks = self.inner.__aiter__()
+        if self.lies:
+            yield self.lies
         while True:
             try:
                 chunk = await anext(chunks, b"")

@@ -3,8 +3,12 @@
 import pytest
 import trio
 
+from llmkube.supervisor import network as network_module
 from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, is_usable, settle
+from llmkube.supervisor.hostmem import Level, Sample
+from llmkube.supervisor.hostmem.linux import parse_meminfo
 from llmkube.supervisor.network import LocalNetwork, host_facts
+from llmkube.supervisor.ports import HostFacts
 
 LAN, OTHER, GATEWAY, SIX = "192.168.1.50", "10.1.2.3", "192.168.65.254", "2001:db8::50"
 OWN = frozenset({LAN, OTHER, SIX})
@@ -124,3 +128,17 @@ def test_this_machine_has_memory():
     """The facts are those of a machine: some memory, and not more of it free than there is."""
     facts = host_facts()
     assert 0 < facts.free_bytes <= facts.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("seen", "facts"),
+    [
+        (lambda: Sample(8 << 30, 5 << 30, Level.CRITICAL), HostFacts(8 << 30, 5 << 30)),
+        (lambda: parse_meminfo("no figures")["MemTotal"], HostFacts()),
+        (lambda: {}["MemAvailable"], HostFacts()),
+    ],
+)
+def test_the_facts_are_what_the_budget_is_made_of(monkeypatch, seen, facts):
+    """What the Lease says of the memory is what the agent samples, the container's limit included, or nothing."""
+    monkeypatch.setattr(network_module, "sample_here", seen)
+    assert host_facts() == facts

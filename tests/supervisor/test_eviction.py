@@ -35,6 +35,16 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
         (THREE, {}, "draft"),
         ((CHAT, EMBED), {}, "embed"),
         ((engine("a", gib=5), engine("b", gib=9)), {}, "b"),
+        ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)), {}, "a"),
+        ((engine("a", gib=5, idle_seconds=299.0), engine("b", gib=9)), {}, "b"),
+        ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9, idle_seconds=900.0)), {}, "b"),
+        ((engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)), {}, "b"),  # 1.2 GiB lack, and 1 GiB to spare
+        ((engine("a", idle_seconds=900.0), engine("b", "low")), {}, "b"),
+        (
+            (engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)),
+            {"level": WARNING, "available": SHORT, "lasted": 60.0},
+            "a",
+        ),
         ((engine("a", "critical"), engine("b", "batch"), engine("c", "low")), {}, "b"),
         ((attrs.evolve(DRAFT, protected=True), EMBED, CHAT), {}, "embed"),
         ((engine("tiny", "batch", 0.05), EMBED, CHAT), {}, "embed"),
@@ -43,7 +53,7 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
     ],
 )
 def test_who_goes(engines, facts, victim):
-    """The lowest priority goes first, of equals the one whose going frees most, never a protected one or a trifle."""
+    """The lowest priority goes first, of equals an idle one that frees enough, else the largest; no protected one."""
     decision = decide(engines, **facts)
     assert decision.evict is not None, decision.skip
     assert decision.evict.key.name == victim
@@ -154,5 +164,5 @@ def test_who_relapses_waits_longer(relapses, seconds):
 
 def test_lines_are_capped_on_large_hosts():
     """A host with 512 GiB leaves 8 and not 51 GiB to everybody else."""
-    assert Policy().warning_bytes(512 * GIB) == 8 * GIB
+    assert Policy().thresholds.warning_bytes(512 * GIB) == 8 * GIB
     assert Policy().floor_bytes(16 * GIB) == int(1.6 * GIB) + int(0.48 * GIB)

@@ -116,6 +116,24 @@ async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(
     nursery.cancel_scope.cancel()
 
 
+async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(autojump_clock, nursery):
+    """Memory that is seen to be back while the ended engine's task still tidies up does not have to come back twice."""
+    ledger = Ledger()
+    seen(ledger)
+    one = Service(ledger, A, 30, nursery, ends_after=5)
+    await wait_all_tasks_blocked()
+    ledger.runs(one.claim, 7)
+    seen(ledger, 26, {7: 30 * GIB})
+    ledger.evict(Evict(A, Cause.WARNING, "short"))
+    await trio.sleep(4)
+    seen(ledger, 56)  # process 7 is gone
+    await trio.sleep(2)
+    assert ledger.releasing
+    seen(ledger, 56)
+    assert not ledger.releasing
+    nursery.cancel_scope.cancel()
+
+
 async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clock, nursery):
     """What an agent left counts from the first moment, never waits, and is not evicted while nobody holds it."""
     ledger = Ledger()

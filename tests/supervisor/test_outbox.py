@@ -1,11 +1,13 @@
 import random
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import Lease
+from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.outbox import REFUSED_SECONDS, Outbox, Slot
@@ -22,12 +24,24 @@ class Server:
         self.gate = trio.Event()
         self.gate.set()
         self.at_once = 0
+        self.stands = {}  # by key
+        self.listing_fails = False
 
     async def apply(self, kind, manifest, *, field_manager, subresource):
         await self._hear(manifest)
+        key = Key("ns", manifest.get("name", "a"))
+        version = str(len(self.heard))
+        self.stands[key] = Lease(metadata=ObjectMeta(name=key.name, namespace="ns", resource_version=version))
+        return self.stands[key]
 
     async def delete(self, kind, key):
         await self._hear(f"delete {key}")
+
+    async def list(self, kind, *, namespace, label_selector):
+        await trio.lowlevel.checkpoint()
+        if self.listing_fails:
+            raise WorldError("away")
+        return SimpleNamespace(items=list(self.stands.values()))
 
     async def _hear(self, word):
         self.at_once += 1
@@ -135,14 +149,48 @@ async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock):
         assert server.heard == [{"n": 1}]
 
 
-async def test_what_stands_is_said_again(autojump_clock):
-    """Repeats bring back what somebody removed, at their own pace."""
+@asynccontextmanager
+async def repeating():
+    """An outbox that has said something about A and B, and looks after it once a minute."""
     async with running() as (outbox, server), trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: outbox.run_repeats(every_seconds=60))
-        outbox.put_nowait(A, {"n": 1})
-        await trio.sleep(150)
-        assert server.heard == [{"n": 1}] * 3
+        nursery.start_soon(lambda: outbox.run_repeats(server, every_seconds=60))
+        outbox.put_nowait(A, {"name": "a"})
+        outbox.put_nowait(B, {"name": "b"})
+        await outbox.wait_heard()
+        server.heard.clear()
+        yield outbox, server
         nursery.cancel_scope.cancel()
+
+
+async def test_what_stands_as_it_was_said_is_not_written_again(autojump_clock):
+    """Nothing is written while every object has the version that our last write has left."""
+    async with repeating() as (_, server):
+        await trio.sleep(600)
+        assert server.heard == []
+
+
+async def test_what_somebody_has_removed_is_said_again(autojump_clock):
+    """A look brings back an object that is gone, and no other."""
+    async with repeating() as (_, server):
+        del server.stands[A.key]
+        await trio.sleep(150)
+        assert server.heard == [{"name": "a"}]
+
+
+async def test_what_somebody_has_written_over_is_said_again_once(autojump_clock):
+    """A look says again what has another version than we have left."""
+    async with repeating() as (_, server):
+        server.stands[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
+        await trio.sleep(300)
+        assert server.heard == [{"name": "b"}]
+
+
+async def test_a_server_that_does_not_list_is_told_everything(autojump_clock):
+    """What cannot be looked at is said again without a look, at the same pace."""
+    async with repeating() as (_, server):
+        server.listing_fails = True
+        await trio.sleep(150)
+        assert len(server.heard) in (4, 6)
 
 
 async def test_a_bug_is_not_swallowed(autojump_clock):

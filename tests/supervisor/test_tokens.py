@@ -1,5 +1,6 @@
 import base64
 
+import attrs
 import pytest
 import trio
 
@@ -10,6 +11,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
 from llmkube.supervisor.tokens import HubTokens, TokenError
+from llmkube.weights.errors import SourceError
 
 
 def model(secret=None):
@@ -42,6 +44,19 @@ async def test_the_secret_comes_before_the_file(tmp_path):
     file.write_text("hf_rotated")
     assert await found.find(model()) == "hf_rotated"
     assert await tokens({}).find(model()) is None
+
+
+async def test_the_keys_of_a_bucket_come_from_the_same_places():
+    """A Model's own Secret wins, with whatever of the variables it has; without one the agent's environment counts."""
+    keys = {"AWS_ACCESS_KEY_ID": b"A\n", "AWS_SECRET_ACCESS_KEY": b"s", "AWS_REGION": b"eu-west-1", "other": b"\xff"}
+    found = attrs.evolve(tokens(keys), environ={"AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "t"})
+    own = await found.find_access(model("minio"))
+    assert (own.key_id, own.secret, own.region) == ("A", "s", "eu-west-1")
+    assert (await found.find_access(model())).key_id == "E"
+    with pytest.raises(SourceError, match="Secret hf in namespace ns has AWS_ACCESS_KEY_ID, but no"):
+        await tokens({"AWS_ACCESS_KEY_ID": b"A"}).find_access(model("hf"))
+    with pytest.raises(TokenError, match="there is no Secret hf in namespace ns to take AWS_ACCESS_KEY_ID from"):
+        await tokens(NotFoundError("x", code=404)).find_access(model("hf"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llmkube.weights.addresses import Policy
 from llmkube.weights.dial import open_transport_with
 from llmkube.weights.downloader import open_downloader
 from llmkube.weights.retry import Patience
-from llmkube.weights.source import parse_source
+from llmkube.weights.source import parse_source, pick
 from llmkube.weights.store import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -159,13 +159,21 @@ class Bench:
     network: Network
     seen: list
 
-    async def get(self, text, *, sha256=None, token=None, policy=FROM_OBJECT, progress=None):
+    async def get(
+        self, text, *, sha256=None, token=None, policy=FROM_OBJECT, progress=None, access=None, fresh=False, files=()
+    ):
         async def find_token():
             await trio.lowlevel.checkpoint()
             return token
 
         return await self.downloader.fetch(
-            parse_source(text), sha256=sha256, token=find_token, policy=policy, progress=progress or self.seen.append
+            pick(parse_source(text), files),
+            sha256=sha256,
+            token=find_token,
+            access=access,
+            policy=policy,
+            progress=progress or self.seen.append,
+            fresh=fresh,
         )
 
     def files(self) -> list[str]:

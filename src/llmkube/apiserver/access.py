@@ -9,7 +9,7 @@ from typing import Final
 import yaml
 
 from llmkube.apiserver.failures import unauthorized
-from llmkube.apiserver.files import write_private
+from llmkube.base.files import write_private
 from llmkube.base.http import Exchange, Handler, Response
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})

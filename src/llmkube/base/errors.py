@@ -29,3 +29,10 @@ class UserError(LLMKubeError):
 
 class WorldError(LLMKubeError):
     """The world said no for now; the same call may succeed later."""
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the first leaf of a group, which is what actually went wrong; of anything else, the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -45,6 +45,9 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 0.1
 
+SETTLED_SECONDS = 5.0
+"""After its start an agent takes over engines, which must not wait for the garbage collector."""
+
 
 @click.group("agent", context_settings=HELP, invoke_without_command=True)
 @click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
@@ -147,7 +150,7 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
             if probes is not None:
                 registry = agent_registry(view, ports.downloads, view.memory)
                 await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
-            settle_heap()
+            support.start_soon(_settle_heap_later)
             log.info(
                 "agent started",
                 host=settings.host_name,
@@ -160,3 +163,8 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
         if stop.why == "SIGTERM" and config.on_exit == "keep":
             log.info("the engines stay for the next agent", services=len(view.services()))
             view.keep_engines()
+
+
+async def _settle_heap_later() -> None:
+    await trio.sleep(SETTLED_SECONDS)
+    settle_heap()

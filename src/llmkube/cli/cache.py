@@ -1,6 +1,7 @@
 """`llmkube cache`: the model files on this machine, agent or no agent; what is in use is not removed unasked."""
 
 import datetime
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -28,6 +29,7 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
 from llmkube.supervisor.tokens import read_token_file
 from llmkube.weights.addresses import Policy
+from llmkube.weights.buckets import BucketAccess
 from llmkube.weights.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.downloader import open_downloader
 from llmkube.weights.errors import SourceError
@@ -253,7 +255,7 @@ def _fetchable(text: str, files: tuple[str, ...]) -> Any:
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is on this machine already; it is used where it lies")
     if not hasattr(source, "identity"):
-        raise SourceError(f"{text} cannot be fetched from here; name an https:// or hf:// source")
+        raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
     return source
 
 
@@ -266,6 +268,10 @@ async def _preload(
     async def token() -> str | None:
         await trio.lowlevel.checkpoint()
         return None if config.hf_token_file is None else read_token_file(config.hf_token_file)
+
+    async def access() -> BucketAccess:
+        await trio.lowlevel.checkpoint()
+        return BucketAccess.read(os.environ)
 
     async with open_downloader(
         store,
@@ -285,6 +291,7 @@ async def _preload(
                     limiter=limiter,
                     downloader=downloader,
                     token=token,
+                    access=access,
                     policy=Policy(from_operator=True),
                 )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)

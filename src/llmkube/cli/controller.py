@@ -94,6 +94,7 @@ def _workloads(config: ControllerConfig) -> WorkloadSettings | None:
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,
         priority_class_prefix=config.priority_class_prefix,
+        look_seconds=config.look_seconds,
         images=Images(registry=config.image_registry),
     )
 

@@ -5,6 +5,7 @@
 <folder>/model.gguf        hard links to what is complete there, readable by every engine
 <folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp looks for
 <folder>/mmproj.gguf       what was named with --beside
+<folder>/<version>/…       the same with --versions: the newest, and the one before, which engines may still have open
 ```
 
 The folder appears when all of it is there. What it holds is told in the container's termination log, as JSON: path,
@@ -13,6 +14,7 @@ size, digest and the header's facts; of a failure, its reason and a sentence.
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import random
@@ -34,13 +36,16 @@ from llmkube.cli.options import HELP, guarded
 from llmkube.supervisor.status import fetch_reason, gguf_status
 from llmkube.supervisor.tokens import read_token_file
 from llmkube.weights.addresses import Policy, parse_networks
+from llmkube.weights.buckets import BucketAccess
+from llmkube.weights.cache import sweep
 from llmkube.weights.downloader import open_downloader
-from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError
+from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import read_header
 from llmkube.weights.hub import ENDPOINT
-from llmkube.weights.source import HubRepository, LocalFile, Source, parse_source, part_names, pick
-from llmkube.weights.store import DIGEST, open_store
+from llmkube.weights.records import key_of, read_record, recall
+from llmkube.weights.source import BucketFile, HubRepository, LocalFile, Source, parse_source, part_names, pick
+from llmkube.weights.store import DIGEST, Store, open_store
 
 TERMINATION_LOG: Final = "/dev/termination-log"
 """Where Kubernetes looks for a container's last words."""
@@ -48,12 +53,28 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 _LINE_SECONDS: Final = 10.0
 _TEXT_CHARS: Final = 256  # of each text of the header; Kubernetes keeps 4096 bytes in all
 _SENTENCE_CHARS: Final = 1500
+_KEPT_CHARS: Final = 300
+_VERSION_CHARS: Final = 16
 _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
 
 
 @attrs.frozen
 class Order:
-    """What to fetch, checked: the engine's own file first, others beside it."""
+    """What to fetch, checked: the engine's own file first, others beside it.
+
+    Attributes:
+        sources: What to fetch.
+        names: What to call all but the first.
+        folder: Where to show it, or its versions.
+        store: Where downloads are kept.
+        sha256: Digest that the first must have.
+        endpoint: The hub's address.
+        policy: What the sources may lead to.
+        token: For the hub.
+        access: For buckets.
+        fresh: Compare what is there with what the servers have now.
+        versions: Show each version in a folder of its own.
+    """
 
     sources: tuple[Source, ...]
     names: tuple[str, ...]
@@ -63,6 +84,9 @@ class Order:
     endpoint: str
     policy: Policy
     token: str | None = attrs.field(repr=False)
+    access: BucketAccess = BucketAccess()
+    fresh: bool = False
+    versions: bool = False
 
 
 @click.command("fetch", context_settings=HELP)
@@ -72,6 +96,8 @@ class Order:
 @click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
 @click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--fresh", is_flag=True, help="Fetch again what has changed; keep what cannot be compared.")
+@click.option("--versions", is_flag=True, help="Give each version a folder of its own, below the folder.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
 @click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but fine.")
@@ -87,6 +113,8 @@ def fetch_weights(
     files: tuple[str, ...],
     beside: tuple[str, ...],
     sha256: str | None,
+    fresh: bool,
+    versions: bool,
     hf_token_file: Path | None,
     hub_endpoint: str,
     allow_private_sources: tuple[str, ...],
@@ -95,8 +123,10 @@ def fetch_weights(
     """Fetch a model into a folder, as a Model's Job does.
 
     SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
-    or from HF_TOKEN; certificates to trust from SSL_CERT_FILE. Exit code 2: what was asked for cannot be had, and
-    another try would not help; 1: the network or the disk got in the way, and what has come is kept.
+    or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), where
+    it is from AWS_REGION, or AWS_ENDPOINT_URL for another server than AWS; certificates to trust from SSL_CERT_FILE.
+    Exit code 2: what was asked for cannot be had, and another try would not help; 1: the network or the disk got in the
+    way, and what has come is kept.
     """
     try:
         names, sources = _sources(source, files, beside)
@@ -109,6 +139,9 @@ def fetch_weights(
             endpoint=hub_endpoint,
             policy=Policy(allowed=parse_networks(allow_private_sources)),
             token=_token(hf_token_file),
+            access=BucketAccess.read(os.environ),
+            fresh=fresh,
+            versions=versions,
         )
         result = trio.run(fetch_all, order)
     except* LLMKubeError as group:
@@ -133,6 +166,10 @@ async def fetch_all(order: Order) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
         return order.token
 
+    async def access() -> BucketAccess:
+        await trio.lowlevel.checkpoint()
+        return order.access
+
     async with open_downloader(
         store,
         limiter=limiter,
@@ -140,20 +177,27 @@ async def fetch_all(order: Order) -> dict[str, Any]:
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=order.endpoint,
     ) as downloader:
-        found = [
-            await fetch(
-                source,
-                store,
-                sha256=order.sha256 if index == 0 else None,
-                progress=_Lines(),
-                limiter=limiter,
-                downloader=downloader,
-                token=token,
-                policy=order.policy,
-            )
-            for index, source in enumerate(order.sources)
-        ]
-    return await trio.to_thread.run_sync(partial(_show, order, found), limiter=limiter)
+        found, kept = [], ""
+        for index, source in enumerate(order.sources):
+            try:
+                file = await fetch(
+                    source,
+                    store,
+                    sha256=order.sha256 if index == 0 else None,
+                    progress=_Lines(),
+                    limiter=limiter,
+                    downloader=downloader,
+                    token=token,
+                    access=access,
+                    policy=order.policy,
+                    fresh=order.fresh,
+                )
+            except (WeightsError, FetchError) as error:
+                file = await trio.to_thread.run_sync(partial(_kept, order, store, source, error), limiter=limiter)
+                kept = str(error)[:_KEPT_CHARS]
+                click.echo(f"kept as it is: {kept}", err=True)
+            found.append(file)
+    return await trio.to_thread.run_sync(partial(_show, order, store, found, kept), limiter=limiter)
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
@@ -187,22 +231,50 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
             shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
 
 
-def _show(order: Order, found: Sequence[WeightsFile]) -> dict[str, Any]:
+def _kept(order: Order, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
+    """Return what is there of a source that could not be compared; what is there serves better than nothing.
+
+    Raises:
+        WeightsError: Nothing is there, or nothing but the newest was wanted: the error that it was.
+        FetchError: The same.
+    """
+    server = order.access.server if isinstance(source, BucketFile) else None
+    found = recall(store, getattr(source, "identity", ""), server) if order.fresh else None
+    if not isinstance(found, WeightsFile):
+        raise error
+    return found
+
+
+def _drop_old(folder: Path, newest: str) -> None:
+    """Remove all versions but the newest and the one before it."""
+    others = [path for path in folder.iterdir() if path.name != newest and not path.name.startswith(".")]
+    for path in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[1:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
     facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
     parts = part_names(found[0].path.name)
     first = "model.gguf" if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
     files |= {name: one.path for name, one in zip(order.names, found[1:], strict=True)}
-    publish(order.folder, files)
+    version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
+    publish(order.folder / version if order.versions else order.folder, files)
+    if order.versions:
+        _drop_old(order.folder, version)
+        sweep(store)
+    record = read_record(store, key_of(getattr(order.sources[0], "identity", "")))
     gguf = {
         name: value[:_TEXT_CHARS] if isinstance(value, str) else value for name, value in gguf_status(facts).items()
     }
     return {
-        "path": first,
+        "path": f"{version}/{first}" if order.versions else first,
         "sizeBytes": sum(one.size_bytes for one in found),
         "sha256": found[0].sha256 or "",
         "files": list(files)[:16],
         "gguf": gguf,
+        **({"etag": record.versions[0].etag} if record is not None and record.versions else {}),
+        **({"kept": kept} if kept else {}),
     }
 
 
@@ -216,9 +288,9 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
     source = parse_source(text)
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is a file already; there is nothing to fetch")
-    if beside and not isinstance(source, HubRepository):
-        raise FileSetError("picks files from a Hugging Face repository, but spec.source does not name one")
-    others = [source.file(name) for name in beside] if isinstance(source, HubRepository) else []
+    if beside and not isinstance(source, HubRepository | BucketFile):
+        raise FileSetError("picks files from a repository or a folder of a bucket, but spec.source names neither")
+    others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
     return beside, (pick(source, files), *others)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 import click
-import psutil
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes, parse_bytes
@@ -19,6 +18,7 @@ from llmkube.cli.options import HELP, guarded, output_option
 from llmkube.runtimes.demand import ALL_LAYERS
 from llmkube.runtimes.llamacpp import DEFAULT_CONTEXT
 from llmkube.supervisor.budget import Budget, host_budget
+from llmkube.supervisor.network import host_facts
 from llmkube.weights.mlx import is_mlx_folder, read_folder
 from llmkube.weights.shape import Shape
 from llmkube.weights.sizing import Demand, Estimate, default_cache_ram_bytes, estimate, largest_context
@@ -190,7 +190,9 @@ def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:
 
 def _memory(text: str | None) -> int:
     if text is None:
-        return psutil.virtual_memory().total
+        if total_bytes := host_facts().total_bytes:
+            return total_bytes
+        raise UserError("this machine does not tell how much memory it has; give it, such as 64Gi", field="--memory")
     try:
         return parse_bytes(text)
     except UserError as exc:

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.resources
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +21,10 @@ from llmkube.cli.output import printable, shown_source
 from llmkube.k8s.fields import camel
 from llmkube.supervisor.tokens import read_token_file
 from llmkube.weights.addresses import Policy
+from llmkube.weights.buckets import BucketAccess
 from llmkube.weights.gguf import GGUFFacts, read_header
 from llmkube.weights.remote_header import read_remote_header
-from llmkube.weights.source import Builtin, Elsewhere, LocalFile, Remote, parse_source
+from llmkube.weights.source import BucketFile, Builtin, Elsewhere, LocalFile, Remote, parse_source
 
 REMOTE_SECONDS: Final = 120.0
 """What the header of a remote file may take; it is 32 MiB at most."""
@@ -36,8 +38,9 @@ REMOTE_SECONDS: Final = 120.0
 def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None:
     """Show what a GGUF file says of itself.
 
-    FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf or ORG/REPO, of which only the header is fetched, in at
-    most three requests. Exits with 1 if no engine could load the file.
+    FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO or s3://BUCKET/KEY (with the variables of the
+    AWS tools), of which only the header is fetched, in at most three requests. Exits with 1 if no engine could load
+    the file.
     """
     facts = read_facts(absolute_source(source, Path.cwd()), hf_token_file)
     if form:
@@ -95,7 +98,8 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
         with importlib.resources.as_file(packaged) as file:
             return _local(file)
     if isinstance(parsed, Elsewhere):
-        raise CommandError(f"{parsed.redacted} cannot be inspected from here: name a file, an https:// or an hf:// URL")
+        words = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
+        raise CommandError(f"{parsed.redacted} {words}")
     return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
 
 
@@ -113,6 +117,7 @@ async def _remote(source: Remote, config: AgentConfig) -> GGUFFacts:
             policy=Policy(from_operator=True),
             utcnow=lambda: datetime.datetime.now(datetime.UTC),
             token=token,
+            access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,
             endpoint=config.hub_endpoint,
         )
     raise CommandError(f"{source.redacted}: its header did not come within {REMOTE_SECONDS:g} s", ExitCode.TIMED_OUT)

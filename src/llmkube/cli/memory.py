@@ -14,7 +14,6 @@ class MemorySettings(TypedDict):
     memory_fraction: float | None
     memory_guesses: bool
     memory_policy: Policy
-    memory_thresholds: Thresholds
 
 
 def memory_settings(config: AgentConfig | UpConfig) -> MemorySettings:
@@ -33,11 +32,9 @@ def memory_settings(config: AgentConfig | UpConfig) -> MemorySettings:
         memory_policy=Policy(
             mode=Mode(config.eviction),
             keep_last=config.eviction_last_service == "keep",
-            warning_share=warning,
-            critical_share=critical,
+            thresholds=Thresholds(warning_share=warning, critical_share=critical),
             soft_seconds=config.eviction_soft_seconds,
             cooldown_seconds=config.eviction_cooldown_seconds,
             return_seconds=config.eviction_return_seconds,
         ),
-        memory_thresholds=Thresholds(warning_share=warning, critical_share=critical),
     )

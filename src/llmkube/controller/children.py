@@ -20,7 +20,13 @@ from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
-from llmkube.k8s.errors import ConflictError, NotFoundError
+from llmkube.k8s.errors import (
+    BadRequestError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    SchemaMismatchError,
+)
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.reflector import Cache, is_older
 from llmkube.k8s.resource import Key, Object
@@ -29,6 +35,12 @@ T = TypeVar("T", bound=Object)
 
 _AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
 """Fields whose values a server spells in its own way: 1000m is 1 to it."""
+
+REFUSED: Final = (BadRequestError, InvalidError, SchemaMismatchError)
+"""A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules."""
+
+TAKEN_LOOK_SECONDS: Final = 60.0
+"""Between two tries to make an object whose name is taken: what others make is not watched."""
 
 
 class NameTakenError(UserError):
@@ -49,6 +61,7 @@ class Children(Generic[T]):
     kind: type[T]
     cache: Cache[T] = attrs.field(factory=Cache)
     _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
+    _compared: dict[Key, tuple[Mapping[str, Any], T]] = attrs.field(factory=dict, init=False)
 
     def get(self, key: Key) -> T | None:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
@@ -64,6 +77,8 @@ class Children(Generic[T]):
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
+        Whoever hands over the same manifest again (the same object, unchanged) is spared the comparison.
+
         Raises:
             NameTakenError: There is an object of that name which is not this owner's.
             ConflictError: It has changed meanwhile; look again.
@@ -74,10 +89,14 @@ class Children(Generic[T]):
         live = self.get(key)
         if live is None:
             return await self._make(key, manifest)
+        compared = self._compared.get(key)
+        if compared is not None and compared[0] is manifest and compared[1] is live:
+            return live
         owner = manifest["metadata"]["ownerReferences"][0]
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._taken(key, f"belongs to another {owner['kind']}, or is being deleted; it is left alone")
         if self._is_so(manifest, live):
+            self._compared[key] = (manifest, live)
             return live
         versioned = {**manifest["metadata"], "resourceVersion": live.metadata.resource_version}
         return await self._apply(key, manifest, {**manifest, "metadata": versioned}, force=True)
@@ -86,7 +105,7 @@ class Children(Generic[T]):
         """Delete the object if it is there and this owner's."""
         await trio.lowlevel.checkpoint()
         live = self.get(key)
-        self._applied.pop(key, None)
+        self.forget(key)
         if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
             return
         try:
@@ -97,6 +116,7 @@ class Children(Generic[T]):
     def forget(self, key: Key) -> None:
         """Drop what is remembered of an object whose owner is gone."""
         self._applied.pop(key, None)
+        self._compared.pop(key, None)
 
     async def _make(self, key: Key, manifest: Mapping[str, Any]) -> T:
         try:

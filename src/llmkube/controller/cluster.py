@@ -23,6 +23,7 @@ import trio
 from llmkube.controller.children import Children, owner_key
 from llmkube.controller.download import User
 from llmkube.controller.index import Index
+from llmkube.controller.memo import Memo
 from llmkube.controller.render.marks import OURS
 from llmkube.controller.render.storage import fetches_itself
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
@@ -113,6 +114,7 @@ class Cluster:
     pods_by_service: Index[Key, Place] = attrs.field(factory=Index, init=False)
     pods_by_job: Index[Key, Key] = attrs.field(factory=Index, init=False)
     jobs_by_model: Index[Key, Key] = attrs.field(factory=Index, init=False)
+    _plans: Memo[Key, ContainerPlan] = attrs.field(factory=Memo, init=False)
     deployments: Children[Deployment] = attrs.field(init=False)
     fronts: Children[Service] = attrs.field(init=False)
     autoscalers: Children[HorizontalPodAutoscaler] = attrs.field(init=False)
@@ -132,7 +134,7 @@ class Cluster:
 
     def users(self, model: Key) -> list[InferenceService]:
         """Return the services that refer to a Model, in the order of their names."""
-        keys = sorted(self.services_by_model.holders(model))
+        keys = sorted(self.services_by_model.holders(model), key=_by_name)
         return [service for key in keys if (service := self.services.get(key)) is not None]
 
     def pods_at(self, keys: Iterable[Key]) -> tuple[Pod, ...]:
@@ -140,12 +142,19 @@ class Cluster:
         return tuple(pod for key in sorted(keys) if (pod := self.pods.get(key)) is not None)
 
     def plan(self, service: InferenceService, model: Model) -> ContainerPlan:
-        """Return the container of a service.
+        """Return the container of a service; made anew only when a spec, or what the weights' header says, has changed.
 
         Raises:
             PlanError: The spec cannot be made into one; its `field` is the path that stands in the way.
         """
-        return container_plan_for(service, model, images=self.workloads.images, rendered=RENDERED)
+        mine, its = service.metadata, model.metadata
+        made_from = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
+        make = functools.partial(container_plan_for, service, model, images=self.workloads.images, rendered=RENDERED)
+        return self._plans.get(service.key, made_from, make)
+
+    def forget(self, service: Key) -> None:
+        """Drop what is remembered of a service that is gone."""
+        self._plans.forget(service)
 
     def user(self, service: InferenceService, model: Model) -> User:
         """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
@@ -246,6 +255,10 @@ class Cluster:
             label_selector=OURS,
             rng=rng,
         )
+
+
+def _by_name(key: Key) -> str:
+    return key.name  # all of one namespace; a Key's own order is slower to find out
 
 
 def drafts_of(service: InferenceService) -> Sequence[str]:

@@ -15,6 +15,10 @@
 | the Job's pod runs | Downloading | DownloadStarted |
 | nothing yet | Pending | Pending |
 
+A source that is followed (`refreshPolicy: OnChange`) is looked at again by the same Job, made anew: what it finds
+changed it fetches into another folder, and the new path in the status is what replaces the services' pods. Until then,
+and when the look fails, the Model stays Ready with what it has; the condition UpToDate says how the last look went.
+
 That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
 and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
 """
@@ -36,6 +40,7 @@ from llmkube.controller.render.storage import (
     SOURCE_FOLDER,
     cache_key,
     claimed,
+    follows,
     published_name,
     source_of,
 )
@@ -46,9 +51,10 @@ from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.errors import WeightsError
-from llmkube.weights.source import Elsewhere, HubRepository, LocalFile
+from llmkube.weights.source import BucketFile, Elsewhere, HubRepository, LocalFile
 
 QUANTIZATION_MATCHES: Final = "QuantizationMatches"
+UP_TO_DATE: Final = "UpToDate"
 NO_RESULT: Final = "NoResult"
 
 Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
@@ -58,6 +64,7 @@ _BY_FETCHING: Final = (
     "Model.spec.files",
     "Model.spec.mmproj",
     "Model.spec.prefetch",  # and prefetchTolerations
+    "Model.spec.refreshPolicy",
     "Model.spec.sha256",
     "Model.spec.sourceSecretRef",
 )
@@ -83,13 +90,25 @@ class Supply:
 
 @attrs.frozen
 class Fetched:
-    """What `llmkube fetch` has left in its container's termination message."""
+    """What `llmkube fetch` has left in its container's termination message.
+
+    Attributes:
+        path: Where the engine's file is, below the folder that was asked for.
+        size_bytes: Of all files together.
+        sha256: Digest of the engine's file, if it is a single one.
+        gguf: What its header says.
+        files: All of them, by name.
+        etag: The server's word for the version.
+        kept: Why the source could not be compared with what was there; empty when it was.
+    """
 
     path: str
     size_bytes: int
     sha256: str = ""
     gguf: GGUFStatus | None = None
     files: tuple[str, ...] = ()
+    etag: str = ""
+    kept: str = ""
 
 
 @attrs.frozen
@@ -113,7 +132,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     brought = bool(users) and not fetchers and not model.spec.prefetch
     try:
         source = source_of(model.spec)
-        if isinstance(source, Elsewhere) and source.scheme == "pvc":
+        if isinstance(source, Elsewhere):
             claimed(source)
             return Supply("claim")
     except WeightsError as error:
@@ -122,9 +141,9 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         return _on_node(source, settings)
     if brought:
         return Supply("runtime")
-    if isinstance(source, Elsewhere):
-        advice = "use a signed https:// URL of the object, or copy it to a claim and write pvc://CLAIM/PATH"
-        message = f"{source.redacted} cannot be fetched over {source.scheme}: {advice}"
+    if isinstance(source, BucketFile) and model.spec.format != "gguf":
+        advice = "copy the folder to a claim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
+        message = f"{source.redacted}: of a bucket only GGUF files are fetched, not {model.spec.format}: {advice}"
         return Supply("nobody", "SourceUnsupported", message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
@@ -160,7 +179,8 @@ def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
             said = json.loads(end.message)
             gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
             files = tuple(str(name) for name in said.get("files") or ())
-            return Fetched(str(said["path"]), int(said["sizeBytes"]), str(said.get("sha256") or ""), gguf, files)
+            sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
+            return Fetched(str(said["path"]), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
         except (ValueError, TypeError, KeyError, AttributeError, DecodeError):
             continue
     return None
@@ -174,6 +194,29 @@ def is_remembered(model: Model) -> bool:
 def is_complete(job: Job | None) -> bool:
     """Whether a Job has succeeded."""
     return job is not None and _holds(job, "Complete")
+
+
+def ended_at(job: Job | None) -> str:
+    """Return when a Job has ended, as Kubernetes writes it; empty while it has not."""
+    for kind in ("Complete", "Failed"):
+        found = find_condition(job.status.conditions, kind) if job is not None else None
+        if job is not None and found is not None and found.status == "True":
+            return found.last_transition_time or job.metadata.creation_timestamp or ""
+    return ""
+
+
+def look_in_seconds(model: Model, job: Job | None, settings: WorkloadSettings, now: datetime.datetime) -> float | None:
+    """Return how long to wait until a source that has been fetched is looked at again; None when it never is.
+
+    The moments are those of the cluster's clock and `now` is ours; at an hour's interval their difference is nothing.
+    """
+    if not follows(model.spec) or not is_remembered(model):
+        return None
+    looks = [moment for moment in (model.status.last_revalidated, ended_at(job)) if moment]
+    if not looks:
+        return 0.0
+    since = now - max(datetime.datetime.fromisoformat(moment) for moment in looks)
+    return max(settings.look_seconds - since.total_seconds(), 0.0)
 
 
 def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
@@ -211,6 +254,7 @@ def derive_supplied_status(
         _progressing(model, verdict, users),
         Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
         _quantization(model, facts.get("gguf") or {}),
+        *([_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
     ]
     conditions = settle(said, model.status.conditions, generation=model.metadata.generation, now=now)
     return {
@@ -266,7 +310,9 @@ def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
 def _judge_job(model: Model, seen: Seen) -> Verdict:
     job, fetched = seen.job, read_fetched(seen.pods)
     if is_remembered(model):
-        return Verdict("Ready", "ModelReady", f"{model.status.size} on the namespace's volume")
+        news = _news(model, seen)
+        size = format_bytes(news.size_bytes) if news is not None else model.status.size
+        return Verdict("Ready", "ModelReady", f"{size} on the namespace's volume")
     if job is None:
         return Verdict("Pending", "Pending", "waiting for the Job that fetches it")
     if fetched is not None and _holds(job, "Complete"):
@@ -312,15 +358,20 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
     if supply.by != "job":
         path = weights_path(model, supply)
         return {"path": path} if path else {}
-    status, key = model.status, cache_key(model.spec)
-    if is_remembered(model):
+    status, key, news = model.status, cache_key(model.spec), _news(model, seen)
+    if is_remembered(model) and news is None:
         facts: dict[str, Any] = {"size": status.size, "sha256": status.sha256, "path": status.path}
+        facts |= {"sourceETag": status.source_etag, "sourceContentLength": status.source_content_length}
+        facts["lastRevalidated"] = status.last_revalidated
         gguf, files = status.gguf, status.staged_files
     else:
-        fetched = read_fetched(seen.pods)
+        fetched = news or read_fetched(seen.pods)
         assert fetched is not None, "it is Ready by what the fetch told"
         facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
         facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
+        if follows(model.spec):
+            facts |= {"sourceETag": fetched.etag, "sourceContentLength": fetched.size_bytes}
+            facts["lastRevalidated"] = ended_at(seen.job)
         gguf, files = fetched.gguf, fetched.files
     facts = {name: value for name, value in facts.items() if value}
     if gguf is not None:
@@ -328,6 +379,26 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
     if len(files) > 1:
         facts["stagedFiles"] = list(files)
     return {"cacheKey": key, **facts}
+
+
+def _news(model: Model, seen: Seen) -> Fetched | None:
+    """Return what a later look at a source has brought that the status does not tell yet."""
+    if not follows(model.spec) or not is_remembered(model) or not is_complete(seen.job):
+        return None
+    return read_fetched(seen.pods) if ended_at(seen.job) != model.status.last_revalidated else None
+
+
+def _up_to_date(model: Model, seen: Seen) -> Statement:
+    """Say how the last look at a source went; what it said stays when its Job is gone."""
+    fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
+    if fetched is not None and fetched.kept:
+        return Statement(UP_TO_DATE, holds=False, reason="LookFailed", message=f"what is there is kept: {fetched.kept}")
+    if fetched is not None:
+        return Statement(UP_TO_DATE, holds=True, reason="InSync", message="it is what the source had at the last look")
+    before = find_condition(model.status.conditions, UP_TO_DATE)
+    if before is not None and is_remembered(model):
+        return Statement(UP_TO_DATE, before.status == "True", before.reason, before.message)
+    return Statement(UP_TO_DATE, holds=False, reason="NotFetched", message="nothing has been fetched yet")
 
 
 def _progressing(model: Model, verdict: Verdict, users: Sequence[str]) -> Statement:

@@ -4,14 +4,17 @@ from typing import Final
 
 import attrs
 
+from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError
 from llmkube.controller.cluster import JOB_LABEL, Cluster
 from llmkube.controller.download import (
     Seen,
     Supply,
     choose_supply,
     derive_supplied_status,
+    ended_at,
     is_complete,
     is_remembered,
+    look_in_seconds,
     read_fetched,
 )
 from llmkube.controller.render.storage import cache_claim, claimed, fetch_job, job_name, source_of
@@ -57,7 +60,13 @@ class Fetching:
         newest = self.writer.newest(cached)
         seen = await self._look(newest, supply)
         if not cached.metadata.deletion_timestamp:
-            await self._tend_jobs(newest, supply, seen)
+            try:
+                await self._tend_jobs(newest, supply, seen)
+            except NameTakenError as error:
+                supply = Supply("nobody", "NameTaken", str(error))
+                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
+            except REFUSED as error:
+                supply = Supply("nobody", "Invalid", error.message)
             seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
         names = [service.key.name for service in users]
         status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
@@ -105,7 +114,7 @@ class Fetching:
         for key in self.cluster.jobs_by_model.holders(model.key):
             if key.name != name or supply.by != "job":
                 await self.cluster.jobs.remove(key, model.metadata.uid)
-        if supply.by != "job" or is_remembered(model):
+        if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
             return
         key = Key(model.key.namespace, name)
         if seen.job is None:
@@ -114,6 +123,19 @@ class Fetching:
         elif is_complete(seen.job) and read_fetched(seen.pods) is None and await self._is_mute(key):
             # What it fetched is on the volume; its successor finds that at once, and tells.
             await self.cluster.jobs.remove(key, model.metadata.uid)
+
+    async def _is_to_look(self, model: Model, seen: Seen) -> bool:
+        """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
+        wait_seconds = look_in_seconds(model, seen.job, self.cluster.workloads, self.cluster.utcnow())
+        if wait_seconds is None:
+            return False
+        if wait_seconds > 0:
+            self.cluster.model_queue.add_after(model.key, wait_seconds)
+            return False
+        if seen.job is not None and ended_at(seen.job):
+            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
+            return False  # its end wakes the Model again
+        return seen.job is None
 
     async def _is_mute(self, job: Key) -> bool:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""

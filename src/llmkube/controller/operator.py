@@ -72,6 +72,9 @@ _EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Wa
 
 _Label = tuple[str, str]  # namespace and value of SERVICE_LABEL
 
+GATHER_SECONDS: Final = 0.05
+"""How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
+
 
 @attrs.frozen(eq=False)
 class _Pods:
@@ -106,6 +109,7 @@ class _Controller:
     slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     claims_by_service: Index[Key, Key] = attrs.field(factory=Index)
     pods: _Pods | None = attrs.field(init=False, default=None)
+    _specs: dict[Key, tuple[str, int]] = attrs.field(factory=dict, init=False)  # uid and generation of each service
 
     def __attrs_post_init__(self) -> None:
         self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.wake_all)
@@ -136,11 +140,18 @@ class _Controller:
         service = self.services.get(key)
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
-        if self.pods is not None:
+        if self.pods is not None and self._is_new_spec(key, service):
             for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
-                self.model_queue.add_nowait(model)
+                self.model_queue.add_after(model, GATHER_SECONDS)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
         self.service_queue.add_nowait(key)
+
+    def _is_new_spec(self, key: Key, service: InferenceService | None) -> bool:
+        """Whether a service has come, has gone or has another spec: most of its changes are those of its status."""
+        before = self._specs.pop(key, None)
+        if service is not None:
+            self._specs[key] = (service.metadata.uid, service.metadata.generation)
+        return before is None or before != self._specs.get(key)
 
     def on_slice(self, key: Key) -> None:
         self.slice_queue.add_nowait(key)

@@ -1,16 +1,17 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from llmkube.controller.children import Children, NameTakenError, is_owned
+from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, Children, NameTakenError, is_owned
 from llmkube.controller.cluster import Cluster
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
 from llmkube.controller.download import NO_RESULT, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.controller.gpuqueue import GpuQueue, Waiting
 from llmkube.controller.inferenceservice import PRIORITY_WEIGHTS
+from llmkube.controller.memo import Memo
 from llmkube.controller.podservice import (
     WAITING_FOR_GPU,
     Scene,
@@ -33,8 +34,16 @@ from llmkube.runtimes.container import ContainerPlan
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.errors import WeightsError
 
-TAKEN_LOOK_SECONDS: Final = 60.0
-"""Between two tries to make an object whose name is taken: what others make is not watched."""
+
+@attrs.frozen(eq=False)
+class _Wanted:
+    """The objects that a service shall have; None where it shall have none."""
+
+    deployment: dict[str, Any]
+    front: dict[str, Any]
+    scaler: dict[str, Any] | None
+    budget: dict[str, Any] | None
+    monitor: dict[str, Any] | None
 
 
 @attrs.define(eq=False)
@@ -44,6 +53,7 @@ class Serving:
     cluster: Cluster
     writer: StatusWriter[InferenceService]
     waiting: GpuQueue = attrs.field(factory=GpuQueue, init=False)
+    _rendered: Memo[Key, _Wanted] = attrs.field(factory=Memo, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
         """Have a service's pods made, and say how they do."""
@@ -57,6 +67,9 @@ class Serving:
         except NameTakenError as error:
             scene = attrs.evolve(scene, obstacle=str(error))
             self.cluster.service_queue.add_after(key, TAKEN_LOOK_SECONDS)
+        except REFUSED as error:
+            scene = attrs.evolve(scene, refusal=error.message)
+            self.cluster.service_queue.add_after(key, TAKEN_LOOK_SECONDS)  # a node port may become free
         scene = attrs.evolve(scene, deployment=self._deployment(cached))
         newest, now = self.writer.newest(cached), self.cluster.utcnow()
         self._queue_up(newest, scene)
@@ -79,6 +92,8 @@ class Serving:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone; others move up in the queue."""
         self._wake(self.waiting.put(key, None))
+        self._rendered.forget(key)
+        self.cluster.forget(key)
         for children, name in self._children(key):
             children.forget(Key(key.namespace, name))
 
@@ -94,7 +109,9 @@ class Serving:
         except PlanError as error:
             return attrs.evolve(scene, model=_verdict_on(model), refusal=str(error)), None
         supply = choose_supply(model, [self.cluster.user(service, model)], self.cluster.workloads)
-        plan = attrs.evolve(plan, not_honoured=without_effect(model, supply, plan.not_honoured))
+        ignored = without_effect(model, supply, plan.not_honoured)
+        if ignored != plan.not_honoured:
+            plan = attrs.evolve(plan, not_honoured=ignored)
         scene = attrs.evolve(scene, plan=plan)
         try:
             verdict, storage = self._storage(service, model, plan)
@@ -145,24 +162,36 @@ class Serving:
     async def _render(self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]) -> None:
         """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
         key, uid = service.key, service.metadata.uid
+        wanted = self._wanted(service, plan, storage)
+        if wanted.scaler is None:  # first, or it would bring back what is scaled down here
+            await self.cluster.autoscalers.remove(key, uid)
+        await self.cluster.deployments.ensure(wanted.deployment)
+        await self.cluster.fronts.ensure(wanted.front)
+        if wanted.scaler is not None:
+            await self.cluster.autoscalers.ensure(wanted.scaler)
+        await self._ensure_or_remove(self.cluster.budgets, wanted.budget, key, uid)
+        if self.cluster.monitors.cache.synced.is_set():
+            await self._ensure_or_remove(self.cluster.monitors, wanted.monitor, key, uid)
+
+    def _wanted(self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]) -> _Wanted:
+        """Return the objects of a service, rendered anew only when something that they are made from has changed."""
         live = self._deployment(service)
         replicas = desired_replicas(service, live)
-        scaler = autoscaler(service, plan)
-        if scaler is None:  # first, or it would bring back what is scaled down here
-            await self.cluster.autoscalers.remove(key, uid)
-        await self.cluster.deployments.ensure(
-            deployment(service, plan, self.cluster.workloads, replicas=replicas, storage=storage[0], draft=storage[1])
-        )
-        await self.cluster.fronts.ensure(front(service, plan))
-        if scaler is not None:
-            await self.cluster.autoscalers.ensure(scaler)
-        ready = live.status.ready_replicas if live else 0
-        await self._ensure_or_remove(
-            self.cluster.budgets, disruption_budget(service, starting=ready < replicas), key, uid
-        )
-        if self.cluster.monitors.cache.synced.is_set():
-            wanted = pod_monitor(service, plan) if self.cluster.workloads.pod_monitors else None
-            await self._ensure_or_remove(self.cluster.monitors, wanted, key, uid)
+        starting = (live.status.ready_replicas if live else 0) < replicas
+        weights, draft = storage
+        settings = self.cluster.workloads
+
+        def render() -> _Wanted:
+            return _Wanted(
+                deployment(service, plan, settings, replicas=replicas, storage=weights, draft=draft),
+                front(service, plan),
+                autoscaler(service, plan),
+                disruption_budget(service, starting=starting),
+                pod_monitor(service, plan) if settings.pod_monitors else None,
+            )
+
+        made_from = (service.metadata.uid, service.metadata.generation, plan, storage, replicas, starting)
+        return self._rendered.get(service.key, made_from, render)
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""

@@ -4,7 +4,9 @@ The copy errs on the side of keeping: an outage, a failed or partial list, an ol
 anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
 quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
-so what two lists have denied wrongly would be lost for ever.
+so what two lists have denied wrongly would be lost for ever. Where `brake` is asked for, the same holds for deletions that
+a watch tells one soon after the other: once they take more than half, a list ten seconds later decides. A single one is
+believed at once.
 
 How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
 when `RESUMES_BEFORE_LIST` in a row have failed, or have ended without one event or bookmark; and at once when a watch
@@ -39,9 +41,11 @@ STABLE_SECONDS: Final = 10.0
 CONFIRM_SECONDS: Final = 10.0
 """Before a doubtful list is believed: long enough for a server that is just starting to have found its data."""
 
-RECHECKS: Final = 5
-RECHECK_SECONDS: Final = 60
-"""After a doubtful list has been believed so many more follow, so far apart."""
+TOGETHER_SECONDS: Final = 5.0
+"""Deletions with no longer pause between them are one loss; `kubectl delete --all` sends 50 a second."""
+
+RECHECK_SECONDS: Final = (15, 30, 60, 60, 120)
+"""After a doubtful list has been believed more of them follow, each so long after the one before."""
 
 RESUMES_BEFORE_LIST: Final = 3
 """A restored etcd answers 504 or nothing, never 410, to a version from its future: resuming alone would never end."""
@@ -59,10 +63,16 @@ class Cache(Generic[T]):
 
     Attributes:
         synced: Set once the first whole list is in.
+        doubted: What a watch says was deleted, and a list has still to confirm; until then it counts as existing.
+        confirm_at: When that list is due, in seconds of Trio's clock.
     """
 
     def __init__(self) -> None:
         self.synced = trio.Event()
+        self.doubted: set[Key] = set()
+        self.confirm_at = 0.0
+        self._before_loss: frozenset[Key] = frozenset()  # what there was before the deletions that go on now
+        self._loss_ends_at = 0.0
         self._position = ""
         self._versions: dict[Key, str] = {}  # every object that exists, readable or not
         self._objects: dict[Key, T] = {}
@@ -116,6 +126,29 @@ class Cache(Generic[T]):
         lost = self._versions.keys() - {Key.of(raw) for raw in listing.raw}
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
 
+    def holds_back(self, event: WatchEvent[T], ahead: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
+        """Say whether a deletion must be confirmed first, as it and those around it take more than half; note it if so.
+
+        Args:
+            event: A DELETED event, not applied yet.
+            ahead: Tells the events that have come with it.
+            now: Seconds of Trio's clock.
+        """
+        key = event.key
+        if key not in self._versions or is_older(event.resource_version, self._versions[key]):
+            return False  # no news
+        if not self.doubted:
+            if now >= self._loss_ends_at:
+                self._before_loss = frozenset(self._versions)
+            self._loss_ends_at = now + TOGETHER_SECONDS
+            last_words = {key: "DELETED"} | {one.key: one.type for one in ahead() if one.type != "BOOKMARK"}
+            left = {one for one in self._versions if last_words.get(one) != "DELETED"}
+            if not is_mass_deletion(len(self._before_loss - left), len(self._before_loss)):
+                return False
+            self.confirm_at = now + CONFIRM_SECONDS
+        self.doubted.add(key)
+        return True
+
     def replace(self, listing: Listing[T]) -> list[Key]:
         """Take in a whole list; return the keys whose state changed, those of vanished objects first."""
         if is_older(
@@ -123,6 +156,7 @@ class Cache(Generic[T]):
         ):  # the server's history was set back: versions mean nothing
             self._versions = dict.fromkeys(self._versions, "")
         self._position = listing.resource_version
+        self.doubted.clear()
         present = {Key.of(raw): raw for raw in listing.raw}
         gone = sorted(self._versions.keys() - present.keys())
         for key in gone:
@@ -140,6 +174,7 @@ class Cache(Generic[T]):
         if known and (version == known or is_older(version, known)):
             return False
         self._versions[key] = version
+        self.doubted.discard(key)
         try:
             self._objects[key] = decode(kind, _without_managed_fields(raw))
             self._misfits.pop(key, None)
@@ -157,6 +192,7 @@ async def run_reflector(
     *,
     namespace: str | None = None,
     label_selector: str = "",
+    brake: bool = False,
     rng: random.Random,
     backoff: Backoff = RECONNECT,
 ) -> Never:
@@ -166,10 +202,11 @@ async def run_reflector(
         client: Where to list and watch.
         kind: What to watch.
         cache: Written here and nowhere else; wait for `cache.synced` before believing an absence.
-        notify: Called with the key of every object that changed or vanished, after the cache has its new state. It must
-            not block; what it raises is a bug and travels up.
+        notify: Called with the key of every object that changed, vanished, or is `doubted`, after the cache has its new
+            state. It must not block; what it raises is a bug and travels up.
         namespace: None watches all.
         label_selector: As kubectl takes it.
+        brake: Whether deletions that take more than half within seconds wait for a list to confirm them.
         rng: Spreads watch lengths and back-off.
         backoff: Delays after failures in a row.
     """
@@ -177,25 +214,25 @@ async def run_reflector(
     must_list = True
     failures = 0
     unheard = 0  # watches in a row that ended without having said anything
-    rechecks = 0  # lists that are still to come because a doubtful one was believed
+    rechecks: tuple[int, ...] = ()  # when lists are still to come because a doubtful one was believed
     while True:
         stable = False
         problem: ApiError | None = None
         try:
             if must_list:
-                rechecks = RECHECKS if await _refresh(collection, cache, notify) else max(0, rechecks - 1)
+                rechecks = RECHECK_SECONDS if await _refresh(collection, cache, notify) else rechecks[1:]
                 must_list, unheard = False, 0
-            watch_seconds = RECHECK_SECONDS if rechecks else rng.randint(*WATCH_SECONDS)
+            watch_seconds = rechecks[0] if rechecks else rng.randint(*WATCH_SECONDS)
             async with collection.open_watch(cache.position, watch_seconds) as watch:
                 opened_at = trio.current_time()
                 try:
-                    await _follow(watch, cache, notify)
+                    await _follow(watch, cache, notify, brake=brake)
                 finally:
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
                     unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
             problem = error
-        must_list = must_list or rechecks > 0 or unheard >= RESUMES_BEFORE_LIST
+        must_list = must_list or bool(rechecks or cache.doubted) or unheard >= RESUMES_BEFORE_LIST
         if stable and problem is None:
             failures = 0
             continue
@@ -244,11 +281,16 @@ class _Collection(Generic[T]):
 async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> bool:
     """List into the cache; a doubtful list is read once more, and the second answer counts.
 
+    Where a watch has told what is doubtful, the list is the second answer.
+
     Returns:
         Whether what was believed is doubtful still; so is a first list that is empty, for which nobody is kept waiting.
     """
+    doubted = frozenset(cache.doubted)
+    if doubted:
+        await trio.sleep_until(cache.confirm_at)
     listing = await collection.list()
-    if cache.is_doubtful(listing):
+    if not doubted and cache.is_doubtful(listing):
         _log.warning(
             "doubtful list: reading it again",
             kind=collection.kind.RESOURCE.kind,
@@ -260,16 +302,35 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     doubtful = cache.is_doubtful(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.synced.set()
+    if doubted:
+        gone = sum(key not in cache for key in doubted)
+        _log.info("a list has decided on deletions", kind=collection.kind.RESOURCE.kind, gone=gone, told=len(doubted))
     for key in changed:
         notify(key)
     return doubtful
 
 
-async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None]) -> None:
-    """Take in events until the server ends the watch in good order."""
-    while (event := await watch.next_event()) is not None:
-        if cache.apply(event):
-            notify(event.key)
+async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], *, brake: bool) -> None:
+    """Take in events until the server ends the watch in good order, or a loss is due to be confirmed."""
+    with trio.CancelScope() as patience:
+        while (event := await watch.next_event()) is not None:
+            if brake and event.type == "DELETED" and cache.holds_back(event, watch.ahead, trio.current_time()):
+                if patience.deadline > cache.confirm_at:
+                    _log.warning(
+                        "most objects were deleted at once: a list will confirm it",
+                        kind=watch.kind.RESOURCE.kind,
+                        known=len(cache),
+                        seconds=CONFIRM_SECONDS,
+                    )
+                patience.deadline = cache.confirm_at
+                notify(event.key)
+            elif cache.apply(event):
+                notify(event.key)
+
+
+def is_mass_deletion(lost: int, before: int) -> bool:
+    """Say whether deletions take more than half of what there was; one alone is somebody's deed, whatever it leaves."""
+    return lost > 1 and 2 * lost > before
 
 
 def is_older(version: str, than: str) -> bool:

@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from llmkube.k8s.codec import decode
-from llmkube.k8s.errors import WatchDataError, WatchSilentError, error_from_status, excerpt
+from llmkube.k8s.errors import ApiError, WatchDataError, WatchSilentError, error_from_status, excerpt
 from llmkube.k8s.resource import Key, Object
 
 T = TypeVar("T", bound=Object)
@@ -63,6 +63,7 @@ class Watch(Generic[T]):
     """The events of one open watch, in order; made by `Client.open_watch`.
 
     Attributes:
+        kind: What is watched.
         heard: Whether anything has come at all. Only that proves that the server knows the place we resumed from: a
             resourceVersion from the future of a restored etcd is answered 200, and then with silence.
     """
@@ -75,7 +76,7 @@ class Watch(Generic[T]):
         read_idle_seconds: float = READ_IDLE_SECONDS,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._receive = receive
         self._read_idle_seconds = read_idle_seconds
         self._max_line_bytes = max_line_bytes
@@ -99,15 +100,25 @@ class Watch(Generic[T]):
             if not chunk:
                 return None
             self._split(chunk)
-        event = parse_event(self._kind, self._lines.popleft())
+        event = parse_event(self.kind, self._lines.popleft())
         self.heard = True
         return event
+
+    def ahead(self) -> list[WatchEvent[T]]:
+        """The events that have come already and are still to be taken, up to one that cannot be read."""
+        events: list[WatchEvent[T]] = []
+        for line in self._lines:
+            try:
+                events.append(parse_event(self.kind, line))
+            except ApiError:
+                break
+        return events
 
     async def _receive_in_time(self) -> bytes:
         with trio.move_on_after(self._read_idle_seconds):
             return await self._receive()
         raise WatchSilentError(
-            f"watch of {self._kind.RESOURCE.plural}: not even a bookmark came for {self._read_idle_seconds:g} s"
+            f"watch of {self.kind.RESOURCE.plural}: not even a bookmark came for {self._read_idle_seconds:g} s"
         )
 
     def _split(self, chunk: bytes) -> None:
@@ -118,7 +129,7 @@ class Watch(Generic[T]):
             self._tail = bytearray(rest)
         if len(self._tail) > self._max_line_bytes:
             raise WatchDataError(
-                f"watch of {self._kind.RESOURCE.plural} sent a line of more than {self._max_line_bytes} bytes"
+                f"watch of {self.kind.RESOURCE.plural} sent a line of more than {self._max_line_bytes} bytes"
             )
 
 

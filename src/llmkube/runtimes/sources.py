@@ -38,7 +38,7 @@ def hub_repository(source: str) -> HubRepository | None:
 
 def is_mounted(source: Source) -> bool:
     """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, or a path of the node."""
-    return isinstance(source, LocalFile) or (isinstance(source, Elsewhere) and source.scheme == "pvc")
+    return isinstance(source, LocalFile | Elsewhere)
 
 
 def parsed_source(source: str) -> Source:

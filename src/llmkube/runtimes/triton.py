@@ -12,7 +12,7 @@ from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Var
 from llmkube.runtimes.draft import Draft, Runtime, fetches_if_told
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.sources import SOURCE, parsed_source
-from llmkube.weights.source import Elsewhere, WebFile
+from llmkube.weights.source import BucketFile, WebFile
 
 PORT: Final = 8000
 GRPC_PORT: Final = 8001
@@ -39,8 +39,8 @@ def plan(draft: Draft) -> ContainerPlan:
     if isinstance(source, WebFile):
         raise PlanError("Triton serves a folder of models, not one file: name a pvc:// volume, an s3:// bucket or a "
                         "Hugging Face repository", field=SOURCE)  # fmt: skip
-    if draft.fetches and isinstance(source, Elsewhere) and source.scheme == "s3":
-        line.argv += ["--model-repository", source.text]
+    if draft.fetches and isinstance(source, BucketFile):
+        line.argv += ["--model-repository", source.identity]
         draft.honour(SOURCE)
         _add_credentials(draft)
     else:
@@ -69,8 +69,7 @@ def _add_credentials(draft: Draft) -> None:
 
 
 def _fetches(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    source = parsed_source(model.source)
-    return fetches_if_told(spec, model) or (isinstance(source, Elsewhere) and source.scheme == "s3")
+    return fetches_if_told(spec, model) or isinstance(parsed_source(model.source), BucketFile)
 
 
 RUNTIME: Final = Runtime(name="triton", plan=plan, fetches=_fetches)

@@ -114,6 +114,7 @@ class Held:
         reload_seconds: What it costs to load it again.
         returning: It was evicted, is coming back, and is not there yet.
         leaving: It has been told to go, and may still do so in time.
+        spare: It is to replace another engine of its service, which still serves.
     """
 
     key: Key
@@ -125,6 +126,7 @@ class Held:
     reload_seconds: float = 0.0
     returning: bool = False
     leaving: bool = False
+    spare: bool = False
 
 
 @attrs.frozen
@@ -185,9 +187,9 @@ class Host:
 
     def in_a_moment(self) -> "Host":
         """The same host once all who are on their way out have gone, and all memory is back."""
-        settled = self.without(each.key for each in self.held if each.leaving)
-        available = settled.available_bytes + self.releasing_bytes
-        return attrs.evolve(settled, available_bytes=available, releasing_bytes=0)
+        back = sum(each.resident_bytes for each in self.held if each.leaving) + self.releasing_bytes
+        held = tuple(each for each in self.held if not each.leaving)
+        return attrs.evolve(self, held=held, available_bytes=self.available_bytes + back, releasing_bytes=0)
 
     def with_promise(self, waiting: Waiting) -> "Host":
         """The same host once this service has been admitted."""
@@ -211,6 +213,13 @@ class Refusal:
     message: str
     room_bytes: int | None = None
     free_bytes: int = 0
+
+
+class Way(enum.Enum):
+    """How an engine gives way to one of another plan."""
+
+    BESIDE = "beside"  # the host holds both: the old one serves until the new one answers
+    INSTEAD = "instead"  # the new one starts when the old one has ended
 
 
 @attrs.frozen
@@ -262,6 +271,21 @@ def step(queue: Sequence[Waiting], host: Host) -> Outcome:
                 refusal = _with_hint(waiting, refusal, host)
         refused.append((waiting.key, refusal))
     return Outcome(tuple(admitted), tuple(displaced), tuple(refused))
+
+
+def replacement(waiting: Waiting, host: Host) -> Way | Refusal:
+    """Return how the engine of a service is replaced by one with another need, or why the old one had better stay.
+
+    An engine is not ended for one that would have to wait: an edit that asks for too much costs nobody an answer.
+    """
+    if waiting.need.sized and judge(waiting, host) is None:
+        return Way.BESIDE
+    alone = host.without([waiting.key])
+    refusal = judge(waiting, alone)
+    if refusal is None:
+        return Way.INSTEAD
+    makes_room = waiting.may_displace and refusal.block.lacks_room and _less_important(waiting, alone)
+    return Way.INSTEAD if makes_room else _with_hint(waiting, refusal, alone)
 
 
 def judge(waiting: Waiting, host: Host) -> Refusal | None:
@@ -345,8 +369,13 @@ def _cap(terms: Terms, total_bytes: int) -> tuple[int, str] | None:
 def _less_important(waiting: Waiting, host: Host) -> tuple[Held, ...]:
     """Who may be made to go for it; nobody if that would not be enough."""
     rank = waiting.terms.rank
-    lower = [each for each in host.held if each.terms.rank < rank and not each.terms.protected and not each.leaving]
+    lower = [each for each in _movable(host) if each.terms.rank < rank and not each.terms.protected]
     return cheapest(lower, lambda keys: judge(waiting, _ended(host, keys)) is None)
+
+
+def _movable(host: Host) -> list[Held]:
+    """Who may be asked to go, each service once: a spare engine goes with the one that it is to replace."""
+    return [each for each in host.held if not each.leaving and not each.spare]
 
 
 def cheapest(candidates: Iterable[Held], enough: Callable[[Sequence[Key]], bool]) -> tuple[Held, ...]:
@@ -392,7 +421,7 @@ def _soon(waiting: Waiting, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
 
 def _with_hint(waiting: Waiting, refusal: Refusal, host: Host) -> Refusal:
     """Say who could be stopped by hand; nobody is asked to stop something more important."""
-    held = [each for each in host.held if each.terms.rank <= waiting.terms.rank]
+    held = [each for each in _movable(host) if each.terms.rank <= waiting.terms.rank]
     others = cheapest(held, lambda keys: judge(waiting, _ended(host, keys)) is None)
     if not others:
         return refusal

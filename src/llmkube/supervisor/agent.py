@@ -10,7 +10,7 @@
 ```
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -22,16 +22,18 @@ import trio
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.hostwatch import HostWatch
-from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.admission import Terms
 from llmkube.supervisor.child import KILL_SECONDS
 from llmkube.supervisor.claimant import Claimant
+from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.desired import Desired, desired_here, model_key
 from llmkube.supervisor.eviction import Decision, Evict, Skip
 from llmkube.supervisor.hostmem import Level
@@ -39,7 +41,7 @@ from llmkube.supervisor.journal import Entry
 from llmkube.supervisor.learned import need_of
 from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.lifecycle import Reason, ServiceView
-from llmkube.supervisor.outbox import Outbox
+from llmkube.supervisor.outbox import Outbox, Slot
 from llmkube.supervisor.ports import Parting, Ports
 from llmkube.supervisor.presence import Presence, withdraw_presence
 from llmkube.supervisor.pressure import Pressure
@@ -56,6 +58,8 @@ LOOK_SECONDS = 1.0
 
 SETTLE_SECONDS = 15.0
 """After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
+
+DOUBTED = f"deleted together with most others; its engine ends if a list says so too, in {CONFIRM_SECONDS:g} s"
 
 WORTH_TELLING = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
@@ -123,8 +127,10 @@ class _Agent:
     marked: set[Key] = attrs.field(factory=set)
     wake: trio.Event = attrs.field(factory=trio.Event)
     view: AgentView = attrs.field(init=False)
+    corrections: Corrections = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.corrections = Corrections(self.outbox, self._conditions, self.ports.rng)
         self.view = AgentView(self.running, self._synced, self.parting, self.ledger.view)
         self.ledger.told = self._tell_evicted
         self.services.expect(self.ports.left)
@@ -142,6 +148,20 @@ class _Agent:
         """Look at this service again."""
         self.marked.add(key)
         self.wake.set()
+
+    def on_service(self, key: Key) -> None:
+        """A service has changed: look at it again, and at what is said of it."""
+        self.mark(key)
+        self.corrections.look_nowait(Slot(InferenceService, key, "status"))
+
+    def on_model(self, key: Key) -> None:
+        """A Model has changed: look at it again, and at every service that refers to it."""
+        self.mark_model(key)
+        self.corrections.look_nowait(Slot(Model, key, "status"))
+
+    def _conditions(self, slot: Slot) -> Iterable[Condition] | None:
+        found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
+        return found.status.conditions if found is not None and found.status is not None else None
 
     def mark_model(self, key: Key) -> None:
         """Look again at every service that refers to this Model."""
@@ -182,6 +202,8 @@ class _Agent:
 
     def _tell_evicted(self, evict: Evict) -> None:
         running = self.running.get(evict.key)
+        if evict.winner in self.running:
+            self.running[evict.winner].reporter.displaces(evict)
         if running is not None:
             running.reporter.evicted(evict)
             if self.ledger.decision is not None:
@@ -234,9 +256,11 @@ class _Agent:
         ours = wish is not None and self.claimant.consult(wish, running=running is not None)
         if running is not None and wish is not None:
             running.reporter.speak(ours and self.claimant.speaks(wish))
+        if running is not None and key in self.services.doubted:
+            running.reporter.told("DeletionDoubted", DOUBTED, "Warning")
         if wish is None or not ours:
             if wish is None and running is None and self._synced():
-                self.claimant.let_go(key)
+                self.claimant.let_go(key, unheard=service is None)
             if running is not None:
                 running.life.cancel(reason="deleted, or another host's")
         elif running is None:
@@ -349,10 +373,11 @@ async def _run_shielded(
                 await presence.look_around()
             speak = partial(agent.outbox.run, client, field_manager=settings.field_manager)
             outer.start_soon(_run_named, claimant.named, speak)
-            outer.start_soon(partial(agent.outbox.run_repeats, every_seconds=settings.reassert_seconds))
+            repeat = partial(agent.outbox.run_repeats, client, namespace=settings.namespace)
+            outer.start_soon(partial(repeat, every_seconds=settings.reassert_seconds))
             for follow in (
-                partial(selected, InferenceService, agent.services, agent.mark),
-                partial(reflect, Model, agent.models, agent.mark_model),
+                partial(selected, InferenceService, agent.services, agent.on_service, brake=True),
+                partial(reflect, Model, agent.models, agent.on_model),
                 partial(hosts.run_reflector, ports.rng),
                 claimant.run_reflector,
             ):
@@ -361,6 +386,7 @@ async def _run_shielded(
             outer.start_soon(claimant.run)
             outer.start_soon(presence.run)
             outer.start_soon(agent.run_moves)
+            outer.start_soon(agent.corrections.run)
             outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
             withdraw = partial(withdraw_strangers, client, settings, agent.outbox, agent.running)
             outer.start_soon(_run_named, claimant.named, withdraw)

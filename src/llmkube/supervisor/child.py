@@ -7,7 +7,7 @@ is the same code: what an adopted engine gets is what a child gets.
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -67,6 +67,14 @@ class OwnedProcess:
         """The last lines that this incarnation wrote; lines of earlier ones in the same file are not shown."""
         return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count)
 
+    async def log_to(self, path: Path) -> None:
+        """Have its log file called otherwise; it goes on writing into it, since it holds it open."""
+        try:
+            await trio.to_thread.run_sync(self._log_path.replace, path)
+        except FileNotFoundError:
+            log.warning("the log is not there any more", path=str(self._log_path))
+        self._log_path = path
+
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this port."""
         return await trio.to_thread.run_sync(processes.listens, self.pid, port)
@@ -80,6 +88,10 @@ class OwnedProcess:
         if seen is not None and seen.log_bytes > self._log_cap_bytes:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return seen
+
+    async def family(self, cookie: str) -> Sequence[psutil.Process]:
+        """Every process on this host that carries its cookie, itself included."""
+        return await self._rounds.family(cookie)
 
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
@@ -190,10 +202,10 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
             processes.send_group(child.pid, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
             await child.wait()
             processes.send_group(child.pid, signal.SIGKILL)
-            await _end_family(ending.cookie, signal.SIGTERM)
+            await _end_family(child, ending.cookie, signal.SIGTERM)
         if patience.cancelled_caught:
             processes.send_group(child.pid, signal.SIGKILL)
-            await _end_family(ending.cookie, signal.SIGKILL)
+            await _end_family(child, ending.cookie, signal.SIGKILL)
             await child.wait()
     if bound.cancelled_caught:
         log.error("the engine is stuck in the kernel and does not end", pid=child.pid)
@@ -205,15 +217,11 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
                 log.warning("not noted for the next agent", pid=child.pid, error=str(error))
 
 
-async def _end_family(cookie: str, number: signal.Signals) -> None:
+async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:
     """Signal whoever carries the cookie, each once, and return when nobody does any more."""
     told: set[psutil.Process] = set()
-    while family := set(await trio.to_thread.run_sync(_family, cookie)):
+    while family := set(await child.family(cookie)):
         for process in family - told:
             processes.send(process, number)
         told |= family
         await trio.sleep(FAMILY_SECONDS)
-
-
-def _family(cookie: str) -> list[psutil.Process]:
-    return processes.marked(processes.COOKIE_VARIABLE, cookie)

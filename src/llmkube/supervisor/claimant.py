@@ -83,6 +83,7 @@ class Claimant:
     _claims: dict[Key, Claim] = attrs.field(factory=dict)  # by Lease, as the watch or an answer to us says last
     _by_service: dict[Key, set[Key]] = attrs.field(factory=dict)
     _due: dict[Key, tuple[Take, float]] = attrs.field(factory=dict)
+    _unheard: set[Key] = attrs.field(factory=set)  # services that no list has named, with claims of ours
 
     def __attrs_post_init__(self) -> None:
         self.host = host_id(self.settings.host_name)
@@ -123,13 +124,19 @@ class Claimant:
         return starts
 
     def speaks(self, wish: Desired) -> bool:
-        """Whether this host is the one that reports about a service."""
+        """Whether this host is the one that reports about a service; not before it knows who claims what."""
         decision = self._judge(wish)
-        return not self.synced or (decision.speaks if isinstance(decision, Hold) else isinstance(decision, Take))
+        return self.synced and (decision.speaks if isinstance(decision, Hold) else isinstance(decision, Take))
 
-    def let_go(self, key: Key) -> None:
-        """Give up what this host claims of a service: its engine has ended, or it is not wanted here."""
+    def let_go(self, key: Key, *, unheard: bool = False) -> None:
+        """Give up what this host claims of a service: its engine has ended, or it is not wanted here.
+
+        Args:
+            key: The service's.
+            unheard: Nobody has told of such a service, so that a read has to say first that there is none.
+        """
         self._interests.pop(key, None)
+        (self._unheard.add if unheard else self._unheard.discard)(key)
         self._due.pop(key, None)
         if self._ours(key) or self._left_behind(key):
             self._queue.add_nowait(key)
@@ -207,6 +214,10 @@ class Claimant:
         try:
             with trio.fail_after(WRITE_SECONDS):
                 if interest is None:
+                    if key in self._unheard and self._ours(key) and await self._is_ours(key):
+                        log.warning("a list lacks a service that is there", name=key.name, namespace=key.namespace)
+                        return None  # the reflector lists again, as one that denies much is never believed for long
+                    self._unheard.discard(key)
                     for claim in self._ours(key):
                         await self._give_up(claim)
                     await self._bury(key)
@@ -257,6 +268,16 @@ class Claimant:
             seconds = claims.hesitation_seconds(place, has_file=has_file, running=interest.running)
             self._due[wish.key] = before = (take, now + seconds)
         return before[1] - now
+
+    async def _is_ours(self, key: Key) -> bool:
+        """Whether there is such a service, among those that this host follows."""
+        if self.settings.namespace not in (None, key.namespace):
+            return False
+        try:
+            service = await self.client.get(InferenceService, key)
+        except (NotFoundError, ForbiddenError):
+            return False
+        return self.settings.selector.matches(service.metadata.labels)
 
     async def _bury(self, key: Key) -> None:
         """Remove the claims that hosts which are gone have left on a service that is gone as well.

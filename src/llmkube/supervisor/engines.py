@@ -15,6 +15,7 @@ from llmkube.runtimes.llamacpp import parse_help, parse_switches, parse_version
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.child import Ending, adopt_child, open_child
 from llmkube.supervisor.journal import EngineRecord
+from llmkube.supervisor.logfile import service_of
 from llmkube.supervisor.ports import Child, Command, Parting
 from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.settings import AgentSettings
@@ -107,7 +108,7 @@ class LocalEngines:
             EngineStuckError: An earlier one of this service has outlived its end.
             SpawnError: It could not be started.
         """
-        service = _service_of(command.log_path)
+        service = service_of(command.log_path)
         stray = await trio.to_thread.run_sync(self._strays.of, service)
         if stray is not None:
             raise EngineStuckError(
@@ -123,7 +124,7 @@ class LocalEngines:
 
     def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started."""
-        ending = self._ending(record.cookie, parting, _service_of(log_path))
+        ending = self._ending(record.cookie, parting, service_of(log_path))
         cap = self.settings.log_cap_bytes
         return adopt_child(record, log_path, ending, log_cap_bytes=cap, rounds=self._rounds)
 
@@ -141,7 +142,3 @@ class LocalEngines:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
 
-
-def _service_of(log_path: Path) -> str:
-    """Whose log it is: `logs/<namespace>/<name>.log`."""
-    return f"{log_path.parent.name}/{log_path.stem}"

@@ -10,11 +10,14 @@
 ```
 
 After each eviction the release is measured before anybody else is chosen. There is no rung for cheap memory: over HTTP
-llama-server gives back nothing that it has allocated (erasing a slot only empties its cache).
+llama-server gives back nothing that it has allocated. Erasing a slot only empties its cache; what does free memory,
+`--sleep-idle-seconds`, is a clock of the engine's own that nobody can ask for, and the next request takes the memory
+back without asking anybody (docs/memory.md has what was measured).
 """
 
 import enum
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 
@@ -22,6 +25,7 @@ from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.hostmem import Level, Sample
+from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
 
 _NEVER = float("-inf")
 
@@ -68,10 +72,8 @@ class Policy:
     Attributes:
         mode: Whether services are ended for memory at all.
         keep_last: The last service on a host that is worth mentioning stays, whatever happens.
-        warning_share: Admission leaves this share of the host to everybody else, up to `warning_cap_bytes`.
-        warning_cap_bytes: The most that admission leaves for that reason.
-        critical_share: At CRITICAL nobody is evicted if that would not bring this share back.
-        critical_cap_bytes: The same in bytes, whichever is less.
+        thresholds: When memory is short. Admission leaves as much to everybody else as WARNING begins at, and nobody
+            is evicted if that would not bring the line back.
         reclaim_share: How far beyond the line memory has to come before anybody returns, up to `reclaim_cap_bytes`.
         reclaim_cap_bytes: The most that is asked for that reason.
         worthwhile_bytes: Who would give back less is left alone.
@@ -93,10 +95,7 @@ class Policy:
 
     mode: Mode = Mode.ON
     keep_last: bool = True
-    warning_share: float = 0.10
-    warning_cap_bytes: int = 8 << 30
-    critical_share: float = 0.05
-    critical_cap_bytes: int = 4 << 30
+    thresholds: Thresholds = DEFAULTS
     reclaim_share: float = 0.03
     reclaim_cap_bytes: int = 1 << 30
     worthwhile_bytes: int = 128 << 20
@@ -114,21 +113,13 @@ class Policy:
     dwell_cap_seconds: float = 3600.0
     displace_seconds: float = 600.0
 
-    def warning_bytes(self, total_bytes: int) -> int:
-        """Below this a host is short."""
-        return int(min(self.warning_share * total_bytes, self.warning_cap_bytes))
-
-    def critical_bytes(self, total_bytes: int) -> int:
-        """Below this it is about to fail."""
-        return int(min(self.critical_share * total_bytes, self.critical_cap_bytes))
-
     def reclaim_bytes(self, total_bytes: int) -> int:
         """How far beyond a line is far enough."""
         return int(min(self.reclaim_share * total_bytes, self.reclaim_cap_bytes))
 
     def floor_bytes(self, total_bytes: int) -> int:
         """What admission leaves to everybody else: the line of WARNING, and a step beyond it."""
-        return self.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
+        return self.thresholds.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
 
     def dwell_seconds(self, relapses: int) -> float:
         """How long memory has to be normal before a service returns whose returns have brought so many evictions."""
@@ -148,6 +139,7 @@ class Candidate:
         protected: It is never evicted.
         idle_seconds: How long it has had no work.
         leaves_by: It has been told to go, and should have gone by then; None while it may stay.
+        spare: It is to replace another engine, which still serves: its going costs nobody an answer.
     """
 
     key: Key
@@ -156,6 +148,7 @@ class Candidate:
     protected: bool = False
     idle_seconds: float = 0.0
     leaves_by: float | None = None
+    spare: bool = False
 
 
 @attrs.frozen
@@ -200,11 +193,17 @@ class State:
 
 @attrs.frozen
 class Evict:
-    """Who has to go, why, and whether requests in flight are waited for."""
+    """Who has to go, why, and whether requests in flight are waited for.
+
+    With `spare` it is not the engine that serves, but the one that was to replace it. `winner` is the service for which
+    it has to go, if it goes for one.
+    """
 
     key: Key
     cause: Cause
     why: str
+    spare: bool = False
+    winner: Key | None = None
 
     @property
     def urgent(self) -> bool:
@@ -256,7 +255,7 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
         return state, plain
     if isinstance(cause, Skip):
         return state, attrs.evolve(plain, skip=cause, note="memory is short, but not for long enough yet")
-    chosen = _choose(policy, state, look, cause, now)
+    chosen = _not_now(policy, state, look, cause, now) or _spare(look, cause) or _choose(policy, look, cause)
     if isinstance(chosen, tuple):
         skip, note = chosen
         return state, attrs.evolve(plain, skip=skip, note=note)
@@ -307,13 +306,22 @@ def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip
     return Cause.IDLE if lasted >= policy.unload_seconds else Skip.NOT_LONG_ENOUGH
 
 
-def _choose(policy: Policy, state: State, look: Look, cause: Cause, now: float) -> Evict | tuple[Skip, str]:
+def _spare(look: Look, cause: Cause) -> Evict | None:
+    """Name the engine that is to replace another one and serves nobody yet, if there is any: the largest of them."""
+    spares = [each for each in look.engines if each.leaves_by is None and each.spare]
+    if not spares:
+        return None
+    victim = max(spares, key=lambda each: each.frees_bytes)
+    return Evict(victim.key, cause, _why(look, cause, victim), spare=True)
+
+
+def _choose(policy: Policy, look: Look, cause: Cause) -> Evict | tuple[Skip, str]:
     """Name the one that has to go, or say why nobody has to."""
-    wait = _not_now(policy, state, look, cause, now)
-    if wait is not None:
-        return wait
-    staying = [each for each in look.engines if each.leaves_by is None]
-    open_to = sorted((each for each in staying if not each.protected), key=_order)
+    staying = [each for each in look.engines if each.leaves_by is None and not each.spare]
+    lacking = _lacking(policy, look, cause)
+    enough_bytes = lacking + policy.reclaim_bytes(look.sample.total_bytes)
+    order = partial(_order, policy, enough_bytes)
+    open_to = sorted((each for each in staying if not each.protected), key=order)
     if not open_to:
         return Skip.ALL_PROTECTED, "every engine is protected, or does not end although it was told to"
     worthwhile = [each for each in open_to if each.frees_bytes >= policy.worthwhile_bytes]
@@ -323,7 +331,7 @@ def _choose(policy: Policy, state: State, look: Look, cause: Cause, now: float) 
         worthwhile = worthwhile[:-1]
         if not worthwhile:
             return Skip.LAST_SERVICE, "the last engine of a host is kept"
-    lacking, gain = _lacking(policy, look, cause), sum(each.frees_bytes for each in worthwhile)
+    gain = sum(each.frees_bytes for each in worthwhile)
     if gain < lacking:
         return Skip.CANNOT_HELP, (
             f"{format_bytes(lacking)} are lacking, and all that may be evicted holds {format_bytes(gain)}: "
@@ -363,9 +371,10 @@ def _figures_fine(policy: Policy, sample: Sample) -> bool:
     return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 
 
-def _order(candidate: Candidate) -> tuple[int, int, Key]:
-    """The lowest priority first, then the one whose going frees most."""
-    return candidate.rank, -candidate.frees_bytes, candidate.key
+def _order(policy: Policy, enough_bytes: int, candidate: Candidate) -> tuple[int, bool, int, Key]:
+    """The lowest priority first, then one without work if it alone frees enough, then the one that frees most."""
+    spared = candidate.idle_seconds < policy.idle_seconds or candidate.frees_bytes < enough_bytes
+    return candidate.rank, spared, -candidate.frees_bytes, candidate.key
 
 
 def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
@@ -373,7 +382,8 @@ def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
     sample = look.sample
     if cause is Cause.OVER_BUDGET:
         return look.over_bytes
-    line = policy.critical_bytes if cause is Cause.CRITICAL else policy.warning_bytes
+    lines = policy.thresholds
+    line = lines.critical_bytes if cause is Cause.CRITICAL else lines.warning_bytes
     return max(0, line(sample.total_bytes) - sample.available_bytes)
 
 

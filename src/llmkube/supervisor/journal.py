@@ -10,7 +10,6 @@ good as none, and its engine is then a stray.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.files import write_private
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -184,12 +184,9 @@ class FileJournal:
                 yield entry.key, entry
 
     def _replace(self, path: Path, text: str) -> None:
-        fresh = path.with_suffix(".new")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-            fresh.replace(path)
+            write_private(path, text, lasting=False)
         except OSError as error:
             raise JournalError(f"cannot write {path}: {error.strerror}; no engine is started without it") from error
 

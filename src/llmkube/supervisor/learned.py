@@ -7,7 +7,6 @@ read is as good as none, and one that cannot be written costs only what was lear
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ import attrs
 import structlog
 import trio
 
+from llmkube.base.files import write_private
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.units import format_bytes
 from llmkube.runtimes.plan import LaunchPlan
@@ -156,10 +156,7 @@ def _figure(data: Mapping[str, Any]) -> Figure:
 
 
 def _replace(path: Path, text: str) -> None:
-    fresh = path.with_suffix(".new")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        fresh.replace(path)
+        write_private(path, text, lasting=False)
     except OSError as error:
         log.warning("what was learned about memory cannot be kept", path=str(path), error=str(error))

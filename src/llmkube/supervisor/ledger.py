@@ -10,8 +10,8 @@ two who arrive together cannot be promised the same bytes. Nobody who waits hold
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import attrs
@@ -20,7 +20,7 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import admission
 from llmkube.supervisor.accounts import Account, Claim, MemoryView, Rules
-from llmkube.supervisor.admission import Block, Held, Host, Need, Refusal, Terms, Waiting
+from llmkube.supervisor.admission import Block, Held, Host, Need, Refusal, Terms, Waiting, Way
 from llmkube.supervisor.budget import Budget, host_budget
 from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Skip
 from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
@@ -42,10 +42,16 @@ _LONG_AGO: Final = float("-inf")
 
 @attrs.define(eq=False)
 class _Seat:
-    """What the ledger knows of one service, whether it runs or waits."""
+    """What the ledger knows of one service, whether it runs or waits.
+
+    While its engine is replaced a service has two claims: until the successor answers it is `successor`, from then on
+    it is `claim`, and the old one is `leaving`.
+    """
 
     terms: Terms = Terms()
     claim: Claim | None = None
+    successor: Claim | None = None
+    leaving: Claim | None = None
     waiting: Waiting | None = None
     refusal: Refusal | None = None
     said: Refusal | None = None
@@ -56,6 +62,10 @@ class _Seat:
     spare_bytes: int = 0  # what engines could have had when it was evicted
     displaced_at: float = _LONG_AGO  # when others had to go for it last
     load_seconds: float = 0.0
+
+    def claims(self) -> tuple[Claim, ...]:
+        """All that it has been promised."""
+        return tuple(claim for claim in (self.claim, self.successor, self.leaving) if claim is not None)
 
 
 @attrs.frozen
@@ -87,6 +97,7 @@ class Ledger:
     evictions: Counter[Cause] = attrs.field(factory=Counter)
     skips: Counter[Skip] = attrs.field(factory=Counter)
     look_soon: trio.Event = attrs.field(factory=trio.Event)
+    decided: trio.Event = attrs.field(factory=trio.Event)  # set, and replaced, at every decision
     _seats: dict[Key, _Seat] = attrs.field(factory=dict)
     _releases: list[_Release] = attrs.field(factory=list)
     _sample: Sample = UNREADABLE
@@ -109,9 +120,9 @@ class Ledger:
 
     def forget(self, key: Key) -> None:
         """The service is no longer this host's."""
-        if (seat := self._seats.pop(key, None)) is not None and seat.claim is not None:
-            claim, seat.claim = seat.claim, None
-            self._give_back(claim)
+        if (seat := self._seats.pop(key, None)) is not None:
+            for claim in seat.claims():
+                self._give_back(claim)
         self.pump()
 
     @asynccontextmanager
@@ -129,7 +140,7 @@ class Ledger:
         if not self.watched:
             yield Claim(key, need, scope)
             return
-        seat = self._seat(key)
+        seat, claim = self._seat(key), None
         try:
             if seat.claim is None:
                 seat.waiting = self._waiting(key, need, seat)
@@ -147,10 +158,45 @@ class Ledger:
             yield claim
         finally:
             seat.waiting = None
-            if (held := seat.claim) is not None:
-                seat.claim = None
-                self._give_back(held)
-                self.pump()
+            if (held := claim or seat.claim) is not None:  # one who is cancelled may have been admitted just now
+                self._vacate(held)
+
+    def replacement(self, key: Key, need: Need) -> Way | Refusal:
+        """Return how the engine of a service gives way to one of another plan, or why it should not yet.
+
+        Without anybody who looks at the host nobody knows whether it holds both.
+        """
+        if not self.watched or self._decision is None:
+            return Way.INSTEAD
+        seat = self._seat(key)
+        return admission.replacement(self._newest(Waiting(key, need, since=trio.current_time()), seat), self.host())
+
+    @contextmanager
+    def beside(self, key: Key, need: Need, scope: trio.CancelScope) -> Iterator[Claim | None]:
+        """Promise a second engine of a service what it needs, if there is room now, for as long as the body runs.
+
+        Args:
+            key: The service; its engine keeps what it has.
+            need: How much the other one will take.
+            scope: Cancelled when memory is short: of two engines the one that serves nobody yet goes first.
+        """
+        seat = self._seat(key)
+        if seat.successor is not None or self.replacement(key, need) is not Way.BESIDE:
+            yield None
+            return
+        seat.successor = claim = Claim(key, need, scope, spare_bytes=self._spare_bytes())
+        try:
+            yield claim
+        finally:
+            self._vacate(claim)
+
+    def takes_over(self, claim: Claim) -> None:
+        """The successor serves from now on; its predecessor is on its way out."""
+        seat = self._seats.get(claim.key)
+        if seat is not None and seat.successor is claim:
+            seat.claim, seat.successor, seat.leaving = claim, None, seat.claim
+            if seat.leaving is not None:
+                seat.leaving.leaves_by = trio.current_time() + self.rules.gentle_seconds
 
     def runs(self, claim: Claim, pid: int) -> None:
         """The claim's process has been started, or found."""
@@ -189,10 +235,12 @@ class Ledger:
             self._sample = sample
             self._budget = host_budget(sample.total_bytes, self.rules.fraction, sample.device_limit_bytes)
         for claim in self._claims():
-            if claim.pid in footprints:
+            seen = claim.pid in footprints
+            if seen:
                 claim.measured, claim.resident_bytes = True, footprints[claim.pid]
                 claim.peak_bytes = max(claim.peak_bytes, claim.resident_bytes)
-            claim.available_bytes = sample.available_bytes
+            if seen or claim.leaves_by is None:  # a process that leaves may be gone by now, and its memory back
+                claim.available_bytes = sample.available_bytes
         self._note_releases(sample, now)
         if sample.level is not Level.UNKNOWN:
             spare = self._spare_bytes()
@@ -202,9 +250,11 @@ class Ledger:
     def decide(self, decision: Decision) -> None:
         """Take in what follows from the look, let start whoever fits now, and have go who has to."""
         self._decision = decision
+        self.decided.set()
+        self.decided = trio.Event()
         if decision.level is Level.CRITICAL:
             for claim in self._claims():
-                if claim.leaves is not None and not claim.urgent:
+                if claim.leaves_by is not None and not claim.urgent:
                     self._hurry(claim)
         self.pump()
         if decision.evict is not None:
@@ -213,20 +263,22 @@ class Ledger:
     def evict(self, evict: Evict) -> None:
         """Have a service go, and wait for its turn to come back."""
         seat = self._seats.get(evict.key)
+        if seat is not None and seat.successor is not None:  # nobody asks it anything yet
+            self._send_away(seat.successor, evict)
+        if evict.spare:
+            self.evictions[evict.cause] += 1
+            return
         claim = seat.claim if seat else None
         if seat is None or claim is None or claim.scope is None or claim.leaves is not None:
             return
-        now, rules = trio.current_time(), self.rules
+        now = trio.current_time()
         if evict.cause is not Cause.DISPLACED:
             seat.relapses = seat.relapses + 1 if self._relapsed(claim, now) else 0
             seat.spare_bytes = self._spare_bytes()
-        seat.evicted = claim.leaves = evict
-        claim.leaves_by = now + rules.gentle_seconds
-        if evict.urgent:
-            self._hurry(claim)
+        seat.evicted = evict
         self.evictions[evict.cause] += 1
         self.told(evict)
-        claim.scope.cancel(reason=evict.why)
+        self._send_away(claim, evict)
 
     def pump(self) -> None:
         """Let start whoever fits, have go who has to for that, and tell the others why they wait."""
@@ -266,7 +318,7 @@ class Ledger:
     @property
     def moving(self) -> bool:
         """Whether somebody loads or is on the way out: figures change from one second to the next."""
-        return any(claim.loaded_at is None or claim.leaves is not None for claim in self._claims())
+        return any(claim.loaded_at is None or claim.leaves_by is not None for claim in self._claims())
 
     @property
     def unmeasured(self) -> bool:
@@ -293,7 +345,7 @@ class Ledger:
 
     def accounts(self) -> dict[Key, Account]:
         """The figures of every service that runs or waits here."""
-        return {key: _account(seat) for key, seat in self._seats.items() if seat.claim or seat.waiting}
+        return {key: _account(seat) for key, seat in self._seats.items() if seat.claims() or seat.waiting}
 
     def view(self) -> MemoryView | None:
         """A snapshot for people and metrics; None before the first look."""
@@ -339,7 +391,7 @@ class Ledger:
         return self._seats.setdefault(key, _Seat())
 
     def _claims(self) -> list[Claim]:
-        return [seat.claim for seat in self._seats.values() if seat.claim is not None]
+        return [claim for seat in self._seats.values() for claim in seat.claims()]
 
     def _waiting(self, key: Key, need: Need, seat: _Seat) -> Waiting:
         """Begin to wait; who was evicted for pressure waits for calm, and for a margin besides."""
@@ -351,11 +403,14 @@ class Ledger:
         """Its wait as the newest objects have it."""
         if seat.waiting is None:
             return None
-        policy, waiting = self.rules.policy, seat.waiting
+        return attrs.evolve(self._newest(seat.waiting, seat), dwell_seconds=self._dwell_seconds(seat))
+
+    def _newest(self, waiting: Waiting, seat: _Seat) -> Waiting:
+        policy = self.rules.policy
         rested = trio.current_time() - seat.displaced_at >= policy.displace_seconds
         idle = seat.evicted is not None and seat.evicted.cause is Cause.IDLE  # nobody goes for one that nobody uses
         may = rested and policy.mode is Mode.ON and not idle and not self._taking_over
-        return attrs.evolve(waiting, terms=seat.terms, dwell_seconds=self._dwell_seconds(seat), may_displace=may)
+        return attrs.evolve(waiting, terms=seat.terms, may_displace=may)
 
     def _dwell_seconds(self, seat: _Seat) -> float:
         """How long memory has to be normal for it; what others have given back since makes up for its relapses."""
@@ -364,6 +419,14 @@ class Ledger:
         policy = self.rules.policy
         eased = self._spare_bytes() - seat.spare_bytes >= policy.reclaim_bytes(self._sample.total_bytes)
         return policy.dwell_seconds(0 if eased else seat.relapses)
+
+    def _send_away(self, claim: Claim, evict: Evict) -> None:
+        if claim.scope is None or claim.leaves is not None:
+            return
+        claim.leaves, claim.leaves_by = evict, trio.current_time() + self.rules.gentle_seconds
+        if evict.urgent:
+            self._hurry(claim)
+        claim.scope.cancel(reason=evict.why)
 
     def _hurry(self, claim: Claim) -> None:
         claim.leaves_by = trio.current_time() + self.rules.urgent_seconds
@@ -398,22 +461,38 @@ class Ledger:
             seat.load_seconds,
             claim.returning and claim.loaded_at is None,
             claim.leaves_by is not None and now < claim.leaves_by,
+            claim is seat.successor,
         )
 
     def _candidate(self, claim: Claim) -> Candidate:
-        terms, loading = self._seats[claim.key].terms, claim.loaded_at is None
+        seat, loading = self._seats[claim.key], claim.loaded_at is None
         frees = claim.total_bytes if loading else claim.holds_bytes
         idle = 0.0 if loading else trio.current_time() - claim.busy_at
-        return Candidate(claim.key, terms.rank, frees, terms.protected, idle, claim.leaves_by)
+        spare, terms = claim is seat.successor, seat.terms
+        return Candidate(claim.key, terms.rank, frees, terms.protected, idle, claim.leaves_by, spare)
 
     def _over_bytes(self) -> int:
         """How much more than the budget the engines hold that stay; a fiftieth of it is not worth a restart."""
         budget = self._budget
-        claims = [claim for claim in self._claims() if claim.leaves is None]
+        claims = [claim for claim in self._claims() if claim.leaves_by is None]
         over = sum(claim.total_bytes for claim in claims) - budget.limit_bytes
         if budget.device_limit_bytes is not None:
             over = max(over, sum(claim.need.device_bytes for claim in claims) - budget.device_limit_bytes)
         return over if over > budget.limit_bytes // 50 else 0
+
+    def _vacate(self, claim: Claim) -> None:
+        """Its process has gone; one that was to come after it comes now."""
+        seat = self._seats.get(claim.key)
+        if seat is None or claim not in seat.claims():
+            return  # the service is not this host's any more, and all has been given back
+        if claim is seat.claim:
+            seat.claim, seat.successor = seat.successor, None
+        elif claim is seat.successor:
+            seat.successor = None
+        else:
+            seat.leaving = None
+        self._give_back(claim)
+        self.pump()
 
     def _give_back(self, claim: Claim) -> None:
         """The process has gone; its bytes count until they are seen, or for so long."""
@@ -455,8 +534,14 @@ def _wake(seat: _Seat) -> None:
 
 
 def _account(seat: _Seat) -> Account:
-    claim, waiting, evicted = seat.claim, seat.waiting, seat.evicted is not None
-    if claim is not None:
-        need = claim.need
-        return Account(need.estimated_bytes, claim.total_bytes, claim.resident_bytes, claim.peak_bytes, evicted)
+    claims, waiting, evicted = seat.claims(), seat.waiting, seat.evicted is not None
+    if claims:
+        need = claims[0].need
+        return Account(
+            need.estimated_bytes,
+            sum(claim.total_bytes for claim in claims),
+            sum(claim.resident_bytes for claim in claims),
+            claims[0].peak_bytes,
+            evicted,
+        )
     return Account(waiting.need.estimated_bytes if waiting else 0, evicted=evicted)

@@ -9,7 +9,7 @@ from llmkube.runtimes.exits import loading_phase
 from llmkube.supervisor.lifecycle import Reason
 from llmkube.supervisor.ports import Child
 from llmkube.supervisor.progress import Look, percent_loaded
-from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.voice import Voice
 
 SOONEST_SECONDS: Final = 5.0
 """Between two lines that differ in what they say."""
@@ -25,7 +25,7 @@ class LoadLine:
     """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
 
     _child: Child
-    _reporter: Reporter
+    _voice: Voice
     _weights_bytes: int
     _started_at: float = attrs.field(factory=trio.current_time)
     _written_at: float = attrs.field(factory=trio.current_time)
@@ -46,4 +46,4 @@ class LoadLine:
         waited = now - self._written_at
         if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
             self._written_at, self._said = now, what
-            self._reporter.amend(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")
+            self._voice.amend(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")

@@ -1,11 +1,13 @@
 """The outside world for real: this machine's processes, files and sockets behind `supervisor.ports`."""
 
 import datetime
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
@@ -35,7 +37,7 @@ from llmkube.weights.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.gguf import GGUFFacts, read_header
 from llmkube.weights.records import recall
 from llmkube.weights.remote_header import read_remote_header
-from llmkube.weights.source import Builtin, LocalFile, Remote, parse_source, pick
+from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, parse_source, pick
 from llmkube.weights.store import Store, open_store
 
 MAX_FILE_THREADS = 4
@@ -69,6 +71,7 @@ class LocalWeights:
             limiter=self.limiter,
             downloader=self.downloader,
             token=partial(self.tokens.find, model),
+            access=partial(self.tokens.find_access, model),
             policy=self.policy,
         )
         if isinstance(source, LocalFile) and sha256 is not None:
@@ -87,10 +90,15 @@ class LocalWeights:
                 source,
                 policy=self.policy,
                 utcnow=_utcnow,
-                token=await self.tokens.find(model),
+                **await self._secrets(source, model),
                 endpoint=self.endpoint,
             )
         return self._previews[source.identity]
+
+    async def _secrets(self, source: Remote, model: Model) -> dict[str, Any]:
+        if isinstance(source, BucketFile):
+            return {"access": await self.tokens.find_access(model)}
+        return {"token": await self.tokens.find(model)}
 
     async def has(self, model: Model) -> bool:
         """Whether the file is in the store, in place, or part of the program."""
@@ -138,10 +146,10 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     await trio.to_thread.run_sync(learned.read, limiter=limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, Policy(allowed=settings.private_sources)
-    tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter)
+    tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)
     async with (
         open_http_client() as http,
-        open_host_memory(settings.memory_thresholds) as memory,
+        open_host_memory(settings.memory_policy.thresholds) as memory,
         open_downloader(store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint) as downloader,
     ):
         yield Ports(

@@ -1,4 +1,11 @@
-"""An engine's log: one append-only file per service, rotated by copy-truncate because the engine holds it open."""
+"""An engine's log: an append-only file per service, rotated by copy-truncate because the engine holds it open.
+
+| file | whose |
+|---|---|
+| `chat.log` | the engine that serves, or that will as soon as it answers |
+| `chat.log.1` | what was there before: copied when the file outgrew its cap, or an engine's that has been replaced |
+| `chat.log.next` | an engine that is to replace the one that serves |
+"""
 
 import os
 import shutil
@@ -10,6 +17,21 @@ MAX_READ_BYTES = 256 * 1024
 
 MAX_LINE_CHARS = 500
 """A longer line is cut: a condition is read by people."""
+
+
+def old_log(path: Path) -> Path:
+    """Return where the older part of a log is kept."""
+    return path.with_name(f"{path.name}.1")
+
+
+def next_log(path: Path) -> Path:
+    """Return where an engine writes to that is to replace another one, until it does."""
+    return path.with_name(f"{path.name}.next")
+
+
+def service_of(path: Path) -> str:
+    """Return whose log it is, as `<namespace>/<name>`."""
+    return f"{path.parent.name}/{path.name.removesuffix('.next').removesuffix('.log')}"
 
 
 def open_for_append(path: Path) -> tuple[int, int]:
@@ -43,6 +65,6 @@ def rotate(path: Path, cap_bytes: int) -> bool:
             return False
     except FileNotFoundError:
         return False
-    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    shutil.copyfile(path, old_log(path))
     os.truncate(path, 0)
     return True

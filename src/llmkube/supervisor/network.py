@@ -10,7 +10,9 @@ import attrs
 import psutil
 import trio
 
+from llmkube.base.files import write_private
 from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
+from llmkube.supervisor.hostmem import sample_here
 from llmkube.supervisor.ports import HostFacts
 
 RESOLVE_SECONDS = 2.0
@@ -79,9 +81,15 @@ class LocalNetwork:
 
 
 def host_facts() -> HostFacts:
-    """Say how much memory this machine has, and how much of it programs could still get."""
-    memory = psutil.virtual_memory()
-    return HostFacts(memory.total, memory.available)
+    """Say how much memory programs may use here, and how much they could still get; nothing where that is not known.
+
+    In a container, or a systemd service with a limit, that limit counts: it is what models are promised from.
+    """
+    try:
+        seen = sample_here()
+    except (OSError, ValueError, KeyError):
+        return HostFacts()
+    return HostFacts(seen.total_bytes, seen.available_bytes)
 
 
 def machine_of(state_dir: Path) -> str:
@@ -97,7 +105,7 @@ def machine_of(state_dir: Path) -> str:
         number = path.read_text("ascii").strip()
     except FileNotFoundError:
         number = secrets.token_hex(8)
-        path.write_text(f"{number}\n", "ascii")
+        write_private(path, f"{number}\n")
     return f"{socket.gethostname()} ({number})"
 
 

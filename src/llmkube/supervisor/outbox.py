@@ -4,6 +4,7 @@ Everything that is written goes through here, so a slow or absent API server cos
 """
 
 import random
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,11 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.tick import wait_tick
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.names import SERVICE_LABEL
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 
@@ -56,6 +59,7 @@ class Outbox:
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _words: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
     _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
+    _versions: dict[Slot, str] = attrs.field(factory=dict, init=False)  # of each object, as our last write has left it
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -72,6 +76,7 @@ class Outbox:
         """Say nothing more about a slot, not even what is still unheard."""
         self._words.pop(slot, None)
         self._heard.pop(slot, None)
+        self._versions.pop(slot, None)
         self._wake()
 
     async def wait_heard(self, *slots: Slot) -> None:
@@ -84,16 +89,36 @@ class Outbox:
         """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
         await run_workers(self._queue, partial(self._send, client, field_manager), workers=WORKERS)
 
-    async def run_repeats(self, *, every_seconds: float) -> None:
-        """Never return: say what stands again at a slow, fixed pace, so that what somebody removed comes back."""
+    async def run_repeats(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
+        """Never return: look at a slow, fixed pace for what somebody has removed or changed, and say that again.
+
+        Args:
+            client: Lists what stands; one list per kind costs less than a write per object.
+            every_seconds: The pace.
+            namespace: The only one that this agent speaks in, or None.
+        """
         while True:
-            await trio.sleep(every_seconds)
-            self.repeat_nowait()
+            await wait_tick(every_seconds)
+            said = {(slot.kind, slot.subresource) for slot in self._words}
+            for kind, subresource in sorted(said, key=str):
+                stands = await _versions(client, kind, namespace, "" if subresource else SERVICE_LABEL)
+                for slot in [one for one in self._words if one.kind is kind and one.subresource == subresource]:
+                    if stands is None or stands.get(slot.key) != self._versions.get(slot):
+                        self._queue.add_nowait(slot)
 
     def repeat_nowait(self) -> None:
         """Say everything that stands once more: somebody may have removed it, or said something else over it."""
         for slot in self._words:
             self._queue.add_nowait(slot)
+
+    def again_nowait(self, slot: Slot) -> None:
+        """Say what stands on one slot once more."""
+        self._queue.add_nowait(slot)
+
+    def heard(self, slot: Slot) -> Mapping[str, Any] | None:
+        """The newest word on a slot, if the API server has heard it; None of one that is on its way."""
+        word = self._words.get(slot)
+        return word.manifest if word is not None and self._heard.get(slot) == word else None
 
     def speaks_of(self, slot: Slot) -> bool:
         """Whether there is a word on a slot."""
@@ -134,8 +159,22 @@ class Outbox:
         if word.manifest is None:
             await client.delete(slot.kind, slot.key)
         else:
-            await client.apply(slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource)
+            written = await client.apply(
+                slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource
+            )
+            self._versions[slot] = written.metadata.resource_version
 
     def _wake(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
+
+
+async def _versions(client: Client, kind: type[Object], namespace: str | None, label: str) -> dict[Key, str] | None:
+    """Return which version of each object stands; None when the API server does not say."""
+    try:
+        with trio.fail_after(WRITE_SECONDS):
+            listing = await client.list(kind, namespace=namespace, label_selector=label)
+    except (LLMKubeError, trio.TooSlowError) as error:
+        log.info("not listed; everything is said again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
+        return None
+    return {one.key: one.metadata.resource_version for one in listing.items}

@@ -72,17 +72,17 @@ async def _plan(
         own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
     except UserError as error:
         reporter.refused(error)
-        _idle_unless_running(target, Reason.INVALID, str(error))
+        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
         return True
     if (never := await _preview(wish, ports, ledger)) is not None:
-        _idle_unless_running(target, never.reason, never.message)
+        _idle_unless_running(target, reporter, never.reason, never.message)
         return False
     try:
         with progress:
             weights, facts = await ports.weights.fetch(wish.model, progress)
     except LLMKubeError as error:
         reporter.not_fetched(error)
-        _idle_unless_running(target, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
+        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
         # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
         # file that had the wrong digest three times is not downloaded a fourth time for nothing.
         return isinstance(error, DigestMismatchError) and error.final
@@ -91,10 +91,10 @@ async def _plan(
         launch = await _launch(wish, ports, weights, facts)
     except UserError as error:
         reporter.refused(error)
-        _idle_unless_running(target, Reason.INVALID, str(error))
+        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
         return True
     except WorldError as error:
-        _idle_unless_running(target, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
+        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
         return False
     reporter.accepted(launch.plan.not_honoured)
     target.put_nowait(launch)
@@ -131,10 +131,12 @@ async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
     return None
 
 
-def _idle_unless_running(target: Mailbox[Target], reason: str, message: str) -> None:
-    """Say why nothing can run, but never take the word from an engine that does."""
+def _idle_unless_running(target: Mailbox[Target], reporter: Reporter, reason: str, message: str) -> None:
+    """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
     if isinstance(target.value, Idle):
         target.put_nowait(Idle(reason, message))
+    else:
+        reporter.outdated(reason, message)
 
 
 @attrs.define(eq=False)
@@ -177,4 +179,5 @@ class _ProgressLine:
             self._kind, line = (self._newest.stage, self._newest.note), str(self._newest)
             self._newest = None
             self.reporter.fetching(line)
-            _idle_unless_running(self.target, Reason.FETCHING, line)
+            if isinstance(self.target.value, Idle):
+                self.target.put_nowait(Idle(Reason.FETCHING, line))

@@ -70,6 +70,10 @@ class Child(Protocol):
         """The last lines that this incarnation wrote, oldest first."""
         ...
 
+    async def log_to(self, path: Path) -> None:
+        """Have its log file called otherwise; it goes on writing into it."""
+        ...
+
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this TCP port."""
         ...

@@ -2,6 +2,9 @@
 
 It looks when the kernel says that something has changed, when the ledger asks for it, and at intervals: short ones
 while anything moves, long ones that fall together with everybody else's otherwise.
+
+What each engine holds is measured beside that, by a task of its own: to add up a large process takes the kernel up to
+two seconds, and a host that runs out of memory has not got them. A look decides on what was measured last.
 """
 
 import math
@@ -12,8 +15,9 @@ import attrs
 import structlog
 import trio
 
+from llmkube.base.mailbox import Mailbox
 from llmkube.supervisor.eviction import Decision, Evict, State, step
-from llmkube.supervisor.hostmem import HostMemory, Level, Sample
+from llmkube.supervisor.hostmem import UNREADABLE, HostMemory, Level, Sample
 from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.readings import Readings, steady
 
@@ -39,6 +43,14 @@ SIGNAL_PAUSE_SECONDS: Final = 0.2
 """After the kernel has spoken: it may go on without a pause."""
 
 
+@attrs.frozen
+class _Measured:
+    """What engines held, and what the host had left then."""
+
+    sample: Sample
+    footprints: Mapping[int, int]
+
+
 @attrs.define(eq=False)
 class Pressure:
     """Keep one host within its memory.
@@ -56,11 +68,15 @@ class Pressure:
     _state: State = State()
     _before: Decision | None = None
     _measured_at: float = -math.inf
+    _measured: _Measured | None = None  # and not taken in yet
+    _measuring: bool = False
+    _orders: Mailbox[Sample] = attrs.field(factory=lambda: Mailbox(UNREADABLE))
 
     async def run(self) -> None:
         """Never return: look and act."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_measuring)
             while True:
                 self.ledger.look_soon = trio.Event()  # what is asked for during a look is asked for the next one
                 await self.look()
@@ -71,9 +87,12 @@ class Pressure:
     async def look(self) -> None:
         """Look once and carry out what follows."""
         self._readings = steady(self._readings, await self.memory.sample())
-        sample = self._readings.believed
-        self.ledger.observe(sample, await self._measure(sample))
-        now = trio.current_time()
+        sample, now = self._readings.believed, trio.current_time()
+        self._take_in_measured()
+        self.ledger.observe(sample, {})
+        if self._has_to_measure(sample, now):
+            self._measuring, self._measured_at = True, now
+            self._orders.put_nowait(sample)
         self._state, decision = step(self.ledger.rules.policy, self._state, self.ledger.look(sample), now)
         before, self._before = self._before, decision
         self._count(decision, before)
@@ -86,18 +105,33 @@ class Pressure:
             self.ledger.look_nowait()
             await trio.sleep(SIGNAL_PAUSE_SECONDS)
 
-    async def _measure(self, sample: Sample) -> Mapping[int, int]:
-        """What each engine holds; not at every look, since it is the most expensive part of one."""
-        now = trio.current_time()
-        pause = MOVING_SECONDS if self._short or self.ledger.moving or sample.level > Level.NORMAL else MEASURE_SECONDS
-        pids = self.ledger.pids()
-        if not pids or (now - self._measured_at < pause and not self.ledger.unmeasured):
-            return {}
+    async def _run_measuring(self) -> None:
+        done = 0
+        while True:
+            sample = await self._orders.wait_newer(done)
+            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.pids()))
+            self._measuring, done = False, self._orders.version
+            self.ledger.look_nowait()
+
+    def _take_in_measured(self) -> None:
+        """Footprints count together with what the host had left then: since then an engine may have ended."""
+        if self._measured is None:
+            return
+        awaited = self.ledger.unmeasured
+        self.ledger.observe(self._measured.sample, self._measured.footprints)
+        self._measured = None
+        if awaited and not self.ledger.unmeasured:
+            self._measured_at = -math.inf  # an engine has loaded since this began, and may have held less then
+
+    def _has_to_measure(self, sample: Sample, now: float) -> bool:
+        """Not at every look, since it is the most expensive part of one; never while the last one is under way."""
         fresh = self._before is None or self._before.level is not Level.CRITICAL
-        if sample.level is Level.CRITICAL and fresh and now - self._measured_at < 2 * MEASURE_SECONDS:
-            return {}  # every millisecond counts now, and what was measured lately is good enough to choose by
-        self._measured_at = now
-        return await self.memory.footprint(pids)
+        if self._measuring or not self.ledger.pids() or (sample.level is Level.CRITICAL and fresh):
+            return False  # at the first sign of CRITICAL the processor has something better to do
+        pause = MOVING_SECONDS if self._short or self.ledger.moving or sample.level > Level.NORMAL else MEASURE_SECONDS
+        if self.ledger.unmeasured:
+            pause = RELEASE_SECONDS
+        return now - self._measured_at >= pause
 
     @property
     def _short(self) -> bool:
@@ -106,7 +140,7 @@ class Pressure:
     def _pace(self) -> float:
         if self.ledger.releasing:
             return RELEASE_SECONDS
-        if self._short or self.ledger.moving:
+        if self._short or self.ledger.moving or self.ledger.unmeasured:
             return MOVING_SECONDS
         return AWAITED_SECONDS if self.ledger.awaited else CALM_SECONDS
 

@@ -67,14 +67,22 @@ def leads_session(process: psutil.Process) -> bool:
         return False
 
 
+def carriers(variable: str) -> dict[str, list[psutil.Process]]:
+    """Return every process but this one that carries a mark, whatever it says, by what it says."""
+    hints = _hinted(f"{variable}=") if sys.platform == "linux" else psutil.process_iter()
+    found: dict[str, list[psutil.Process]] = {}
+    for process in hints:
+        if process.pid != os.getpid() and (value := _mark(process, variable)):
+            found.setdefault(value, []).append(process)
+    return found
+
+
 def listens(pid: int, port: int) -> bool:
-    """Whether a process, or one below it, accepts connections on a TCP port."""
-    try:
-        leader = psutil.Process(pid)
-        family = [leader, *leader.children(recursive=True)]
-    except psutil.Error:
-        return False
-    return any(_listens(process, port) for process in family)
+    """Whether a process, or one below it, accepts connections on a TCP port.
+
+    Nearly always it is the process itself: those below it are looked for, among all of the host's, only if it is not.
+    """
+    return _listens(pid, port) or any(_listens(below, port) for below in families([pid])[pid])
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
@@ -192,11 +200,10 @@ def _mark(process: psutil.Process, variable: str) -> str:
     return mark
 
 
-def _listens(process: psutil.Process, port: int) -> bool:
+def _listens(pid: int, port: int) -> bool:
     try:
-        return any(
-            link.status == psutil.CONN_LISTEN and link.laddr.port == port for link in process.net_connections("tcp")
-        )
+        links = psutil.Process(pid).net_connections("tcp")
+        return any(link.status == psutil.CONN_LISTEN and link.laddr.port == port for link in links)
     except (psutil.Error, OSError):
         return False
 

@@ -4,13 +4,11 @@ It decides nothing and waits for nothing but, at a stop, for "not ready" to arri
 """
 
 import datetime
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Literal
+from collections.abc import Callable
+from typing import Final, Literal
 
 import attrs
 import structlog
-import trio
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.mailbox import Mailbox
@@ -25,14 +23,16 @@ from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.eviction import Cause, Evict
 from llmkube.supervisor.hostmem import Level
-from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
+from llmkube.supervisor.lifecycle import Failure, Reason, ServiceView
 from llmkube.supervisor.outbox import Outbox, Slot
-from llmkube.supervisor.ports import Parting
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
 log = structlog.get_logger(__name__)
+
+FOR_MEMORY: Final = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.MEMORY_CHECK_FAILED})
+"""What a service says of itself while it waits for memory."""
 
 
 @attrs.define(eq=False)
@@ -44,6 +44,7 @@ class Reporter:
         view: The newest snapshot.
         changed: Called after the snapshot has changed.
         reach: How this host is reached.
+        leader: The voice of the engine that is heard.
         speaks: Whether what this host knows goes into the objects' status; of several hosts that run replicas one does.
     """
 
@@ -56,13 +57,17 @@ class Reporter:
     reach: Mailbox[Reach]
     speaks: bool = True
     view: ServiceView = ServiceView("")
+    leader: object = None
     _restarts: int = 0
+    _outdated: tuple[int | None, str, str] = (None, "", "")  # of which generation why what serves is not the newest
     _fetch_error: str = ""
     _fetched: ModelSpec | None = None  # what was asked of the file that is here
     _endpoint_host: str = ""
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _model_file: tuple[WeightsFile | None, GGUFFacts | None] = (None, None)
     _memory: tuple[bool | None, str, str] | None = None  # status, reason and message of MemoryPressure
+    _away: Evict | None = None  # why it had to go, until it serves again
+    _waits_told: frozenset[str] = frozenset()  # why it waits for memory, as far as this wait's Events have said it
     _of_service: status.Conditions = attrs.field(factory=status.Conditions)
     _of_model: status.Conditions = attrs.field(factory=status.Conditions)
 
@@ -100,6 +105,7 @@ class Reporter:
                 self._set("MemoryPressure", *self._memory)
             if self.view.reason:
                 self._set("Loaded", self.view.ready, str(self.view.reason), self.view.message)
+                self._set_up_to_date()
                 self._write_status()
         self._publish_endpoint()
 
@@ -150,6 +156,7 @@ class Reporter:
     def fetching(self, message: str) -> None:
         """The Model's file is on its way; a file that was here a moment ago is only looked at again."""
         if self._fetched != self.wish.model.spec:
+            self.outdated(Reason.FETCHING, "the file that the newest spec asks for is on its way")
             self._set_model(False, "Fetching", message)
 
     def fetched(self, weights: WeightsFile, facts: GGUFFacts) -> None:
@@ -173,12 +180,22 @@ class Reporter:
         if view == self.view:
             return
         self.view = view
+        self._tell_wait(view)
         if view.ready:
             self._endpoint_host, self._endpoint_port = view.host, view.port
         self._set("Loaded", view.ready, str(view.reason), view.message)
+        self._set_up_to_date()
         self._write_status()
         self._publish_endpoint()
         self.changed()
+
+    def _tell_wait(self, view: ServiceView) -> None:
+        """One Event for each wait for memory; how its figures change is the status's to tell."""
+        if view.reason not in FOR_MEMORY:
+            self._waits_told = frozenset()
+        elif view.reason not in self._waits_told:
+            self._waits_told |= {view.reason}
+            self._warn(view.reason, view.message)
 
     def amend(self, reason: str, message: str = "") -> None:
         """Change the reason of the snapshot and keep where the engine is."""
@@ -188,29 +205,36 @@ class Reporter:
         """An attempt has failed; say why in the engine's own words, and when the next one comes."""
         self._restarts += 1
         self._warn(str(failure.reason), failure.message)
+        reason, head = self._next_attempt(failure, failures, delay_seconds)
+        self.say(ServiceView(reason, f"{head}: {failure.message}"))
+
+    def not_replaced(self, failure: Failure, failures: int, delay_seconds: float) -> None:
+        """An attempt to replace the engine that serves has failed; that one serves on."""
+        self._warn("NotReplaced", f"the engine of the older spec serves on: {failure.message}")
+        reason, head = self._next_attempt(failure, failures, delay_seconds)
+        self.outdated(reason, f"the engine of the older spec serves on; {head}: {failure.message}")
+
+    def _next_attempt(self, failure: Failure, failures: int, delay_seconds: float) -> tuple[Reason, str]:
         if delay_seconds == 0:
             head, reason = "restarting at once", Reason.RESTARTING
         else:
             at = status.timestamp(self.utcnow() + datetime.timedelta(seconds=delay_seconds))
             head, reason = f"{failures} failures in a row; next attempt at {at}", Reason.CRASH_LOOP
-        if failure.reason is not Reason.ENGINE_EXITED:
-            reason = failure.reason
-        self.say(ServiceView(reason, f"{head}: {failure.message}"))
-
-    def answering(self, yes: bool) -> None:
-        """The running engine has stopped to answer, or answers again; the endpoint follows."""
-        if yes:
-            self.amend(Reason.LOADED, "the engine answers again")
-        else:
-            self.amend(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
+        return (reason if failure.reason is Reason.ENGINE_EXITED else failure.reason), head
 
     def evicted(self, evict: Evict) -> None:
         """The engine has to go for want of memory; say to whom it goes, and what becomes of its requests."""
+        self._away = evict
         if evict.cause is Cause.DISPLACED:
             self._warn("Displaced", evict.why)
         else:
             cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may end first"
             self._warn("Evicted", evict.why + cut)
+
+    def displaces(self, evict: Evict) -> None:
+        """Another service has to go for this one."""
+        name = evict.key.name if evict.key.namespace == self.key.namespace else str(evict.key)
+        self.told("Displacing", f"`{name}` has to go for it, which {evict.why}", "Normal")
 
     def memory(self, level: Level, evicted: Evict | None, why: str) -> None:
         """How short of memory this host is, and whether that is why this service does not run."""
@@ -230,46 +254,47 @@ class Reporter:
         """Something about this service's host that its owner may want to know."""
         self.events.emit_nowait(self.wish.service, reason, message, type=kind)
 
-    @asynccontextmanager
-    async def serving(
-        self,
-        loaded: ServiceView,
-        parting: Parting,
-        ended: Callable[[], Exit | None],
-        urgent: Callable[[], bool] = lambda: False,
-    ) -> AsyncIterator[None]:
-        """Claim the endpoint for as long as the body runs; on the way out the claim is withdrawn before anything stops.
-
-        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
-        keeps the engine keeps the claim, and one that has ended by itself is not waited for; nor is anybody waited for
-        when it is urgent.
-        """
-        self.say(loaded)
-        self.events.emit_nowait(self.wish.service, "Loaded", f"{loaded.message} on host {self.settings.host_name}")
+    def loaded(self, view: ServiceView) -> None:
+        """An engine has begun to serve; tell it where people look for what has happened."""
+        self.events.emit_nowait(self.wish.service, "Loaded", f"{view.message} on host {self.settings.host_name}")
+        if self._away is not None:
+            self.told("Returned", f"it runs again; it had to go because: {self._away.why}", "Normal")
+            self._away = None
         log.info(
             "registered endpoint",
             name=self.key.name,
             namespace=self.key.namespace,
-            hostIP=self._address or self.view.host,
-            port=self.view.port,
+            hostIP=self._address or view.host,
+            port=view.port,
         )
-        try:
-            yield
-        finally:
-            if (how := ended()) is not None:
-                self.amend(Reason.ENGINE_EXITED, f"the engine ended: {how}")
-            elif not parting.keep:
-                await self._withdraw(urgent=urgent())  # noqa: ASYNC102 - it shields itself, with a deadline
 
-    async def _withdraw(self, *, urgent: bool) -> None:
-        if self.view.ready:  # else it has been said already why not
-            self.amend(Reason.STOPPING, "the endpoint is withdrawn")
-        if urgent:
-            return
-        with trio.move_on_after(self.settings.withdraw_seconds, shield=True) as bound:
-            await self.outbox.wait_heard(*self._endpoint_slots())
-        if bound.cancelled_caught:
-            log.warning("stopping before the API server knows", name=self.key.name, namespace=self.key.namespace)
+    def current(self) -> None:
+        """What runs, if anything does, is what was asked for last."""
+        self._replaced("", "")
+
+    def outdated(self, reason: str, message: str) -> None:
+        """What serves was started from an older spec; say why its successor does not serve yet."""
+        self._replaced(reason, message)
+
+    def _replaced(self, reason: str, message: str) -> None:
+        said = self.wish.service.metadata.generation, reason, message
+        if said != self._outdated:
+            self._outdated = said
+            self._set_up_to_date()
+            if self.view.ready:  # else nobody can tell, whatever the reason
+                self._write_status()
+
+    def _set_up_to_date(self) -> None:
+        if not self.view.ready:
+            self._set("UpToDate", None, "NotServing", "no engine serves on this host")
+        elif self._outdated[1]:
+            self._set("UpToDate", False, *self._outdated[1:])
+        else:
+            self._set("UpToDate", True, "UpToDate", "what serves was started from the newest spec")
+
+    async def wait_endpoint_heard(self) -> None:
+        """Return when the API server knows what was last said of the endpoint."""
+        await self.outbox.wait_heard(*self._endpoint_slots())
 
     def farewell(self) -> None:
         """The service is no longer ours: take its endpoint back and say nothing more about it."""

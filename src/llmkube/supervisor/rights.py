@@ -18,8 +18,8 @@ PROGRAM: Final = Program(
         Need(Service, APPLY),
         # Both forms: an agent whose settings have changed takes the other one's back.
         *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),
-        # Once at its start: what an earlier agent on this host has left.
-        Need(EndpointSlice, frozenset({"list"})),
+        # What an earlier agent on this host has left, and every ten minutes what somebody has removed or changed.
+        *(Need(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
         # Its own sign of life, and the claims: created, taken over, given up; those of all hosts are followed.
         Need(Lease, APPLY | {"delete"}, place="system"),
         *hostwatch.NEEDS,

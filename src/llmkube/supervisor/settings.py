@@ -8,7 +8,6 @@ import attrs
 from llmkube.k8s.selectors import Selector
 from llmkube.supervisor.accounts import Rules
 from llmkube.supervisor.eviction import Policy
-from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
 from llmkube.supervisor.progress import Limits
 from llmkube.weights.addresses import Network
 from llmkube.weights.hub import ENDPOINT
@@ -53,7 +52,6 @@ class AgentSettings:
         memory_fraction: Share of the host's memory that models may take; None for the default of its size.
         memory_guesses: Whether a model starts whose need nobody can tell.
         memory_policy: When admission closes, when services are evicted and when they return.
-        memory_thresholds: When memory is short.
     """
 
     host_name: str
@@ -82,7 +80,6 @@ class AgentSettings:
     memory_fraction: float | None = None
     memory_guesses: bool = False
     memory_policy: Policy = Policy()
-    memory_thresholds: Thresholds = DEFAULTS
     private_sources: tuple[Network, ...] = ()
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT

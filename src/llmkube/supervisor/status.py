@@ -17,7 +17,7 @@ from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
-OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured")
+OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
 """The conditions that agents state of a service.
 
 Each agent states all of them, always. One that left out what it has stated earlier would give the fields of that

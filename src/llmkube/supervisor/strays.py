@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import psutil
 
+from llmkube.base.files import write_private
 from llmkube.supervisor import processes
 
 STRAYS = "strays"
@@ -46,7 +47,7 @@ class Strays:
             OSError: The disk does not take it.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.root / f"{stray.pid}.json").write_text(json.dumps(attrs.asdict(stray)), "utf-8")
+        write_private(self.root / f"{stray.pid}.json", json.dumps(attrs.asdict(stray)), lasting=False)
 
     def of(self, service: str) -> Stray | None:
         """Return one that was a service's engine, or None; what is gone is forgotten."""

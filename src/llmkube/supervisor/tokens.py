@@ -1,4 +1,6 @@
-"""The token that the hub asks for: from the Secret that a Model names, else from the operator's file.
+"""What a source asks for: from the Secret that a Model names, else from what the operator has given the agent.
+
+For the hub that is a token, for a bucket the variables of `weights.buckets`.
 
 It is looked for only when something has to be fetched from the hub, and never kept: a rotated one is used at once, and
 there is nothing to leak. Messages name where it should have come from, and never what was found there.
@@ -6,7 +8,7 @@ there is nothing to leak. Messages name where it should have come from, and neve
 
 import base64
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,7 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
+from llmkube.weights.buckets import VARIABLES, BucketAccess
 
 KEY: Final = "HF_TOKEN"
 """The key of the Secret."""
@@ -45,11 +48,13 @@ class HubTokens:
         read_secret: Reads one Secret; NotFoundError when there is none.
         file: What Models without a Secret use, if anything.
         limiter: Bounds the threads that read it.
+        environ: Where such Models find the variables of a bucket.
     """
 
     read_secret: ReadSecret
     file: Path | None
     limiter: trio.CapacityLimiter
+    environ: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     async def find(self, model: Model) -> str | None:
         """Return the token for a Model's source, or None if nobody gave one.
@@ -66,13 +71,34 @@ class HubTokens:
             return None
         return await trio.to_thread.run_sync(partial(read_token_file, self.file), limiter=self.limiter)
 
-    async def _in_secret(self, key: Key) -> str:
-        field, remedy = "spec.sourceSecretRef", f"--from-literal={KEY}=…"
+    async def find_access(self, model: Model) -> BucketAccess:
+        """Return who asks for a Model's object in a bucket, and where.
+
+        Raises:
+            TokenError: Its Secret is missing.
+            SourceError: What the Secret or the environment says cannot be used.
+            WorldError: The API server does not say.
+        """
+        reference = model.spec.source_secret_ref
+        if reference is None or not reference.name:
+            await trio.lowlevel.checkpoint()
+            return BucketAccess.read(self.environ, where="the agent's environment")
+        key = Key(model.key.namespace, reference.name)
+        secret = await self._read(key, VARIABLES[0])
+        try:
+            values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
+        except ValueError as exc:
+            field = "spec.sourceSecretRef"
+            raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=field) from exc
+        return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
+
+    async def _read(self, key: Key, wanted: str) -> Secret:
+        field, remedy = "spec.sourceSecretRef", f"--from-literal={wanted}=…"
         try:
             with trio.fail_after(READ_SECONDS):
-                secret = await self.read_secret(key)
+                return await self.read_secret(key)
         except NotFoundError as exc:
-            problem = f"there is no Secret {key.name} in namespace {key.namespace} to take {KEY} from"
+            problem = f"there is no Secret {key.name} in namespace {key.namespace} to take {wanted} from"
             command = f"kubectl -n {key.namespace} create secret generic {key.name} {remedy}"
             raise TokenError(f"{problem}; make it with: {command}", field=field) from exc
         except ForbiddenError as exc:
@@ -82,6 +108,9 @@ class HubTokens:
             raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
         except trio.TooSlowError as exc:
             raise WorldError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
+
+    async def _in_secret(self, key: Key) -> str:
+        field, secret = "spec.sourceSecretRef", await self._read(key, KEY)
         if KEY not in secret.data:
             there = ", ".join(sorted(secret.data)) or "nothing"
             raise TokenError(

@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +17,9 @@ import attrs
 import psutil
 import trio
 
+from llmkube.supervisor import processes
 from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
-from llmkube.supervisor.processes import families, read_small
+from llmkube.supervisor.processes import COOKIE_VARIABLE, families, read_small
 from llmkube.supervisor.progress import Look
 
 FRESH_SECONDS: Final = 1.0
@@ -98,6 +100,36 @@ class Sweep:
 
 
 @attrs.define(eq=False)
+class Census:
+    """Find the processes that carry a cookie: one look at every process of the host for all who ask at the same time.
+
+    Hundreds of engines end together, and a look takes tens of milliseconds then.
+    """
+
+    _scan: Callable[[], Mapping[str, Sequence[psutil.Process]]] = partial(processes.carriers, COOKIE_VARIABLE)
+    _found: Mapping[str, Sequence[psutil.Process]] = attrs.field(factory=dict)
+    _begun: int = 0
+    _done: int = 0
+    _coming: trio.Event | None = None
+
+    async def carriers(self, cookie: str) -> Sequence[psutil.Process]:
+        """Return what a look finds that begins after this was called; one that runs already may have missed some."""
+        wanted = self._begun + 1
+        while self._done < wanted:
+            if self._coming is not None:
+                await self._coming.wait()
+                continue
+            self._coming, self._begun = trio.Event(), self._begun + 1
+            try:
+                self._found = await trio.to_thread.run_sync(self._scan)
+                self._done = self._begun
+            finally:
+                self._coming.set()
+                self._coming = None
+        return self._found.get(cookie, ())
+
+
+@attrs.define(eq=False)
 class Rounds:
     """Look at engines, all at once; one per host."""
 
@@ -106,6 +138,11 @@ class Rounds:
     _seen: Mapping[int, Look] = attrs.field(factory=dict)
     _seen_at: float = float("-inf")
     _coming: trio.Event | None = None
+    _census: Census = attrs.field(factory=Census)
+
+    async def family(self, cookie: str) -> Sequence[psutil.Process]:
+        """Return every process that carries an engine's cookie now."""
+        return await self._census.carriers(cookie)
 
     async def look(self, patient: Patient, *, loading: bool) -> Look | None:
         """Return what is seen of an engine now; None when its process has ended, or nobody has looked yet."""

@@ -26,6 +26,12 @@ ACCESS_ADVICE: Final = (
     "(for a gated model, accept its terms on its page first)"
 )
 
+BUCKET_ADVICE: Final = (
+    "put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of somebody who may read the object (and AWS_REGION or "
+    "AWS_ENDPOINT_URL, if need be) into a Secret, and name the Secret in spec.sourceSecretRef"
+)
+
+_REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _RATE_LIMIT: Final = re.compile(r"(?:^|;)\s*t=(\d{1,9})(?:;|,|$)", re.ASCII)
 _DIGEST: Final = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
@@ -99,7 +105,8 @@ class Asked:
         validator: Of the prefix that is there.
         total_bytes: Size of the whole file, as far as anybody said so before.
         hub: Whether the source is a Hugging Face repository.
-        credential: Whether a token or a password was sent along.
+        bucket: Whether it is an object in a bucket.
+        credential: Whether a token, a password or a signature was sent along.
     """
 
     shown: str
@@ -107,6 +114,7 @@ class Asked:
     validator: Validator = Validator()
     total_bytes: int | None = None
     hub: bool = False
+    bucket: bool = False
     credential: bool = False
 
 
@@ -141,6 +149,8 @@ def refusal(
     """Return the error for a status that carries no file."""
     said = _hub_words(headers) if asked.hub else ""
     answer = f"{asked.shown}: the server answered {status}{said}"
+    if asked.bucket and status == 400 and (region := other_region(headers)):
+        return SourceRefusedError(f"{answer}: the bucket is in {region}; set AWS_REGION to that")
     if status in _LATER:
         wait = wait_seconds(headers, now)
         when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
@@ -154,6 +164,10 @@ def refusal(
         if asked.hub:
             cause = "the token that was sent may not read it" if asked.credential else "it wants a token"
             return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
+        if asked.bucket:
+            # A bucket says the same of an object that is not there to somebody who may not list it.
+            cause = "the key that signed may not read it, or it is not there" if asked.credential else "it wants a key"
+            return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
         return AccessDeniedError(
             f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
             "or download the file yourself and name it by its path"
@@ -176,6 +190,12 @@ def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
         return max((until - (_date(headers.get("date", "")) or now)).total_seconds(), 0.0)
     found = _RATE_LIMIT.search(headers.get("ratelimit", ""))
     return float(found[1]) if found else None
+
+
+def other_region(headers: Headers) -> str:
+    """Return the region that S3 says a bucket is in when it was asked for in another one, or nothing."""
+    region = headers.get("x-amz-bucket-region", "").strip()
+    return region if _REGION.fullmatch(region) else ""
 
 
 def linked_digest(headers: Headers) -> str | None:

@@ -99,6 +99,27 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
         raise cannot_write(store, exc) from exc
 
 
+def sweep(store: Store) -> None:
+    """Remove what no record vouches for any more: the blobs of versions that have been replaced.
+
+    Raises:
+        FetchError: The disk fails.
+    """
+    try:
+        with store.locked():
+            kept = [record for _, record in records(store)]
+            blobs = {piece.sha256 for record in kept for piece in record.pieces}
+            sets = {set_name(record) for record in kept if len(record.pieces) > 1}
+            for folder in store.sets.iterdir():
+                if folder.name not in sets:
+                    shutil.rmtree(folder, ignore_errors=True)
+            for path in store.blobs.iterdir():
+                if path.name not in blobs:
+                    path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+
+
 def _remove(
     store: Store, everything: dict[str, Record], doomed: dict[str, Record], *, tidy: bool, dry_run: bool
 ) -> Pruned:

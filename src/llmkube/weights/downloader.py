@@ -11,20 +11,23 @@ from typing import Final, NoReturn, TypeVar
 import attrs
 import trio
 
+from llmkube.base.errors import WorldError
 from llmkube.weights import hub
 from llmkube.weights.addresses import Policy
-from llmkube.weights.answers import Asked, linked_digest, range_total, refusal
+from llmkube.weights.answers import Asked, Validator, linked_digest, range_total, refusal
+from llmkube.weights.buckets import BucketAccess, Signer
 from llmkube.weights.dial import OpenTransport, open_transport_with
 from llmkube.weights.disk import RunSync, Space, free_bytes, in_threads
-from llmkube.weights.errors import DigestMismatchError, FetchError, StalledError
+from llmkube.weights.errors import DigestMismatchError, FetchError, SourceError, StalledError
 from llmkube.weights.files import hash_file, look
+from llmkube.weights.freshness import Seen, is_same
 from llmkube.weights.hops import Answer, Credential, Question, open_answer, translated
 from llmkube.weights.partial import Partial, open_partial, remove_partial
 from llmkube.weights.progress import OnProgress, Progress, Rate
-from llmkube.weights.records import Doubt, Piece, find_piece, keep, key_of, recall, verified
+from llmkube.weights.records import Doubt, Piece, find_piece, keep, key_of, read_record, recall, verified
 from llmkube.weights.retry import Gates, Means, Patience, persist
 from llmkube.weights.sharing import Shared, open_shared
-from llmkube.weights.source import HubFile, HubRepository, Remote, WebFile
+from llmkube.weights.source import BucketFile, HubFile, HubRepository, Remote, WebFile
 from llmkube.weights.store import Store, WeightsFile
 from llmkube.weights.transfer import Refused, Reports, Transfer, Wanted
 from llmkube.weights.urls import WebUrl
@@ -33,6 +36,9 @@ T = TypeVar("T")
 
 GetToken = Callable[[], Awaitable[str | None]]
 """Find the token for the hub, or None; asked only when the hub is about to be."""
+
+GetAccess = Callable[[], Awaitable[BucketAccess]]
+"""Find out who asks for an object in a bucket, and where; WorldError when nobody can say now."""
 
 _PATIENCE: Final = Patience()
 
@@ -51,6 +57,7 @@ class _Job:
     sha256: str | None
     token: str | None = attrs.field(repr=False)
     policy: Policy
+    access: BucketAccess = BucketAccess()
 
 
 class Downloader:
@@ -74,8 +81,10 @@ class Downloader:
         *,
         sha256: str | None,
         token: GetToken | None = None,
+        access: GetAccess | None = None,
         policy: Policy,
         progress: OnProgress,
+        fresh: bool = False,
     ) -> WeightsFile:
         """Return the file behind a source, complete and of the right digest; from the store if it is there.
 
@@ -85,27 +94,52 @@ class Downloader:
             source: What to fetch.
             sha256: The digest that it must have, in hex; None to trust the hub's, or the server.
             token: For the hub, and for nobody else; not looked for if the store has the file, or it is not the hub's.
+            access: For an object in a bucket; without it the bucket has to be public. Looked for in any case, because
+                it says on which server the bucket is; when nobody can say, what the store has is taken.
             policy: What the source may lead to.
             progress: Called in this task, with the newest state; some may be left out.
+            fresh: Ask the server, although the store has the file, whether it is still that one; if not, fetch it.
 
         Raises:
             WeightsError: The source, the digest or the file is wrong, or access is denied; see `weights.errors`.
             FetchError: The disk or the network got in the way. What has come is kept for the next call.
         """
         wanted = sha256.lower() if sha256 is not None else None
-        found = await self._recall(source, wanted, progress)
-        if found is not None:
+        who: BucketAccess | WorldError = BucketAccess()
+        if isinstance(source, BucketFile) and access is not None:
+            try:
+                who = await access()
+            except WorldError as error:
+                who = error
+        server = who.server if isinstance(who, BucketAccess) else None
+        found = await self._recall(source, wanted, server, progress)
+        if found is not None and not fresh:
             return found
+        if not isinstance(who, BucketAccess):
+            raise who
         secret = await token() if token is not None and self._is_at_hub(source) else None
-        job = _Job(source, wanted, secret, policy)
+        job = _Job(source, wanted, secret, policy, who)
+        if found is not None and await self._is_current(job, progress):
+            return found
         return await self._shared.join(job, bind(self._download, job), progress)
 
     def _is_at_hub(self, source: Remote) -> bool:
-        return not isinstance(source, WebFile) or source.url.origin == self._endpoint.origin
+        if isinstance(source, WebFile):
+            return source.url.origin == self._endpoint.origin
+        return not isinstance(source, BucketFile)
 
-    async def _recall(self, source: Remote, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
+    async def _is_current(self, job: _Job, progress: OnProgress) -> bool:
+        """Ask the servers whether what the store has is still what they have."""
+        meter = _Meter(progress)
+        seen = [await self._look(one, meter) for one in await self._plan(job, meter)]
+        record = await self._means.run_sync(bind(read_record, self._store, key_of(job.source.identity)))
+        return record is not None and is_same(record, seen)
+
+    async def _recall(
+        self, source: Remote, sha256: str | None, server: str | None, progress: OnProgress
+    ) -> WeightsFile | None:
         run_sync, store = self._means.run_sync, self._store
-        found = await run_sync(bind(recall, store, source.identity))
+        found = await run_sync(bind(recall, store, source.identity, server))
         if isinstance(found, Doubt):
             for piece in found.touched:
                 if not await self._still_right(store.blobs / piece.sha256, progress):
@@ -141,7 +175,9 @@ class Downloader:
                     await self._transfer(one, part, sum(later), meter)
                 meter.finished_bytes += part.size_bytes
             now = self._means.utcnow().isoformat()
-            return await self._means.run_sync(bind(keep, self._store, source.identity, source.redacted, parts, now))
+            versions = tuple(part.note.validator if isinstance(part, Partial) else Validator() for part in parts)
+            kept = bind(keep, self._store, source.identity, source.redacted, parts, now)
+            return await self._means.run_sync(bind(kept, server=job.access.server, versions=versions))
 
     async def _transfer(self, wanted: Wanted, part: Partial, later_bytes: int, meter: "_Meter") -> None:
         reports = Reports(meter.downloading, meter.verifying, meter.waiting)
@@ -175,6 +211,8 @@ class Downloader:
         meter.resolving()
         if isinstance(source, WebFile):
             return await self._plan_web(job, source, meter)
+        if isinstance(source, BucketFile):
+            return await self._plan_bucket(job, source, meter)
         if isinstance(source, HubFile) and len(source.parts) == 1:
             return [self._wanted_hub(job, source, hub.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
@@ -219,11 +257,38 @@ class Downloader:
             promised_by="spec.sha256" if job.sha256 else "",
             hub=at_hub,
         )
-        if len(urls) == 1:
-            return [first]
-        each = [attrs.evolve(first, shown=url.shown, url=url, key=key_of(str(url))) for url in urls]
+        return await self._probed(
+            [attrs.evolve(first, shown=url.shown, url=url, key=key_of(str(url))) for url in urls], meter
+        )
+
+    async def _plan_bucket(self, job: _Job, source: BucketFile, meter: "_Meter") -> Sequence[Wanted]:
+        if not source.path or source.path.endswith("/"):
+            raise SourceError(f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch")
+        _refuse_one_digest_for_many(job, len(source.parts))
+        each, who = [], job.access
+        for path in source.parts:
+            url, part = who.url(source.bucket, path), attrs.evolve(source, path=path)
+            signer = Signer(url.origin, who, self._means.utcnow) if who.key_id else None
+            each.append(
+                Wanted(
+                    shown=part.redacted,
+                    url=url,
+                    key=key_of(f"{who.server} {part.identity}"),
+                    policy=job.policy,
+                    credential=signer,
+                    sha256=job.sha256,
+                    promised_by="spec.sha256" if job.sha256 else "",
+                    bucket=True,
+                )
+            )
+        return await self._probed(each, meter)
+
+    async def _probed(self, each: Sequence[Wanted], meter: "_Meter") -> Sequence[Wanted]:
+        if len(each) == 1:
+            return each
         # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
-        return [await self._probed(one, meter) for one in each]
+        seen = [await self._look(one, meter) for one in each]
+        return [attrs.evolve(w, size_bytes=s.size_bytes, sha256=s.sha256) for w, s in zip(each, seen, strict=True)]
 
     def _credential(self, job: _Job) -> Credential | None:
         return Credential.bearer(self._endpoint, job.token) if job.token else None
@@ -234,7 +299,7 @@ class Downloader:
 
         async def read(answer: Answer) -> hub.Listing:
             if answer.status != 200:
-                self._refuse(shown, question, answer, at_hub=True)
+                self._refuse(Asked(shown=shown, hub=True), question, answer)
             body = bytearray()
             with translated(question.url):
                 async for chunk in answer.body:
@@ -245,13 +310,14 @@ class Downloader:
 
         return await self._ask(question, shown, read, meter)
 
-    async def _probed(self, wanted: Wanted, meter: "_Meter") -> Wanted:
-        """Ask for the first bytes only, to learn whether the file is there and how long it is."""
+    async def _look(self, wanted: Wanted, meter: "_Meter") -> Seen:
+        """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
         question = Question(wanted.url, wanted.policy, wanted.credential, {"Range": "bytes=0-3"})
 
-        async def read(answer: Answer) -> Wanted:  # noqa: ASYNC124 (the head says it all)
+        async def read(answer: Answer) -> Seen:  # noqa: ASYNC124 (the head says it all)
             if answer.status not in (200, 206):
-                self._refuse(wanted.shown, question, answer, at_hub=wanted.hub)
+                asked = Asked(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket)
+                self._refuse(asked, question, answer)
             length = answer.headers.get("content-length", "")
             if answer.status == 206:
                 size = range_total(answer.headers)
@@ -259,7 +325,7 @@ class Downloader:
                 size = int(length) if length.isascii() and length.isdigit() else None
             size = answer.linked_size if size is None else size
             digest = answer.linked_sha256 or linked_digest(answer.headers)
-            return attrs.evolve(wanted, size_bytes=size, sha256=digest)
+            return Seen(size, digest, Validator.of(answer.headers))
 
         return await self._ask(question, wanted.shown, read, meter)
 
@@ -275,8 +341,8 @@ class Downloader:
 
         return await persist(attempt, origin=question.url.origin, means=self._means, waiting=meter.waiting)
 
-    def _refuse(self, shown: str, question: Question, answer: Answer, *, at_hub: bool) -> NoReturn:
-        asked = Asked(shown=shown, hub=at_hub, credential=question.credential is not None)
+    def _refuse(self, asked: Asked, question: Question, answer: Answer) -> NoReturn:
+        asked = attrs.evolve(asked, credential=question.credential is not None)
         now = self._means.utcnow()
         raise refusal(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
 

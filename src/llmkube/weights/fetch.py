@@ -11,7 +11,7 @@ import trio
 from llmkube.weights import files
 from llmkube.weights.addresses import Policy
 from llmkube.weights.disk import in_threads
-from llmkube.weights.downloader import Downloader, GetToken
+from llmkube.weights.downloader import Downloader, GetAccess, GetToken
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
 from llmkube.weights.progress import OnProgress, Progress
 from llmkube.weights.records import keep, piece_at
@@ -33,7 +33,9 @@ async def fetch(
     limiter: trio.CapacityLimiter,
     downloader: Downloader | None = None,
     token: GetToken | None = None,
+    access: GetAccess | None = None,
     policy: Policy = _FROM_OBJECT,
+    fresh: bool = False,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
 
@@ -49,7 +51,9 @@ async def fetch(
         limiter: Bounds the worker threads that touch the disk.
         downloader: Fetches remote sources into the same store; without one they are refused.
         token: For the hub that the downloader knows, and nobody else; looked for only when that is asked.
+        access: For an object in a bucket: who asks for it, and where.
         policy: What a remote source may lead to; by default what an object may: public addresses only.
+        fresh: What the store has of a remote source is compared with what the server has now.
 
     Raises:
         WeightsError: The source, the digest or the file is wrong; see the subclasses.
@@ -62,11 +66,13 @@ async def fetch(
     if isinstance(source, Elsewhere) or downloader is None:
         scheme = source.scheme if isinstance(source, Elsewhere) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
-        remedy = f"D{file[1:]}" if downloader is None else f"Name an https:// or hf:// source, or {file}"
+        remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf:// or s3:// source, or {file}"
         raise SourceUnsupportedError(
             f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
         )
-    return await downloader.fetch(source, sha256=sha256, token=token, policy=policy, progress=progress)
+    return await downloader.fetch(
+        source, sha256=sha256, token=token, access=access, policy=policy, progress=progress, fresh=fresh
+    )
 
 
 async def _copy_in(

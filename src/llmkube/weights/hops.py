@@ -15,7 +15,8 @@ import trio
 from llmkube import __version__
 from llmkube.base.http import HttpError
 from llmkube.weights.addresses import Policy
-from llmkube.weights.answers import linked_digest, linked_size
+from llmkube.weights.answers import linked_digest, linked_size, other_region
+from llmkube.weights.buckets import Signer
 from llmkube.weights.dial import Transport
 from llmkube.weights.errors import FetchError, RedirectError
 from llmkube.weights.exchange import Body, get
@@ -43,6 +44,10 @@ class Credential:
         pair = f"{user_info.user}:{user_info.password}".encode()
         return cls(url.origin, f"Basic {base64.b64encode(pair).decode('ascii')}")
 
+    def headers(self, url: WebUrl, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return what goes along with a GET of its origin: the same with each."""
+        return {"Authorization": self.authorization}
+
 
 @attrs.frozen
 class Question:
@@ -50,7 +55,7 @@ class Question:
 
     url: WebUrl
     policy: Policy
-    credential: Credential | None = None
+    credential: Credential | Signer | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict)
 
 
@@ -99,7 +104,7 @@ async def open_answer(transport: Transport, question: Question) -> AsyncGenerato
             if reply.status not in _REDIRECTS:
                 yield Answer(reply.status, reply.headers, hops > 0, sha256, size, reply.body)
                 return
-        url = _next(question, url, reply.headers.get("location", ""))
+        url = _next(question, url, reply.headers)
     raise RedirectError(
         f"{question.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )
@@ -123,12 +128,14 @@ def _headers(url: WebUrl, question: Question) -> dict[str, str]:
         **question.headers,
     }
     if question.credential is not None and question.credential.origin == url.origin:
-        headers["Authorization"] = question.credential.authorization
+        headers |= question.credential.headers(url, question.headers)
     return headers
 
 
-def _next(question: Question, url: WebUrl, location: str) -> WebUrl:
-    shown = question.url.shown
+def _next(question: Question, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
+    shown, location = question.url.shown, headers.get("location", "")
+    if region := other_region(headers):
+        raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
     if not location:
         raise RedirectError(f"{shown}: the server redirects, but does not say where to")
     try:

@@ -12,12 +12,12 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from llmkube.base.files import write_private
 from llmkube.weights.answers import Validator
 from llmkube.weights.errors import FetchError, NoSpaceError
 from llmkube.weights.store import Store, sync_folder
@@ -237,20 +237,6 @@ def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> i
         return found.st_blocks * 512
     finally:
         os.close(fd)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a small file as a whole: a reader sees the old text or the new one, also after a power cut."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # O_EXCL and 0600
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def cannot_write(store: Store, exc: OSError) -> FetchError:

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.weights.partial import Partial, cannot_write, write_private
+from llmkube.base.files import write_private
+from llmkube.weights.answers import Validator
+from llmkube.weights.partial import Partial, cannot_write
 from llmkube.weights.store import DIGEST, Store, WeightsFile, sync_folder
 
 _LONGEST_RECORD: Final = 256 * 1024
@@ -40,11 +42,15 @@ class Record:
         source: The source for people, without secrets.
         pieces: The file, or the parts of a split model in order.
         fetched_at: When, in RFC 3339.
+        server: Whose it was, where the source leaves that open (`BucketAccess.server`).
+        versions: What the server called the version of each piece; empty when it did not say.
     """
 
     source: str
     pieces: tuple[Piece, ...]
     fetched_at: str = ""
+    server: str = ""
+    versions: tuple[Validator, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -65,9 +71,14 @@ def key_of(identity: str) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def recall(store: Store, identity: str) -> WeightsFile | Doubt | None:
-    """Return what the store has for a source, or None."""
-    return recall_key(store, key_of(identity))
+def recall(store: Store, identity: str, server: str | None = None) -> WeightsFile | Doubt | None:
+    """Return what the store has for a source, or None; from this very server, if one is named."""
+    key = key_of(identity)
+    if server is not None:
+        record = read_record(store, key)
+        if record is not None and record.server != server:
+            return None
+    return recall_key(store, key)
 
 
 def recall_key(store: Store, key: str) -> WeightsFile | Doubt | None:
@@ -91,8 +102,17 @@ def find_piece(store: Store, sha256: str) -> Piece | None:
     return None
 
 
-def keep(store: Store, identity: str, source: str, parts: Sequence[Partial | Piece], fetched_at: str) -> WeightsFile:
-    """Make complete parts visible, all of them or none, and remember what they are.
+def keep(
+    store: Store,
+    identity: str,
+    source: str,
+    parts: Sequence[Partial | Piece],
+    fetched_at: str,
+    *,
+    server: str = "",
+    versions: tuple[Validator, ...] = (),
+) -> WeightsFile:
+    """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
 
     Raises:
         FetchError: The disk fails.
@@ -100,7 +120,7 @@ def keep(store: Store, identity: str, source: str, parts: Sequence[Partial | Pie
     try:
         with store.locked():
             pieces = tuple(part if isinstance(part, Piece) else piece_at(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at)
+            record = Record(source, pieces, fetched_at, server, versions)
             found = weights_of(store, record)
             save_record(store, key_of(identity), record)
             return found
@@ -117,7 +137,9 @@ def piece_at(blob: Path) -> Piece:
 def verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: somebody has just read them, and their digests are right."""
     now = tuple(piece_at(store.blobs / piece.sha256) for piece in record.pieces)
-    return keep(store, identity, record.source, now, record.fetched_at)
+    return keep(
+        store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions
+    )
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
@@ -165,7 +187,12 @@ def read_record(store: Store, key: str) -> Record | None:
 def save_record(store: Store, key: str, record: Record) -> None:
     """Write a record in place of the one with its key."""
     pieces = [{"sha256": p.sha256, "sizeBytes": p.size_bytes, "mtimeNs": p.mtime_ns} for p in record.pieces]
-    text = json.dumps({"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at})
+    data: dict[str, Any] = {"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at}
+    if record.server:
+        data["server"] = record.server
+    if any(version != Validator() for version in record.versions):
+        data["versions"] = [[version.etag, version.last_modified] for version in record.versions]
+    text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
 
@@ -174,7 +201,8 @@ def _record(data: Any) -> Record:
     pieces = tuple(Piece(str(p["sha256"]), int(p["sizeBytes"]), int(p["mtimeNs"])) for p in data["pieces"])
     if not pieces or not all(DIGEST.fullmatch(piece.sha256) for piece in pieces):
         raise ValueError("no digests")
-    return Record(str(data["source"]), pieces, str(data["fetchedAt"]))
+    versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
+    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), str(data.get("server") or ""), versions)
 
 
 def _state(store: Store, piece: Piece) -> str:

@@ -13,12 +13,13 @@ import attrs
 from llmkube.weights import hub
 from llmkube.weights.addresses import Policy
 from llmkube.weights.answers import Asked, Take, judge, judge_part, range_total, refusal
+from llmkube.weights.buckets import BucketAccess, Signer
 from llmkube.weights.dial import OpenTransport, open_transport_with
 from llmkube.weights.errors import FetchError, NotGGUFError, RangeError
 from llmkube.weights.gguf import GGUFFacts, facts_of
 from llmkube.weights.gguf_reader import HeaderReader
 from llmkube.weights.hops import Answer, Credential, Question, open_answer, translated
-from llmkube.weights.source import HubRepository, Remote, WebFile
+from llmkube.weights.source import BucketFile, HubRepository, Remote, WebFile
 from llmkube.weights.urls import WebUrl
 
 REQUEST_BYTES: Final = (1 << 20, 7 << 20, 24 << 20)
@@ -37,6 +38,7 @@ async def read_remote_header(
     policy: Policy,
     utcnow: Callable[[], datetime.datetime],
     token: str | None = None,
+    access: BucketAccess | None = None,
     endpoint: str = hub.ENDPOINT,
     open_transport: OpenTransport | None = None,
 ) -> GGUFFacts:
@@ -47,10 +49,11 @@ async def read_remote_header(
     and no deadline but the caller's.
 
     Args:
-        source: What `parse_source` made of an `http://`, `https://` or `hf://` source.
+        source: What `parse_source` made of an `http://`, `https://`, `hf://` or `s3://` source.
         policy: What the source may lead to: `Policy(from_operator=True)` for one from the command line.
         utcnow: The wall clock, for pauses that a server asks for by date.
         token: For the hub, and for nobody else.
+        access: For an object in a bucket; without it the bucket has to be public.
         endpoint: The hub's address, or a mirror's.
         open_transport: What carries requests; None for real sockets, with every address checked.
 
@@ -68,6 +71,11 @@ async def read_remote_header(
         credential = own or (token_for_hub if at_hub else None)
         place = _Place(source.redacted, source.url, policy, credential, at_hub, carry, utcnow)
         return await _read(place)
+    if isinstance(source, BucketFile):
+        who = access or BucketAccess()
+        url = who.url(source.bucket, source.path)
+        signer = Signer(url.origin, who, utcnow) if who.key_id else None
+        return await _read(_Place(source.redacted, url, policy, signer, False, carry, utcnow, bucket=True))
     name = source.name if isinstance(source, HubRepository) else source.repository
     place = _Place(source.redacted, hub_url, policy, token_for_hub, True, carry, utcnow)
     if isinstance(source, HubRepository):
@@ -85,16 +93,17 @@ class _Place:
     shown: str
     url: WebUrl
     policy: Policy
-    credential: Credential | None
+    credential: Credential | Signer | None
     hub: bool
     open_transport: OpenTransport
     utcnow: Callable[[], datetime.datetime]
+    bucket: bool = False
 
     def question(self, **headers: str) -> Question:
         return Question(self.url, self.policy, self.credential, headers)
 
     def asked(self) -> Asked:
-        return Asked(shown=self.shown, hub=self.hub, credential=self.credential is not None)
+        return Asked(shown=self.shown, hub=self.hub, bucket=self.bucket, credential=self.credential is not None)
 
 
 async def _read(place: _Place) -> GGUFFacts:

@@ -22,6 +22,7 @@ _FORMS: Final = (
 _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials in a URL, and signatures in its query
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 _REVISION: Final = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*", re.ASCII)
 _PART: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
@@ -123,8 +124,44 @@ class HubRepository:
 
 
 @attrs.frozen
+class BucketFile:
+    """An object in a bucket (S3, MinIO and their like); a folder of them while no file of it is picked.
+
+    On which server the bucket is, whoever asks knows: it is no part of the source.
+    """
+
+    bucket: str
+    path: str
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by."""
+        return f"s3://{self.bucket}/{self.path}"
+
+    @property
+    def redacted(self) -> str:
+        """The source, for messages; nothing in it is secret."""
+        return self.identity
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The paths of all parts, in order."""
+        folder, slash, name = self.path.rpartition("/")
+        return tuple(f"{folder}{slash}{part}" for part in part_names(name))
+
+    def file(self, path: str) -> "BucketFile":
+        """Name one file in the folder.
+
+        Raises:
+            SourceError: No file can have that name.
+        """
+        folder = self.path.rstrip("/")
+        return _bucket_file(repr(path), self.bucket, f"{folder}/{path}" if folder else path)
+
+
+@attrs.frozen
 class Elsewhere:
-    """Weights that this host cannot fetch itself: a volume claim or a bucket."""
+    """Weights that this host cannot fetch itself: those on a volume claim."""
 
     scheme: str
     text: str
@@ -135,7 +172,7 @@ class Elsewhere:
         return _redact(self.text)
 
 
-Remote = WebFile | HubFile | HubRepository
+Remote = WebFile | HubFile | HubRepository | BucketFile
 Source = Builtin | LocalFile | Remote | Elsewhere
 
 
@@ -165,7 +202,7 @@ def parse_source(text: str) -> Source:
 
 
 def pick(source: Source, files: Sequence[str]) -> Source:
-    """Return the file that `spec.files` picks from a repository; the source itself if it picks nothing.
+    """Return the file that `spec.files` picks from a repository or a bucket; the source itself if it picks nothing.
 
     Args:
         source: What `spec.source` names.
@@ -173,19 +210,20 @@ def pick(source: Source, files: Sequence[str]) -> Source:
             an engine on a host has no use for others.
 
     Raises:
-        FileSetError: The source is no repository, or has no such files, or they do not belong together.
+        FileSetError: The source is neither, or has no such files, or they do not belong together.
     """
     if not files:
         return source
-    if not isinstance(source, HubRepository):
+    if not isinstance(source, HubRepository | BucketFile):
         raise FileSetError(
-            "picks files from a Hugging Face repository, but spec.source does not name one; "
-            "write spec.source as ORG/REPO, or leave spec.files out"
+            "picks files from a Hugging Face repository or a folder of a bucket, but spec.source names neither; "
+            "write spec.source as ORG/REPO or s3://BUCKET/FOLDER, or leave spec.files out"
         )
     try:
         chosen = source.file(files[0])
     except SourceError as exc:
         raise FileSetError(f"{files[0]!r} names no .gguf file in a repository; patterns do not work") from exc
+    strange = [file for file in files[1:] if file not in part_names(files[0])]
     strange = [file for file in files[1:] if file not in chosen.parts]
     if strange:
         raise FileSetError(
@@ -226,7 +264,10 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
         raise SourceError(f"{shown} names nothing after {scheme}://")
     if scheme == "hf":
         return _hub(shown, rest)
-    return Elsewhere(scheme, text) if scheme in ("pvc", "s3") else _web(shown, text)
+    if scheme == "s3":
+        bucket, _, path = rest.partition("/")
+        return _bucket_file(shown, bucket, path)
+    return Elsewhere(scheme, text) if scheme == "pvc" else _web(shown, text)
 
 
 def _redact(text: str) -> str:
@@ -260,6 +301,15 @@ def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
     if not path.lower().endswith(".gguf"):
         raise SourceError(f"{shown} does not name a .gguf file; write hf://ORG/REPO/FILE.gguf[@REVISION]")
     return HubFile(repository, part_names(path)[0], revision)
+
+
+def _bucket_file(shown: str, bucket: str, path: str) -> BucketFile:
+    odd = not path.isprintable() or set(path) & set("?#\\")
+    steps = path.rstrip("/").split("/") if path else []
+    if not _BUCKET.fullmatch(bucket) or odd or any(step in ("", ".", "..") for step in steps):
+        raise SourceError(f"{shown} names no object in a bucket; write s3://BUCKET/KEY")
+    folder, slash, name = path.rpartition("/")
+    return BucketFile(bucket, f"{folder}{slash}{part_names(name)[0]}")
 
 
 def _revision(shown: str, text: str) -> str:

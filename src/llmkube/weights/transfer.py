@@ -9,6 +9,7 @@ import trio
 
 from llmkube.weights.addresses import Policy
 from llmkube.weights.answers import Asked, Finished, StartOver, Take, Validator, judge
+from llmkube.weights.buckets import Signer
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -42,17 +43,19 @@ class Wanted:
         promised_by: Who said so: `spec.sha256`, or empty for the hub.
         size_bytes: Its size, if the hub said so.
         hub: Whether it comes from a Hugging Face repository.
+        bucket: Whether it is an object in a bucket.
     """
 
     shown: str
     url: WebUrl
     key: str
     policy: Policy
-    credential: Credential | None = None
+    credential: Credential | Signer | None = None
     sha256: str | None = None
     promised_by: str = ""
     size_bytes: int | None = None
     hub: bool = False
+    bucket: bool = False
 
 
 @attrs.frozen
@@ -164,6 +167,7 @@ class Transfer:
             validator=partial.note.validator,
             total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.note.total_bytes,
             hub=wanted.hub,
+            bucket=wanted.bucket,
             credential=wanted.credential is not None,
         )
         question = Question(wanted.url, wanted.policy, wanted.credential, headers)

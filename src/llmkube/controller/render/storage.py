@@ -2,7 +2,7 @@
 
 | source | who brings the weights | where the engine finds them |
 |---|---|---|
-| `http(s)://`, `hf://`, `org/repo`, `builtin://` | a Job of the Model, into the namespace's claim | `/models/<key>/` |
+| `http(s)://`, `hf://`, `org/repo`, `s3://`, `builtin://` | a Job, into the namespace's claim | `/models/<key>/` |
 | the same, with `modelCache` of the service | an init container, into a volume of the pod's own | `/models/<key>/` |
 | `pvc://CLAIM/PATH` | whoever filled the claim | `/model-source/PATH` |
 | `file://PATH`, an absolute path | whoever put it on the node; only below `host_paths` | `/model-source/NAME` |
@@ -24,8 +24,18 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, MAX_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
+from llmkube.weights.buckets import VARIABLES
 from llmkube.weights.errors import SourceError, WeightsError
-from llmkube.weights.source import Elsewhere, HubRepository, LocalFile, Source, parse_source, part_names, pick
+from llmkube.weights.source import (
+    BucketFile,
+    Elsewhere,
+    HubRepository,
+    LocalFile,
+    Source,
+    parse_source,
+    part_names,
+    pick,
+)
 
 CACHE_CLAIM: Final = "llmkube-model-cache"
 """The claim that all Models of a namespace share."""
@@ -40,6 +50,9 @@ BAD_REQUEST_CODES: Final = (2, 3)
 
 JOB_TTL_SECONDS: Final = 86_400
 """How long a Job stays to be looked at; a failed one is tried again after that."""
+
+ON_CHANGE: Final = "OnChange"
+"""The `refreshPolicy` of a Model whose source is looked at again."""
 
 _BACKOFF_LIMIT: Final = 4
 _KEY_CHARS: Final = 16
@@ -67,8 +80,16 @@ class Claimed:
 
 
 def cache_key(spec: ModelSpec) -> str:
-    """Return the folder of a Model's weights: another one for every source, set of files or digest."""
+    """Return the folder of a Model's weights: another one for every source, set of files or digest.
+
+    On which server a bucket is, its Secret tells: two buckets of one name are told apart by that. Below the folder of
+    a source that is followed, each version has one of its own.
+    """
     facts = [spec.source, list(spec.files), spec.mmproj, (spec.sha256 or "").lower()]
+    if spec.source_secret_ref and spec.source.startswith("s3://"):
+        facts.append(spec.source_secret_ref.name)
+    if follows(spec):
+        facts.append(ON_CHANGE)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_KEY_CHARS]
 
 
@@ -108,6 +129,8 @@ def published_name(source: Source) -> str:
     Parts keep the names by which llama.cpp finds them from the first one.
     """
     if isinstance(source, HubRepository | LocalFile | Elsewhere):
+        return ""
+    if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
         return ""
     parts = getattr(source, "parts", ("",))
     count = len(parts)
@@ -169,7 +192,7 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **writing_group(settings)},
         **({"imagePullSecrets": secrets} if secrets else {}),
         **({"tolerations": tolerations} if tolerations else {}),
-        "containers": [fetch_container(model, settings)],
+        "containers": [fetch_container(model, settings, "--versions" if follows(model.spec) else "")],
         "volumes": [
             {"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}},
             *_fetch_volumes(settings),
@@ -202,7 +225,12 @@ def writing_group(settings: WorkloadSettings) -> dict[str, Any]:
     return {"fsGroup": settings.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def fetch_container(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
+def follows(spec: ModelSpec) -> bool:
+    """Whether a source is looked at again once it has been fetched."""
+    return spec.refresh_policy == ON_CHANGE
+
+
+def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dict[str, Any]:
     """Return the container that runs `llmkube fetch`; it needs the volumes `models`, `scratch` and perhaps `ca`.
 
     The source is in its environment: a URL may hold a password, and a command line is everybody's to read.
@@ -212,12 +240,15 @@ def fetch_container(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
     args += [word for name in spec.files[:1] for word in ("--file", name)]
     args += [word for name in extra_files(spec) for word in ("--beside", name)]
     args += ["--sha256", spec.sha256.lower()] if spec.sha256 else []
+    args += [word for word in ("--fresh" if follows(spec) else "", *more) if word]
     args += ["--hub-endpoint", settings.hub_endpoint] if settings.hub_endpoint else []
     args += [word for network in settings.private_sources for word in ("--allow-private-sources", network)]
     env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": spec.source}, {"name": "HOME", "value": _SCRATCH}]
     if spec.source_secret_ref:
-        token = {"name": spec.source_secret_ref.name, "key": "HF_TOKEN", "optional": True}
-        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}})
+        # By name, and not the whole Secret: what else is in it is none of the container's business.
+        for name in VARIABLES if spec.source.startswith("s3://") else ("HF_TOKEN",):
+            reference = {"name": spec.source_secret_ref.name, "key": name, "optional": True}
+            env.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     mounts = [{"name": "models", "mountPath": CACHE_FOLDER}, {"name": "scratch", "mountPath": _SCRATCH}]
     if settings.ca_config_map:
         env.append({"name": "SSL_CERT_FILE", "value": f"{_CA_FOLDER}/ca.crt"})

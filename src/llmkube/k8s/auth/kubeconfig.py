@@ -1,23 +1,20 @@
 """Read kubeconfigs and service accounts; the only module that knows the `kubernetes` package.
 
-The package finds, parses and merges the files. Choosing and checking happens here, because the package runs exec
-plugins without a deadline, prefers the last current-context where kubectl prefers the first, and leaves keys behind in
-temporary files.
+The package reads service accounts. Kubeconfigs are read here: the package runs exec plugins without a deadline, prefers
+the last current-context where kubectl prefers the first, and leaves keys behind in temporary files. Nor does a command
+wait for its import, which takes longer than everything else in an agent's start.
 """
 
 import base64
 import binascii
+import os
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import yaml
-from kubernetes.client import Configuration
-from kubernetes.config.config_exception import ConfigException
-from kubernetes.config.incluster_config import InClusterConfigLoader
-from kubernetes.config.kube_config import KubeConfigMerger
 
 from llmkube.k8s.auth.config import (
     Anonymous,
@@ -41,6 +38,11 @@ _EXEC_CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
 
 def read_service_account(directory: Path, environ: Mapping[str, str]) -> ClusterConfig:
     """Return the configuration of the pod that we run in; ConfigError when its files are not there."""
+    # 0.2 s, which only a pod pays
+    from kubernetes.client import Configuration  # noqa: PLC0415 (see above)
+    from kubernetes.config.config_exception import ConfigException  # noqa: PLC0415 (see above)
+    from kubernetes.config.incluster_config import InClusterConfigLoader  # noqa: PLC0415 (see above)
+
     token, ca, namespace = directory / "token", directory / "ca.crt", directory / "namespace"
     found = Configuration()
     try:
@@ -69,23 +71,52 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
     Raises:
         ConfigError: As `load_config` says.
     """
-    try:
-        merger: Any = KubeConfigMerger(paths)  # type: ignore[no-untyped-call]  # the package has no types
-        current = [
-            entries["current-context"] for entries in merger.config_files.values() if entries.get("current-context")
-        ]
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        # the first is what the package raises on purpose, the rest what its walk over unchecked data runs into
-        raise ConfigError(f"kubeconfig {paths} cannot be read: {error}") from error
-    if merger.config is None:
+    names = [os.path.expanduser(name) for name in paths.split(os.pathsep) if name]  # noqa: PTH111 - raises for ~nobody
+    files = [File.read(Path(name)) for name in names if Path(name).exists()]
+    if not files:
         raise ConfigError(f"kubeconfig {paths} does not exist")
+    current = [file.entries["current-context"] for file in files if file.entries.get("current-context")]
     if context is None and not current:
         raise ConfigError(f"kubeconfig {paths} has no current-context: choose a context by name")
     name = context if context is not None else str(current[0])
-    chosen = _find(merger, "context", name)
-    cluster = _find(merger, "cluster", chosen.text("cluster"))
-    user = _find(merger, "user", chosen.text("user")) if chosen.text("user") else None
+    chosen = _find(files, "context", name)
+    cluster = _find(files, "cluster", chosen.text("cluster"))
+    user = _find(files, "user", chosen.text("user")) if chosen.text("user") else None
     return _cluster_config(name, chosen, cluster, user or Section("no user", {}, cluster.directory))
+
+
+@attrs.frozen
+class File:
+    """One kubeconfig as it stands; what is in it may still be anything."""
+
+    path: Path
+    entries: Mapping[str, Any] = attrs.field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "File":
+        """Read a file.
+
+        Raises:
+            ConfigError: It cannot be read, or is no mapping in YAML.
+        """
+        try:
+            entries = yaml.safe_load(path.read_text("utf-8"))
+        except (yaml.YAMLError, OSError, ValueError) as error:
+            raise ConfigError(f"kubeconfig {path} cannot be read: {error}") from error
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"kubeconfig {path} cannot be read: it is {'no mapping' if entries else 'empty'}")
+        return cls(path, entries)
+
+    def named(self, what: str) -> Mapping[str, Any]:
+        """The entries of `clusters`, `contexts` or `users` by their names; of two of one name the first.
+
+        Raises:
+            ConfigError: It is not a list of named things.
+        """
+        try:
+            return {entry["name"]: entry for entry in reversed(self.entries.get(f"{what}s") or [])}
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"kubeconfig {self.path} cannot be read: {what}s is no list of names") from error
 
 
 @attrs.frozen
@@ -143,19 +174,18 @@ class Section:
         return PemFile(path) if path else None
 
 
-def _find(merger: Any, what: str, name: str) -> Section:
-    """Return one entry of the merged `clusters`, `contexts` or `users`."""
+def _find(files: Iterable[File], what: str, name: str) -> Section:
+    """Return one entry of `clusters`, `contexts` or `users`: the first file that has it wins."""
     if not name:
         raise ConfigError(f"the context names no {what}")
-    try:
-        entry = merger.config[f"{what}s"].get_with_name(name)
-        entries = entry.value.get(what) or {}
-        directory = Path(entry.path).absolute().parent
-    except (ConfigException, TypeError, AttributeError) as error:
-        raise ConfigError(f"kubeconfig has no {what} {name!r}") from error
-    if not isinstance(entries, Mapping):
-        raise ConfigError(f"kubeconfig: {what} {name!r} is not a mapping")
-    return Section(f"kubeconfig {what} {name!r}", entries, directory)
+    for file in files:
+        if (found := file.named(what).get(name)) is None:
+            continue
+        entries = found.get(what) or {}
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"kubeconfig: {what} {name!r} is not a mapping")
+        return Section(f"kubeconfig {what} {name!r}", entries, file.path.absolute().parent)
+    raise ConfigError(f"kubeconfig has no {what} {name!r}")
 
 
 def _cluster_config(name: str, context: Section, cluster: Section, user: Section) -> ClusterConfig:

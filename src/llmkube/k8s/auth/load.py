@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmkube.k8s.auth.config import ClusterConfig, ConfigError
+from llmkube.k8s.auth.kubeconfig import read_kubeconfig, read_service_account
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -28,9 +29,6 @@ def load_config(
     Raises:
         ConfigError: There is no configuration, or it cannot be used; the message names the file and the entry.
     """
-    # the kubernetes package costs 0.4 s: a simulation or `llmkube version` does not pay it
-    from llmkube.k8s.auth.kubeconfig import read_kubeconfig, read_service_account  # noqa: PLC0415 (see above)
-
     home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
     if kubeconfig is not None:
         return read_kubeconfig(str(kubeconfig), context)

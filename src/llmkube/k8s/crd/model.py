@@ -43,10 +43,12 @@ class ModelSpec:
     resources: ModelResources = field("What serving pods request for this model.", ModelResources)
     sha256: str | None = field("Digest that the file must have.", pattern=r"^[a-fA-F0-9]{64}$")
     source_secret_ref: LocalObjectReference | None = field(
-        "Secret in the Model's namespace with what the source asks for: HF_TOKEN for Hugging Face.", atomic=True
+        "Secret in the Model's namespace with what the source asks for: HF_TOKEN for Hugging Face, for a bucket "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_REGION or AWS_ENDPOINT_URL.",
+        atomic=True,
     )
     files: tuple[str, ...] = field(
-        "Files to fetch from a repository; the engine is given the first.", (), items=Facts(min_length=1)
+        "Files to fetch from a repository or a folder of a bucket; the engine is given the first.", (), items=Facts(min_length=1)
     )
     mmproj: str | None = field("Multimodal projector file, fetched along with files.", min_length=1)
     prefetch: bool | None = field("Fetch the weights before any service asks for them.")
@@ -54,7 +56,8 @@ class ModelSpec:
         "Taints that the fetch tolerates.", (), pod_part="Toleration"
     )
     refresh_policy: str = field(
-        "IfNotPresent keeps what was fetched; OnChange fetches again when the source has changed.",
+        "IfNotPresent keeps what was fetched; OnChange looks at the source again, every hour unless the operator says "
+        "otherwise, fetches what has changed and replaces the pods.",
         "IfNotPresent",
         enum=REFRESH_POLICIES,
     )

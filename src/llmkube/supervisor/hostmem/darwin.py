@@ -59,7 +59,7 @@ class DarwinMemory:
         """Look once: five system calls."""
         await trio.lowlevel.checkpoint()
         try:
-            return self._look(trio.current_time())
+            return self.look(trio.current_time())
         except (OSError, ValueError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
 
@@ -84,7 +84,8 @@ class DarwinMemory:
         except (OSError, ValueError):
             return None
 
-    def _look(self, now_seconds: float) -> Sample:
+    def look(self, now_seconds: float) -> Sample:
+        """Look at once; raises `OSError` or `ValueError` where the kernel does not answer as it should."""
         pages = decode_statistics(self.kernel.statistics())
         page_bytes = decode_integer(self.kernel.sysctl("hw.pagesize"))
         total_bytes = decode_integer(self.kernel.sysctl("hw.memsize"))

@@ -45,7 +45,7 @@ class LinuxMemory:
         """Look once, in some hundred microseconds; the files are made by the kernel, so no thread is needed."""
         await trio.lowlevel.checkpoint()
         try:
-            return self._look(trio.current_time())
+            return self.look(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
 
@@ -58,7 +58,8 @@ class LinuxMemory:
         now = trio.current_time()
         return await trio.to_thread.run_sync(self._proportions.footprints, pids, now, limiter=self._limiter)
 
-    def _look(self, now_seconds: float) -> Sample:
+    def look(self, now_seconds: float) -> Sample:
+        """Look at once; raises `OSError`, `ValueError` or `KeyError` where /proc is not as it should be."""
         meminfo = parse_meminfo((self.proc / "meminfo").read_text("ascii"))
         total_bytes, available_bytes = meminfo["MemTotal"], host_available(meminfo)
         pressures = [self.proc / "pressure" / "memory"]

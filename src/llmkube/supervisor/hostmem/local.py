@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from llmkube.supervisor.hostmem.darwin import DarwinMemory, open_darwin_memory
-from llmkube.supervisor.hostmem.linux import open_linux_memory
+from llmkube.supervisor.hostmem.linux import LinuxMemory, open_linux_memory
 from llmkube.supervisor.hostmem.mach import LibSystem
 from llmkube.supervisor.hostmem.proportions import Proportions
 from llmkube.supervisor.hostmem.rule import DEFAULTS, Thresholds
-from llmkube.supervisor.hostmem.sample import HostMemory
+from llmkube.supervisor.hostmem.sample import HostMemory, Sample
 
 
 @asynccontextmanager
@@ -21,6 +21,17 @@ async def open_host_memory(thresholds: Thresholds = DEFAULTS) -> AsyncIterator[H
     else:
         async with open_darwin_memory(thresholds) as memory:
             yield memory
+
+
+def sample_here() -> Sample:
+    """Look once at this machine's memory, without a provider: no rates, and no thresholds but the defaults.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: What was read is nothing that can be understood.
+        KeyError: Something is missing in it.
+    """
+    return LinuxMemory().look(0.0) if sys.platform == "linux" else DarwinMemory(LibSystem()).look(0.0)
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:

@@ -1,0 +1,356 @@
+"""One engine, from the wait for its memory to the last trace of its process: the scopes that it lives in, as nesting.
+
+```
+ run                                  contained: whatever goes wrong in here is this engine's failure
+ └ memory                             promised before the spawn, given back when the process is gone
+   └ child                            spawned or adopted; on the way out TERM, grace, KILL, reaped
+     ├ exit watch, stall watch        while it loads
+     └ drained ─ serving ─ hang watch while it answers; on the way out: not ready, then requests in flight may end
+```
+
+Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError, innermost
+from llmkube.base.waiting import wait_any
+from llmkube.runtimes.exits import Cause, classify
+from llmkube.supervisor import health
+from llmkube.supervisor.accounts import Claim
+from llmkube.supervisor.admission import Need, Refusal
+from llmkube.supervisor.journal import EngineRecord, Entry
+from llmkube.supervisor.learned import need_of
+from llmkube.supervisor.ledger import Ledger, reason_word
+from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
+from llmkube.supervisor.loading import LoadLine
+from llmkube.supervisor.logfile import next_log, old_log
+from llmkube.supervisor.measuring import Measuring, context_hint, key_of
+from llmkube.supervisor.ports import Child, Command, Parting, Ports
+from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.target import Launch
+from llmkube.supervisor.voice import Voice
+
+log = structlog.get_logger(__name__)
+
+LAST_LINES: Final = 20
+"""How much of an engine's own words goes into a condition."""
+
+CONFIRM_SECONDS: Final = 0.15
+"""How long an adopted engine may take to answer before its endpoint is made not-ready."""
+
+
+@attrs.frozen
+class Site:
+    """What all engines of one service share.
+
+    Attributes:
+        reporter: Says what is true of the service.
+        ports: The outside world.
+        settings: The host's.
+        parting: Whether engines stay when their tasks are cancelled.
+        ledger: Who may take how much of this host's memory.
+    """
+
+    reporter: Reporter
+    ports: Ports
+    settings: AgentSettings
+    parting: Parting
+    ledger: Ledger
+
+    @property
+    def log_path(self) -> Path:
+        """Where the engine that leads writes to."""
+        key = self.reporter.key
+        return self.settings.state_dir / "logs" / key.namespace / f"{key.name}.log"
+
+    async def need(self, launch: Launch) -> Need:
+        """How much a launch will take: what was estimated, or learned if that is more."""
+        return need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
+
+
+@attrs.define(eq=False)
+class Incarnation:
+    """One engine of a service.
+
+    Attributes:
+        site: Where it lives.
+        launch: What it runs.
+        found: The process to take over, if an earlier agent left one.
+        before: The engine that serves until this one answers, if there is one.
+        child: Its process, while there is one.
+        voice: What it may say.
+        scope: Cancel it, and the engine ends in order.
+        serves: It has answered.
+        ended: Set when nothing is left of it.
+        failure: Why it ended, if nobody asked it to.
+    """
+
+    site: Site
+    launch: Launch
+    found: EngineRecord | None = None
+    before: "Incarnation | None" = None
+    child: Child | None = None
+    voice: Voice = attrs.field(init=False)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    serves: bool = False
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    failure: Failure | None = None
+    _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+
+    def __attrs_post_init__(self) -> None:
+        self.voice = Voice(self.site.reporter)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Live; `started` is called when the engine serves, or has ended before it did."""
+        key, self._status = self.site.reporter.key, task_status
+        try:
+            with self.scope:
+                try:
+                    self.failure = await self._admitted()
+                except* WorldError as group:
+                    error = innermost(group)
+                    stuck = getattr(error, "reason", "") == Reason.ENGINE_STUCK
+                    self.failure = Failure(Reason.ENGINE_STUCK if stuck else Reason.ENGINE_NOT_FOUND, str(error))
+                except* Exception as bug:
+                    # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
+                    log.exception("attempt failed", name=key.name, namespace=key.namespace)
+                    self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
+        finally:
+            self.ended.set()
+        if not self.serves:
+            task_status.started()
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    async def _admitted(self) -> Failure | None:
+        """Have the memory, and run within it; None when there is no room beside the other engine any more."""
+        site, key = self.site, self.site.reporter.key
+        if self.before is not None:
+            with site.ledger.beside(key, await site.need(self.launch), self.scope) as claim:
+                return await self._in_process(claim) if claim is not None else None
+        self.voice.lead()
+        # What is adopted has its memory already, and nothing may come before it is taken over.
+        need = need_of(self.launch, None) if self.found else await site.need(self.launch)
+        async with site.ledger.admitted(key, need, self.scope, self._waits) as claim:
+            return await self._in_process(claim)
+
+    def _waits(self, refusal: Refusal) -> None:
+        """Say why nothing runs, and what would help."""
+        key, message = self.site.reporter.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
+        evicted = self.site.ledger.evicted(key)
+        if evicted is None:
+            log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
+            self.voice.say(ServiceView(reason_word(refusal.block), message))
+        else:
+            self.voice.say(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
+
+    # -- the process ----------------------------------------------------------------------------------------------
+
+    async def _in_process(self, claim: Claim) -> Failure:
+        """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
+        site, found = self.site, self.found
+        async with self._adopted(found) if found else self._spawned() as (child, record):
+            self.child = child
+            site.ledger.runs(claim, child.pid)
+            view = ServiceView(
+                Reason.LOADING,
+                "the engine is loading the model",
+                record.host,
+                record.port,
+                child.pid,
+                self.launch.plan.alias,
+            )
+            if found is None or not await self._answers_at_once(_url(record) + self.launch.plan.ready_path):
+                self.voice.say(view)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_moved, record.host)
+                failure = await self._serve(child, record, view, claim)
+                nursery.cancel_scope.cancel(reason="the engine ended")
+            return failure
+
+    @asynccontextmanager
+    async def _spawned(self) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Start a process; the journal knows of it before it exists.
+
+        Not of one beside another: the next agent goes on with the one that serves, and ends this one as a stray.
+        """
+        site, launch = self.site, self.launch
+        engine = await site.ports.engines.info()
+        key, plan, host = site.reporter.key, launch.plan, site.reporter.reach.value.bind
+        port = site.ports.engines.free_port(host)
+        log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
+        record = EngineRecord(f"{site.ports.rng.getrandbits(64):016x}", host, port)
+        alone = self.before is None
+        command = Command(
+            argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
+            env=dict(plan.env),
+            work_dir=site.settings.state_dir / "work" / key.namespace / key.name,
+            log_path=site.log_path if alone else next_log(site.log_path),
+            cookie=record.cookie,
+        )
+        if alone:
+            await self._note(record)
+        async with site.ports.engines.open_child(command, site.parting) as child:
+            record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
+            if alone:
+                await self._note(record)
+            yield child, record
+
+    @asynccontextmanager
+    async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Take over the process that an earlier agent left."""
+        site, key = self.site, self.site.reporter.key
+        async with site.ports.engines.adopt_child(record, site.log_path, site.parting) as child:
+            log.info(
+                "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
+            )
+            yield child, record
+
+    async def _note(self, record: EngineRecord) -> None:
+        await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record))
+
+    async def _end_when_moved(self, host: str) -> None:
+        """End it when the address that it listens on is not this host's any more."""
+        reach = self.site.reporter.reach
+        while True:
+            version = reach.version
+            if not reach.value.serves(host):
+                key = self.site.reporter.key
+                log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=host)
+                self.scope.cancel(reason=f"{host} is not this host's address any more")
+            await reach.wait_newer(version)
+
+    async def _answers_at_once(self, url: str) -> bool:
+        with trio.move_on_after(CONFIRM_SECONDS):
+            return await health.ask(self.site.ports.http, url) == "ok"
+        return False
+
+    # -- its service ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, claim: Claim) -> Failure:
+        """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
+        site, launch = self.site, self.launch
+        engine = health.Engine(site.ports.http, _url(record), launch.plan)
+        started_at, ready_at = trio.current_time(), None
+        failure: Failure | None = None
+        ended: Exit | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def notice_exit() -> None:
+                nonlocal ended
+                ended = await child.wait()
+                nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
+
+            nursery.start_soon(notice_exit)
+            failure = await self._load(child, view, engine)
+            if failure is None:
+                ready_at = trio.current_time()
+                site.ledger.loaded(claim)
+                if self.before is not None:
+                    await self._take_over(child, record, claim)
+                loaded = attrs.evolve(view, reason=Reason.LOADED, message=f"loaded in {ready_at - started_at:.1f} s")
+                async with (
+                    self._drained(engine.url, lambda: failure is None and ended is None, claim.hurried),
+                    self.voice.serving(loaded, site.parting, lambda: ended, lambda: claim.urgent),
+                ):
+                    key = site.reporter.key
+                    log.info(
+                        "started inference service",
+                        name=key.name,
+                        namespace=key.namespace,
+                        pid=child.pid,
+                        port=view.port,
+                    )
+                    self.serves = True
+                    self._status.started()
+                    look = partial(child.look, view.host, view.port, loading=False)
+                    measuring = Measuring(child, look, launch, claim, site.ports)
+                    hung = await health.watch(engine, measuring.look, self.voice.answering, site.settings.limits)
+                    failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
+                    self.voice.amend(Reason.HUNG, failure.message)
+            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
+        seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
+        lines = await child.last_lines(LAST_LINES)
+        words = "\n" + "\n".join(lines) if lines else ""
+        if ended is None and failure is not None:
+            return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
+        why = classify(ended.code if ended else None, lines, memory_kills=child.memory_kills())
+        when = "while loading" if ready_at is None else "while serving"
+        reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
+        because = f": {why}" if why.summary else ""
+        return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
+
+    async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
+        """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
+        path = self.site.log_path
+        await self._note(record)
+        if self.before is not None and self.before.child is not None:
+            await self.before.child.log_to(old_log(path))
+        await child.log_to(path)
+        self.site.ledger.takes_over(claim)
+        self.voice.lead()
+        self.before = None
+
+    async def _load(self, child: Child, view: ServiceView, engine: health.Engine) -> Failure | None:
+        """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
+        line, stalled = LoadLine(child, self.voice, self.launch.weights.size_bytes), ""
+        http, limits = self.site.ports.http, self.site.settings.limits
+        async with trio.open_nursery() as nursery:
+
+            async def notice_stall() -> None:
+                nonlocal stalled
+                look = partial(child.look, view.host, view.port, loading=True)
+                stalled = await health.watch_load(look, line.write, limits)
+                nursery.cancel_scope.cancel(reason="the load has stalled")
+
+            nursery.start_soon(notice_stall)
+            await health.wait_ready(http, engine.ready_url)
+            nursery.cancel_scope.cancel(reason="ready")
+        if stalled:
+            return Failure(Reason.LOAD_STALLED, f"the engine does not get on with loading: {stalled}")
+        impostor = await self._impostor(child, view, engine.url)
+        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
+
+    async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
+        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
+
+        Between our choice of a port and the engine's bind, somebody else may have taken it, and may answer 200.
+        """
+        if not await child.listens(view.port):
+            return f"port {view.port} is answered by a process that is not this engine"
+        names = await health.model_names(self.site.ports.http, url)
+        if names and view.alias not in names:
+            return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
+        return ""
+
+    @asynccontextmanager
+    async def _drained(self, url: str, can_end: Callable[[], bool], hurried: trio.Event) -> AsyncIterator[None]:
+        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
+
+        Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
+        memory nobody waits for them.
+        """
+        site = self.site
+        try:
+            yield
+        finally:
+            if can_end() and not site.parting.keep and not hurried.is_set():
+                with trio.move_on_after(site.settings.drain_seconds, shield=True) as bound:
+                    await wait_any(hurried.wait, partial(health.wait_idle, site.ports.http, url))
+                if bound.cancelled_caught or hurried.is_set():
+                    key = site.reporter.key
+                    log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
+
+
+def _url(record: EngineRecord) -> str:
+    return f"http://{f'[{record.host}]' if ':' in record.host else record.host}:{record.port}"

@@ -1,0 +1,136 @@
+"""Objects in buckets: where one is, and the signature by which S3, MinIO and their like give it out.
+
+Signature Version 4 as AWS describes it ("Authenticating Requests: Using the Authorization Header"), for requests
+without a body. Who asks, and where, comes from the variables that the tools of AWS know:
+
+| variable | what it says |
+|---|---|
+| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` | who asks; without them the bucket has to be public |
+| `AWS_SESSION_TOKEN` | that the two are for a while only |
+| `AWS_REGION`, else `AWS_DEFAULT_REGION` | where the bucket is; unset means us-east-1 |
+| `AWS_ENDPOINT_URL` | another server than AWS, such as a MinIO |
+"""
+
+import datetime
+import hashlib
+import hmac
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.weights.errors import SourceError
+from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
+
+ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+REGION, DEFAULT_REGION, ENDPOINT = "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"
+
+VARIABLES: Final = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, REGION, DEFAULT_REGION, ENDPOINT)
+"""What is read of a Secret or an environment."""
+
+_FIRST_REGION: Final = "us-east-1"
+_REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
+_WORD: Final = re.compile(r"[!-~]{1,4096}")  # what may stand in a header
+_NOTHING: Final = hashlib.sha256(b"").hexdigest()  # the digest of the body that a GET has not
+
+
+@attrs.frozen
+class BucketAccess:
+    """Who asks for objects, and of which server; without a key the requests are not signed.
+
+    Attributes:
+        key_id: The access key's name.
+        secret: The key itself; it signs, and is never sent.
+        session_token: Goes along with a key that is for a while only.
+        region: Where the buckets are.
+        endpoint: Another server than AWS; None for AWS.
+    """
+
+    key_id: str = ""
+    secret: str = attrs.field(default="", repr=False)
+    session_token: str = attrs.field(default="", repr=False)
+    region: str = _FIRST_REGION
+    endpoint: WebUrl | None = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, str], *, where: str = "the environment") -> "BucketAccess":
+        """Read the variables; what is empty counts as unset.
+
+        Raises:
+            SourceError: One half of the key is missing, or a value is none of its kind; it is not shown.
+        """
+        given = {name: text for name in VARIABLES if (text := values.get(name, "").strip())}
+        for one, other in ((ACCESS_KEY, SECRET_KEY), (SECRET_KEY, ACCESS_KEY), (SESSION_TOKEN, ACCESS_KEY)):
+            if one in given and other not in given:
+                raise SourceError(f"{where} has {one}, but no {other}; it takes both")
+        for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN):
+            if name in given and not _WORD.fullmatch(given[name]):
+                raise SourceError(f"{name} in {where} is not one word of ASCII")
+        region = given.get(REGION) or given.get(DEFAULT_REGION, _FIRST_REGION)
+        if not _REGION.fullmatch(region):
+            raise SourceError(f"{REGION} in {where} is no region such as eu-central-1")
+        endpoint = None
+        if ENDPOINT in given:
+            try:
+                endpoint = parse_url(given[ENDPOINT])[0]
+            except BadUrlError as exc:
+                raise SourceError(f"{ENDPOINT} in {where} cannot be used: {exc}") from exc
+        key_id, secret, session = (given.get(name, "") for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN))
+        return cls(key_id, secret, session, region, endpoint)
+
+    @property
+    def server(self) -> str:
+        """Which server the objects are on, to tell two objects of one name apart; empty for AWS."""
+        return str(self.endpoint) if self.endpoint is not None else ""
+
+    def url(self, bucket: str, path: str) -> WebUrl:
+        """Return where an object is: below the bucket's own host at AWS, below the bucket's path elsewhere.
+
+        No certificate covers a bucket's own host when the bucket has a dot in its name.
+        """
+        # Every other byte is escaped: that is how the server spells the path when it checks the signature.
+        target = "/" + urllib.parse.quote(path, safe="/-_.~")
+        if self.endpoint is not None:
+            return attrs.evolve(self.endpoint, target=f"{self.endpoint.path.rstrip('/')}/{bucket}{target}")
+        host = f"s3.{self.region}.amazonaws.com"
+        if "." in bucket or "_" in bucket or bucket != bucket.lower():
+            return WebUrl("https", host, 443, f"/{bucket}{target}")
+        return WebUrl("https", f"{bucket}.{host}", 443, target)
+
+
+@attrs.frozen
+class Signer:
+    """Sign each request for one origin, at the time when it is sent: a signature is good for a quarter of an hour."""
+
+    origin: tuple[str, str, int]
+    access: BucketAccess = attrs.field(repr=False)
+    utcnow: Callable[[], datetime.datetime]
+
+    def headers(self, url: WebUrl, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return what goes along with a GET that has these headers."""
+        return sign(url, headers, self.access, self.utcnow())
+
+
+def sign(url: WebUrl, headers: Mapping[str, str], access: BucketAccess, now: datetime.datetime) -> dict[str, str]:
+    """Return the headers that sign a GET; the given ones and the host are signed with them."""
+    moment = now.astimezone(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    added = {"x-amz-date": moment, "x-amz-content-sha256": _NOTHING}
+    if access.session_token:
+        added["x-amz-security-token"] = access.session_token
+    signed = {name.lower(): value.strip() for name, value in {**headers, **added, "host": url.netloc}.items()}
+    names = ";".join(sorted(signed))
+    path, _, query = url.target.partition("?")
+    pairs = sorted(pair if "=" in pair else f"{pair}=" for pair in query.split("&") if pair)
+    lines = [f"{name}:{signed[name]}" for name in sorted(signed)]
+    request = "\n".join(["GET", path, "&".join(pairs), *lines, "", names, _NOTHING])
+    scope = f"{moment[:8]}/{access.region}/s3/aws4_request"
+    text = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()])
+    key = f"AWS4{access.secret}".encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.digest(key, part.encode(), "sha256")
+    added["Authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={access.key_id}/{scope},SignedHeaders={names},Signature={key.hex()}"
+    )
+    return added

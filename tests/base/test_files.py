@@ -1,0 +1,38 @@
+"""Small private files are replaced as a whole."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from llmkube.base.files import write_private
+
+
+@pytest.mark.parametrize("content", ["größer", "größer".encode()])
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_file_is_replaced_and_stays_private(tmp_path, content, lasting):
+    """The new content is there, with mode 0600 whatever the old file's was, and nothing else is left in the folder."""
+    path = tmp_path / "note.json"
+    path.write_text("a longer text that was there before")
+    path.chmod(0o644)
+    write_private(path, content, lasting=lasting)
+    assert path.read_text("utf-8") == "größer"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["note.json"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
+    """After an error at any step the old content is whole, and no draft is left behind."""
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "note.json"
+    path.write_text("old")
+    monkeypatch.setattr(os if step == "fsync" else Path, step, fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_private(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["note.json"]

@@ -1,0 +1,150 @@
+"""Whatever a spec says, pods come of it or a condition says why not; and a spec that is reverted reverts its objects.
+
+LLMKUBE_DRAWN names how many batches are drawn; the usual run is short.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.drawn import SPECS, admitted
+from controller.podcluster import Hands, open_pods
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import InvalidError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, PodDisruptionBudget
+
+BATCHES: Final = int(os.environ.get("LLMKUBE_DRAWN", "12"))
+SETTLED_SECONDS: Final = 25.0
+CHILDREN: Final = (Job, Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget)
+VOLATILE: Final = {
+    "uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "observedGeneration", "clusterIP",
+    "clusterIPs", "nodePort", "lastTransitionTime", "startTime", "completionTime",
+}  # fmt: skip
+USEFUL: Final = (
+    {"source": "hf://org/repo/m.gguf", "hardware": {"accelerator": "cuda"}},
+    {"source": "org/repo", "format": "safetensors", "hardware": {"accelerator": "cuda", "gpu": {"count": 2}}},
+    {"source": "pvc://claim/m.gguf"},
+)
+"""A Model that something can serve, in most cases: what is drawn lies on top of it."""
+
+
+@attrs.frozen
+class Wish:
+    """A Model and a service."""
+
+    model: Mapping[str, Any]
+    service: Mapping[str, Any]
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> Wish:
+    base = draw(st.sampled_from(USEFUL))
+    model = draw(admitted(SPECS["Model"], most_fields=3))
+    service = draw(admitted(SPECS["InferenceService"], most_fields=8))
+    if draw(st.integers(0, 3)):
+        model = {**model, **base}
+    return Wish(model, service)
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> tuple[Wish, Wish]:
+    """Draw a wish and what it is changed to for a while; most edits touch one of the two objects only."""
+    before, after = draw(wishes()), draw(wishes())
+    which = draw(st.sampled_from(("both", "model", "service", "service")))
+    return before, attrs.evolve(
+        before, **{name: getattr(after, name) for name in ("model", "service") if which in (name, "both")}
+    )
+
+
+async def wish(hands: Hands, number: int, wanted: Wish) -> bool:
+    """Apply it; False when the API server will not have it, which is an answer, too."""
+    model, service = f"m{number}", f"s{number}"
+    try:
+        await hands.create_model(model, **{"hardware": {}, **wanted.model})
+        await hands.create_service(service, **{**wanted.service, "modelRef": model})
+    except InvalidError:
+        return False
+    return True
+
+
+async def children(hands: Hands, number: int) -> dict[str, Any]:
+    """What the controller has made for a pair, without what no spec decides."""
+    found = {}
+    for kind in CHILDREN:
+        for one in (await hands.client.list(kind, namespace="ml")).items:
+            if any(owner.name in (f"m{number}", f"s{number}") for owner in one.metadata.owner_references):
+                found[f"{kind.RESOURCE.kind}/{one.key.name}"] = lasting(encode(one))
+    return found
+
+
+def lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
+
+
+async def explained(hands: Hands, number: int, wanted: Wish) -> None:
+    """Pods, or a condition with a reason and a sentence."""
+    status = (await hands.client.get(InferenceService, Key("ml", f"s{number}"))).status
+    said = {one.type: one for one in status.conditions}
+    assert status.phase
+    assert all(one.reason and one.message for one in said.values()), said
+    assert said["Progressing"].reason
+    made = await hands.exists(Deployment, f"s{number}")
+    assert made or status.phase in {"Pending", "Failed", "Stopped", "Suspended"}, (status, wanted)
+    model = (await hands.client.get(Model, Key("ml", f"m{number}"))).status
+    assert model.phase, wanted
+
+
+async def errors(hands: Hands) -> float:
+    return hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
+
+
+@settings(
+    max_examples=BATCHES, deadline=None, suppress_health_check=list(HealthCheck), derandomize="LLMKUBE_DRAWN" not in os.environ
+)
+@given(st.lists(edits(), min_size=1, max_size=10))
+def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[tuple[Wish, Wish]]):
+    """No reconcile fails; each service has its pods or says why not; and A, then B, then A makes what A makes."""
+
+    async def main() -> None:
+        async with open_pods() as hands, trio.open_nursery() as nursery:
+            nursery.start_soon(hands.run_kubernetes)
+            taken = [number for number, (before, _) in enumerate(drawn) if await wish(hands, number, before)]
+            await trio.sleep(SETTLED_SECONDS)
+            first = {number: await children(hands, number) for number in taken}
+            for number in taken:
+                await explained(hands, number, drawn[number][0])
+            for number in taken:
+                await wish(hands, number, drawn[number][1])
+            await trio.sleep(SETTLED_SECONDS)
+            for number in taken:
+                await explained(hands, number, drawn[number][1])
+            for number in taken:
+                assert await wish(hands, number, drawn[number][0])
+            await trio.sleep(SETTLED_SECONDS)
+            for number in taken:
+                again = await children(hands, number)
+                assert dumped(again, drawn[number][0]) == dumped(first[number], drawn[number][0]), drawn[number]
+            assert not await errors(hands)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
+    """As text, byte for byte; how many pods there are is the autoscaler's business where there is one."""
+    if wanted.service.get("autoscaling"):
+        objects = {name: {**one, "spec": {**one["spec"], "replicas": 0}, "status": {}} for name, one in objects.items()}
+    return json.dumps(objects, indent=1, sort_keys=True)

@@ -1,0 +1,367 @@
+"""An edit changes what serves: beside the old engine where memory holds both, after it where not, and never for nothing."""
+
+import math
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.supervisor import incarnation, service
+from llmkube.supervisor.incarnation import Incarnation
+from llmkube.supervisor.ledger import Ledger
+from llmkube.supervisor.service import Runner
+from llmkube.supervisor.voice import Voice
+from pressure.hosts import events, pressed_world, running, serve
+from sim.machine import Script
+from sim.memory import shape_of
+from sim.stage import clean
+
+ONE = {"chat": (10, "normal")}
+
+
+class Watcher:
+    """Looks ten times a second whether the service is published, and where."""
+
+    def __init__(self, world):
+        self.world, self.gaps, self.ports = world, 0, []
+
+    async def run(self):
+        """Never return."""
+        while True:
+            ready = [child for child in self.world.machine.live("chat") if child.ready]
+            published = await self.world.ready_addresses("chat")
+            self.gaps += not (ready and published)
+            view = self.world.agent.services().get(Key("default", "chat"))
+            if view is not None and view.port not in self.ports:
+                self.ports.append(view.port)
+            await trio.sleep(0.1)
+
+
+@asynccontextmanager
+async def serving_world(services):
+    """A host of 64 GiB on which the service is served."""
+    async with pressed_world(services) as world:
+        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
+        yield world
+
+
+@asynccontextmanager
+async def watched(world):
+    """Watch a service for the time of the block; it must have answered all the while."""
+    watcher = Watcher(world)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        yield watcher
+        nursery.cancel_scope.cancel()
+    assert not watcher.gaps, f"for {watcher.gaps / 10} s nothing answered"
+
+
+async def up_to_date(world):
+    """What the service says of its newness, in two words."""
+    found = await world.condition("UpToDate", "chat")
+    return found[:2] if found else None
+
+
+def engines(world):
+    """The live engines of the service, the oldest first."""
+    return world.machine.live("chat")
+
+
+async def count(world):
+    await trio.lowlevel.checkpoint()
+    return len(engines(world))
+
+
+async def an_edit_where_both_fit():
+    """The old engine answers until the new one does, the endpoint changes once, requests in flight end first."""
+    async with serving_world(ONE) as world:
+        (old,) = engines(world)
+        old.in_flight = 1
+        world.machine.scripts["chat"] = Script(load_seconds=20)
+        async with watched(world) as watcher:
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(up_to_date, ("False", "Replacing"), world, seconds=5)
+            await world.until(count, 2, world, seconds=10)
+            assert (await world.condition("Loaded", "chat"))[:2] == ("True", "Loaded")
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=30)
+            await trio.sleep(10)
+            assert old.exit is None, "a request is in flight"
+            old.in_flight = 0
+            await world.until(count, 1, world, seconds=15)
+            assert old.exit.code == 0
+            await trio.sleep(60)
+        assert len(watcher.ports) == 2
+        assert len(world.machine.starts("chat")) == 2
+        assert not world.machine.doubles
+        assert not await events(world, "NotReplaced")
+
+
+async def an_edit_where_only_one_fits():
+    """Where memory does not hold both, the new engine starts when the old one has ended."""
+    async with serving_world({"chat": (30, "normal")}) as world:
+        (old,) = engines(world)
+        await serve(world, "chat", 30, contextSize=2048)
+        await world.until(running, [], world, seconds=10)
+        await world.until(running, ["chat"], world, seconds=60)
+        assert old.exit is not None
+        assert len(world.machine.starts("chat")) == 2
+        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
+
+
+async def an_edit_that_asks_for_too_much():
+    """What would have to wait for memory does not end what serves; when there is room, it is replaced."""
+    async with serving_world({"chat": (20, "normal"), "other": (20, "normal")}) as world:
+        async with watched(world):
+            world.machine.memory.sizes["chat"] = 20.1
+            source = "https://models.example/large.gguf"
+            await large(world, source)
+            await world.until(up_to_date, ("False", "InsufficientMemory"), world, seconds=30)
+            said = (await world.condition("UpToDate", "chat"))[2]
+            assert "needs 30.1 GiB" in said
+            assert "`other`" in said
+            assert "serves on" in said
+            await trio.sleep(600)
+            assert len(world.machine.starts("chat")) == 1
+        await world.delete("other")
+        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60)
+        assert len(world.machine.starts("chat")) == 2
+
+
+async def large(world, source):
+    """Have the service's Model come from a file of 30 GiB."""
+    world.machine.shapes[source] = shape_of(30)
+    await world._apply(Model, "chat", {"source": source, "hardware": {"accelerator": "metal"}})
+
+
+async def a_successor_that_crashes():
+    """A plan that does not start leaves the old engine serving, says so, and is forgotten when the edit is taken back."""
+    async with serving_world(ONE) as world:
+        async with watched(world):
+            world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=1, words=("error: no such thing",))
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
+            said = (await world.condition("UpToDate", "chat"))[2]
+            assert "serves on" in said
+            assert "error: no such thing" in said
+            assert "the engine of the older spec serves on" in (await events(world, "NotReplaced"))["chat"]
+            await trio.sleep(600)
+            assert 10 < len(world.machine.starts("chat")) < 25
+            assert await world.phase("chat") == "Ready"
+            await serve(world, "chat", 10)
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=90)
+            before = len(world.machine.starts("chat"))
+            await trio.sleep(600)
+            assert len(world.machine.starts("chat")) == before
+        assert (await world.service("chat"))["status"]["conditions"]
+
+
+async def pressure_while_the_successor_loads():
+    """Of two engines the one that serves nobody yet goes first; when memory is normal again it is started again."""
+    async with serving_world({"chat": (10, "normal"), "draft": (5, "normal")}) as world:
+        async with watched(world):
+            world.machine.scripts["chat"] = Script(load_seconds=300)
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(count, 2, world, seconds=10)
+            await trio.sleep(100)
+            world.machine.memory.other = 42
+            await world.until(count, 1, world, seconds=40)
+            await trio.sleep(120)
+            assert await running(world) == ["chat", "draft"], "what serves has stayed"
+            world.machine.scripts["chat"] = Script(load_seconds=5)
+            world.machine.memory.other = 8
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=120)
+        assert len(world.machine.starts("draft")) == 1
+
+
+async def the_old_engine_dies_meanwhile():
+    """When the engine that serves crashes, its successor, which is loading already, is the service's at once."""
+    async with serving_world(ONE) as world:
+        (old,) = engines(world)
+        world.machine.scripts["chat"] = Script(load_seconds=30)
+        await serve(world, "chat", 10, contextSize=2048)
+        await world.until(count, 2, world, seconds=10)
+        old.end(-11)
+        await world.until(world.ready_addresses, 0, "chat", seconds=2)
+        await world.until(world.condition, lambda said: said[1] == "Loading", "Loaded", "chat", seconds=5)
+        await world.until(running, ["chat"], world, seconds=40)
+        await world.until(world.ready_addresses, 1, "chat", seconds=5)
+        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=5)
+        assert len(world.machine.starts("chat")) == 2
+
+
+async def the_agent_is_killed_while_the_successor_loads():
+    """The next agent goes on with the engine that serves, ends the half-loaded one, and replaces it again."""
+    async with serving_world(ONE) as world:
+        (old,) = engines(world)
+        world.machine.scripts["chat"] = Script(load_seconds=30)
+        async with watched(world) as watcher:
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(count, 2, world, seconds=10)
+            _, half = engines(world)
+            await world.kill_agent()
+            await world.start_agent()
+            assert half.exit is not None
+            assert old.exit is None
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60)
+            assert watcher.ports
+        assert len(world.machine.starts("chat")) == 3
+
+
+async def the_agent_is_killed_after_the_switch():
+    """The next agent knows that the successor serves by now, and ends the old engine."""
+    async with serving_world(ONE) as world:
+        (old,) = engines(world)
+        old.in_flight = 1
+        async with watched(world):
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(count, 2, world, seconds=10)
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60, step_seconds=0.1)
+            assert old.exit is None
+            await world.kill_agent()
+            await world.start_agent()
+            assert old.exit is not None
+            await trio.sleep(60)
+        assert len(world.machine.starts("chat")) == 2
+
+
+@pytest.mark.parametrize("wish", ["delete", "suspend", "edit"])
+async def test_another_wish_while_the_successor_loads(autojump_clock, wish):
+    """A deletion ends both engines, a suspension too, and another edit ends the one that is out of date."""
+    async with serving_world(ONE) as world:
+        world.machine.scripts["chat"] = Script(load_seconds=30)
+        await serve(world, "chat", 10, contextSize=2048)
+        await world.until(count, 2, world, seconds=10)
+        await trio.sleep(5)
+        if wish == "delete":
+            await world.delete("chat")
+            await world.until(count, 0, world, seconds=30)
+        elif wish == "suspend":
+            await serve(world, "chat", 10, contextSize=2048, suspend=True)
+            await world.until(count, 0, world, seconds=30)
+            assert await world.ready_addresses("chat") == 0
+        else:
+            async with watched(world):
+                await serve(world, "chat", 10, contextSize=1024)
+                await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60)
+            await world.until(count, 1, world, seconds=60)
+            (last,) = engines(world)
+            assert last.argv[last.argv.index("--ctx-size") + 1] == "1024"
+        clean(world.first)
+
+
+async def test_edits_in_a_row_are_replaced_one_after_the_other(autojump_clock):
+    """However fast edits follow each other, there are never more than two engines, and the last edit wins."""
+    async with serving_world(ONE) as world:
+        most = 0
+        async with watched(world):
+            for context in (512, 1024, 1536, 2048, 2560):
+                await serve(world, "chat", 10, contextSize=context)
+                for _ in range(20):
+                    most = max(most, len(engines(world)))
+                    await trio.sleep(0.35)
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=120)
+        await world.until(count, 1, world, seconds=60)
+        (last,) = engines(world)
+        assert last.argv[last.argv.index("--ctx-size") + 1] == "2560"
+        assert most == 2
+
+
+async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
+    """What serves stays, and says that it is not what was asked for last; an edit back makes it so again."""
+    async with serving_world(ONE) as world:
+        async with watched(world):
+            await serve(world, "chat", 10, extraArgs=["--port", "1"])
+            await world.until(up_to_date, ("False", "Invalid"), world, seconds=10)
+            await serve(world, "chat", 10)
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
+        assert len(world.machine.starts("chat")) == 1
+        found = await world.client.get(InferenceService, Key("default", "chat"))
+        (said,) = [one for one in found.status.conditions if one.type == "UpToDate"]
+        assert said.observed_generation == found.metadata.generation
+
+
+TIMELINES = (
+    an_edit_where_both_fit,
+    an_edit_where_only_one_fits,
+    an_edit_that_asks_for_too_much,
+    a_successor_that_crashes,
+    pressure_while_the_successor_loads,
+    the_old_engine_dies_meanwhile,
+    the_agent_is_killed_while_the_successor_loads,
+    the_agent_is_killed_after_the_switch,
+)
+
+
+def play(timeline):
+    """Run a timeline on a virtual clock."""
+    trio.run(timeline, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
+def test_replacement(timeline):
+    """The timeline's own sentence."""
+    play(timeline)
+
+
+async def at_once(*_):
+    await trio.lowlevel.checkpoint()
+
+
+async def unnoted(engine, child, record, claim):
+    await trio.lowlevel.checkpoint()
+    engine.site.ledger.takes_over(claim)
+    engine.voice.lead()
+
+
+async def mute(current, successor):
+    await trio.sleep_forever()
+
+
+async def gone_at_once(runner, old):
+    await trio.lowlevel.checkpoint()
+    old.scope.cancel()
+
+
+def always_beside(ledger, key, need):
+    return service.Way.BESIDE
+
+
+def always_instead(ledger, key, need):
+    return service.Way.INSTEAD
+
+
+MUTANTS = {
+    "the old engine is always ended first": (Ledger, "replacement", always_instead, an_edit_where_both_fit),
+    "what serves is given up for what cannot start": (
+        Ledger,
+        "replacement",
+        always_instead,
+        an_edit_that_asks_for_too_much,
+    ),
+    "both are loaded though only one fits": (Ledger, "replacement", always_beside, an_edit_where_only_one_fits),
+    "a successor speaks before it serves": (Voice, "leads", True, an_edit_where_both_fit),
+    "the journal does not know who serves": (Incarnation, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
+    "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
+    "the old engine stays": (Runner, "_retire", at_once, an_edit_where_both_fit),
+    "a successor is called ready before it answers": (
+        incarnation.health,
+        "wait_ready",
+        at_once,
+        an_edit_where_both_fit,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
+    """A program with this bug does not get through its timeline."""
+    owner, attribute, replacement, timeline = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    with pytest.raises((AssertionError, ExceptionGroup)) as caught:
+        play(timeline)
+    if isinstance(caught.value, ExceptionGroup):
+        assert caught.value.subgroup(AssertionError), "it fell over for another reason"
