@@ -19,6 +19,9 @@ DEMO = Key("default", "demo")
 ACCEPTED = condition("Accepted", True, "Accepted")
 LOADED = condition("Loaded", True, "Loaded")
 FETCHED = condition("Fetched", True, "Fetched")
+NEWEST = condition("UpToDate", True, "UpToDate")
+REPLACING = condition("UpToDate", False, "Replacing", "loading")
+NOT_REPLACED = condition("UpToDate", False, "CrashLoopBackOff", "serves on: exit code 1\nerror: no memory")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,9 @@ FETCHED = condition("Fetched", True, "Fetched")
         (service("chat", LOADED, phase="Ready"), model("chat", FETCHED), 1, ""),
         (service("chat", ACCEPTED, LOADED, phase="Creating"), model("chat", FETCHED), 2, ""),
         (service("chat", ACCEPTED, LOADED, phase="Ready"), model("chat", FETCHED), 3, ""),
+        (service("chat", ACCEPTED, LOADED, NEWEST, phase="Ready"), model("chat", FETCHED), 3, ""),
+        (service("chat", ACCEPTED, LOADED, REPLACING, phase="Ready"), model("chat", FETCHED), 1, ""),
+        (service("chat", ACCEPTED, LOADED, NOT_REPLACED, phase="Ready"), model("chat", FETCHED), 1, "Crash"),
     ],
 )
 def test_where_a_service_stands(found, its_model, done, failure):

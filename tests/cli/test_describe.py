@@ -75,6 +75,16 @@ def test_a_crash_is_told_apart_from_its_retry():
     assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
 
 
+def test_what_serves_and_is_not_the_newest_is_told_with_the_reason():
+    """A replacement that fails is shown beside a service that is Ready, with the words of the engine that failed."""
+    words = "the engine of the older spec serves on; exit code 1\nerror: no memory"
+    failing = condition("UpToDate", False, "CrashLoopBackOff", words)
+    found = service("chat", condition("Loaded", True, "Loaded"), failing, phase="Ready")
+    shown = describe_service(Scene(found, model("chat", FETCHED)), NOW)
+    assert "CrashLoopBackOff: the engine of the older spec serves on; exit code 1" in shown
+    assert "  error: no memory" in shown
+
+
 def test_an_older_generations_verdict_is_not_believed():
     """A refusal of the spec before the edit is no error of the spec after it."""
     refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}

@@ -85,8 +85,8 @@ async def test_an_adopted_engine_that_dies_is_replaced(tmp_path, address):
             assert await chat(f"http://{address}:{new_port}") == ANSWER
 
 
-async def test_an_engine_of_another_plan_is_replaced_and_never_doubled(tmp_path, address):
-    """An edit made while no agent runs: the old engine ends before the new one starts."""
+async def test_an_engine_of_another_plan_is_replaced(tmp_path, address):
+    """An edit made while no agent runs: the adopted engine serves until its successor answers, and then ends."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -94,11 +94,45 @@ async def test_an_engine_of_another_plan_is_replaced_and_never_doubled(tmp_path,
         await kill(agent)
         await cluster.apply_demo(contextSize=256)
         async with cluster.open_agent(address):
-            while not (await cluster.slice())[0] or (await cluster.slice())[2] == port:
-                assert len(engines_in(tmp_path)) <= 1
+            while (await cluster.slice())[2] == port:
+                assert (await cluster.slice())[0] is True
+                assert len(engines_in(tmp_path)) <= 2
                 await trio.sleep(0.02)
+            await until(lambda: len(engines_in(tmp_path)) == 1)
             assert cluster.engine() != old
             assert "256" in cluster.engine().cmdline()
+
+
+async def test_an_edit_costs_no_answer(tmp_path, address):
+    """Clients that ask where the slice sends them are all answered while one engine takes the place of another."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        _, _, port = await cluster.slice()
+        ports = []
+
+        async def ask():
+            while True:
+                ready, host, where = await cluster.slice()
+                assert ready
+                assert await chat(f"http://{host}:{where}") == ANSWER
+                ports.append(where)
+
+        async with trio.open_nursery() as clients:
+            for _ in range(3):
+                clients.start_soon(ask)
+            await until(lambda: len(ports) > 5)
+            await cluster.apply_demo(contextSize=256)
+            await until(lambda: ports[-1] != port and len(engines_in(tmp_path)) == 1)
+            count = len(ports)
+            await until(lambda: len(ports) > count + 5)
+            clients.cancel_scope.cancel()
+        assert "256" in cluster.engine().cmdline()
+        assert len(set(ports)) == 2
+        assert not logs(agent, "requests in flight are cut short")
+        old_log, log = (tmp_path / "agent" / "logs" / "default" / name for name in ("demo.log.1", "demo.log"))
+        assert f":{port}" in old_log.read_text()
+        assert f":{ports[-1]}" in log.read_text()
 
 
 async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):

@@ -10,6 +10,7 @@ import trio
 from llmkube.cli.describe import Scene, current, last_error, next_retry, progress, waits_for
 from llmkube.cli.display import Display
 from llmkube.cli.follow import Followed
+from llmkube.cli.output import condition
 from llmkube.cli.progress import HOPELESS, PASSING, STEPS, Stopwatch, detail_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -83,13 +84,27 @@ def _stand_with_file(service: InferenceService, model: Model, *, looked_at: bool
     if loaded is None or not looked_at:
         return Stand(1, "waiting for the agent to look at it")
     if loaded.status == "True":
-        return Stand(3 if service.status.phase == "Ready" else 2)
+        return _stand_of_update(service) or Stand(3 if service.status.phase == "Ready" else 2)
     if loaded.reason in _HOPELESS:
         return Stand(1, failure=Failure(loaded.reason, loaded.message))
     if loaded.reason == "Fetching":  # the Model was written first; its service is a step behind
         return Stand(1)
     words = waits_for(Scene(service, model)) or last_error(service, model)
     return Stand(1, words[0] if words else loaded.message.partition("\n")[0])
+
+
+def _stand_of_update(service: InferenceService) -> Stand | None:
+    """Where the replacement of an engine stands that serves from an older spec; None when it serves the newest."""
+    if condition(service.status.conditions, "UpToDate") is None:  # said by hosts only
+        return None
+    newest = current(service.status.conditions, "UpToDate", service.metadata.generation)
+    if newest is None:
+        return Stand(1, "waiting for the agent to look at it")
+    if newest.status != "False":
+        return None
+    if newest.reason in _HOPELESS:
+        return Stand(1, failure=Failure(newest.reason, newest.message))
+    return Stand(1, newest.message.partition("\n")[0])
 
 
 @attrs.define(eq=False)

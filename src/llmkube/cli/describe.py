@@ -56,6 +56,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         *(("progress", words) for words in progress(scene.model)),
         *(("last error", words) for words in last_error(service, scene.model)),
         *(("next retry", words) for words in next_retry(service, scene.model, now)),
+        *(("update", words) for words in update(service)),
         ("model", _model_line(service, scene.model)),
         ("runtime", _runtime_line(service)),
         *(("host", words) for words in host_lines(scene)),
@@ -152,12 +153,19 @@ def next_retry(service: InferenceService, model: Model | None, now: datetime.dat
     return _retry_in(current(service.status.conditions, "Loaded", 0), now) or _retry_in(_fetched(model), now)
 
 
+def update(service: InferenceService) -> list[str]:
+    """Say why what serves is not what was asked for last."""
+    newest = output.condition(service.status.conditions, "UpToDate")
+    if newest is None or newest.status != "False":
+        return []
+    return [f"{newest.reason}: {_first_line(newest.message)}"]
+
+
 def engine_words(service: InferenceService) -> list[str]:
     """Return the engine's last lines, which the agent puts below the first line of a failure."""
-    loaded = output.condition(service.status.conditions, "Loaded")
-    if loaded is None or loaded.status == "True":
-        return []
-    return output.printable(loaded.message.partition("\n")[2]).splitlines()
+    told = (output.condition(service.status.conditions, kind) for kind in ("Loaded", "UpToDate"))
+    failed = next((each for each in told if each is not None and each.status == "False"), None)
+    return [] if failed is None else output.printable(failed.message.partition("\n")[2]).splitlines()
 
 
 def host_lines(scene: Scene) -> list[str]:
