@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ from llmkube.k8s.auth import load_config
 from llmkube.k8s.client import open_client
 from llmkube.supervisor.processes import OWNER_VARIABLE, marked
 
+LLMKUBE = ("-m", "llmkube")
 KILLS, CLIENTS, PAUSE_SECONDS = 100, 3, 0.02
 STEP_SECONDS = 60.0  # a step that takes longer has gone wrong
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "What is LLMKube?"}], "max_tokens": 8}).encode()
@@ -67,9 +68,9 @@ class Program:
         await self.process.wait()
 
 
-async def start(folder: Path, *args: str) -> Program:
-    """Start `llmkube ARGS` on a state directory of its own."""
-    command = [sys.executable, "-m", "llmkube", *args, "--state-dir", str(folder)]
+async def start(folder: Path, *args: str, program: Sequence[str] = LLMKUBE) -> Program:
+    """Start `llmkube ARGS`, or another program of Python, on a state directory of its own."""
+    command = [sys.executable, *program, *args, "--state-dir", str(folder)]
     env = os.environ | {"KUBECONFIG": str(folder.parent / "server" / "kubeconfig")}
     process = await trio.lowlevel.open_process(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -78,18 +79,20 @@ async def start(folder: Path, *args: str) -> Program:
 
 
 @asynccontextmanager
-async def open_program(folder: Path, *args: str, ready: str) -> AsyncIterator[Program]:
+async def open_program(
+    folder: Path, *args: str, ready: str, program: Sequence[str] = LLMKUBE
+) -> AsyncIterator[Program]:
     """Run a program for as long as the block; it begins when the program says that it is ready."""
-    program = await start(folder, *args)
+    running = await start(folder, *args, program=program)
     try:
-        await program.line_with(ready)
+        await running.line_with(ready)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(program.drain)
-            yield program
+            nursery.start_soon(running.drain)
+            yield running
             nursery.cancel_scope.cancel(reason="measured")
     finally:
         with trio.move_on_after(STEP_SECONDS, shield=True):
-            await program.end(signal.SIGTERM)
+            await running.end(signal.SIGTERM)
 
 
 @asynccontextmanager

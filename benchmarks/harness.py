@@ -40,6 +40,7 @@ ORDER: Final = (
     "estimate",
     "pressure",
     "scale",
+    "controller",
     "version",
     "download",
     "gguf_header",

@@ -1,9 +1,12 @@
-"""A minimal operator on kopf that does what `llmkube controller` does: a Deployment, a Service and a status per service.
+"""A minimal operator on kopf that does what `llmkube controller` does: Deployment, Service and status of each service.
 
 It is run by `kopf run` in an environment of its own, and knows nothing of llmkube. What it asks of the API server is
 the least that anybody could write: two server-side applies over one pooled aiohttp session (kopf brings no client for
 objects that are not its own), and the status by kopf's own patch, which carries what kopf remembers along.
 """
+
+# kopf and aiohttp are no dependencies of this project, so nothing is known of their types:
+# mypy: disable-error-code="import-not-found, untyped-decorator"
 
 import datetime
 import os
@@ -21,7 +24,7 @@ QUERY = {"fieldManager": MANAGER, "force": "true"}
 
 
 @kopf.on.startup()
-async def open_session(memo: kopf.Memo, **_: Any) -> None:
+async def open_session(memo: kopf.Memo, **_: Any) -> None:  # noqa: ASYNC124 (aiohttp wants a running loop)
     """Open one session for all handlers."""
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text("utf-8"))
     memo.server = config["clusters"][0]["cluster"]["server"]
@@ -43,9 +46,7 @@ def log_in(**kwargs: Any) -> Any:
 @kopf.on.resume(GROUP, VERSION, PLURAL)
 @kopf.on.create(GROUP, VERSION, PLURAL)
 @kopf.on.update(GROUP, VERSION, PLURAL, field="spec")
-async def reconcile(
-    body: kopf.Body, name: str, namespace: str, patch: kopf.Patch, memo: kopf.Memo, **_: Any
-) -> None:
+async def reconcile(body: kopf.Body, name: str, namespace: str, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """Apply what a service wants, and say so."""
     generation = body["metadata"]["generation"]
     base = f"{memo.server}/{{}}/namespaces/{namespace}/{{}}/{name}"
@@ -67,7 +68,7 @@ def deployment(body: kopf.Body) -> dict[str, Any]:
         "image": "ghcr.io/ggml-org/llama.cpp:server",
         "args": [
             "--host",
-            "0.0.0.0",
+            "0.0.0.0",  # noqa: S104 (in its pod, as every engine)
             "--port",
             "8080",
             "--model",

@@ -7,6 +7,7 @@ what the machine says of its size is changed; it is looked at, and engines are m
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 
@@ -44,5 +45,5 @@ async def open_roomy_memory(*args: Any) -> AsyncIterator[HostMemory]:
 
 
 if __name__ == "__main__":
-    local.open_host_memory = open_roomy_memory  # type: ignore[assignment]  # of the same form
-    main()
+    with patch.object(local, "open_host_memory", open_roomy_memory):
+        main()

@@ -1,9 +1,11 @@
 """What many services cost one agent: memory, processor time and wake-ups while nobody asks anything, and the way out.
 
 API server, controller and agent are processes of their own; the engines are small fakes, one process each, that answer
-at once and ignore TERM. Memory is the agent's own (USS: what ending it would give back), above that of the same agent
-before the first service. A wake-up is a voluntary context switch of the agent's process, all of its threads together.
-The stop is SIGTERM to the agent, until the last engine is gone: one grace period and not the sum.
+at once and ignore TERM. The agent is made to believe that its machine has eight times the memory: engines are admitted
+by the estimate for real ones, which 500 fakes do not need. Memory is the agent's own (USS: what ending it would give
+back), above that of the same agent before the first service. A wake-up is a voluntary context switch of the agent's
+process, all of its threads together. The stop is SIGTERM to the agent, until the last engine is gone: one grace period
+and not the sum.
 """
 
 import signal
@@ -25,6 +27,7 @@ from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.processes import OWNER_VARIABLE, marked
 
+ROOMY = (str(Path(__file__).with_name("roomy.py")),)
 FEW, MANY = 20, 500
 IDLE_SECONDS, SETTLE_SECONDS, WATCH_SECONDS = 120.0, 300.0, 600.0
 """Engines at rest are asked more and more rarely, and every ten minutes the agent says everything once more."""
@@ -86,6 +89,7 @@ async def measure(run: Run) -> None:
             "--llama-server",
             str(write_engine(folder, preamble="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")),
             ready='"agent started"',
+            program=ROOMY,
         )
         async with (
             no_engine_left(folder / "agent"),

@@ -377,9 +377,11 @@ def test_custom_certificates_are_mounted_where_openssl_looks():
 
 
 def test_the_network_policy_lets_the_controller_work():
-    """Out: names and the API server on 443 and 6443. In: the probes' port alone, and nothing without one."""
+    """Out: names, the API server on 443 and 6443, and engines. In: the probes' port alone, and nothing without one."""
     policy = named(rendered("everything"), "NetworkPolicy")["llmkube-controller"]["spec"]
-    ports = [{(port["port"], port["protocol"]) for port in rule["ports"]} for rule in policy["egress"]]
+    *others, engines = policy["egress"]
+    assert engines["to"][0]["podSelector"]["matchExpressions"][0]["key"] == "inference.llmkube.dev/service"
+    ports = [{(port["port"], port["protocol"]) for port in rule["ports"]} for rule in others]
     assert ports == [{(53, "UDP"), (53, "TCP")}, {(443, "TCP"), (6443, "TCP")}]
     assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
     assert policy["ingress"][0]["ports"] == [{"port": "metrics", "protocol": "TCP"}]

@@ -74,12 +74,16 @@ _HUGE: Final = 20_000
 _PATTERNS: Final = (
     *("1", "500m", "1Gi", "0", "999999999999", "1.5", "24Gi"),  # amounts
     *("org/repo", "org/repo@v1", "hf://org/repo/m.gguf", "https://x.org/a.gguf", "pvc://claim/m.gguf", "pvc://claim"),
-    *("/data/m.gguf", "file:///m.gguf", "s3://bucket/m.gguf", "s3://bucket/m", "builtin://demo", "https://\u00e9.org/\u2603"),
+    *("/data/m.gguf", "file:///m.gguf", "s3://bucket/m.gguf", "s3://bucket/m", "builtin://demo"),
+    "https://\u00e9.org/\u2603",
     *("ab" * 32, "example.org/gpu", "5s", "30d", "99.5", "chat", "x" * 63),
 )
 """Texts that some pattern of the schemas takes, the ends of what it takes among them."""
 
-_PLAIN: Final = ("", "a", "x-y", "\u65e5\u672c\u8a9e \U0001f98a", "a b\tc", "--flag", "$(HOME)", "0", "None", "a/b.gguf", "x" * _HUGE)
+_PLAIN: Final = (
+    *("", "a", "x-y", "\u65e5\u672c\u8a9e \U0001f98a", "a b\tc", "--flag", "$(HOME)", "0", "None", "a/b.gguf"),
+    "x" * _HUGE,
+)
 _KEYS: Final = ("app", "team", "example.org/role", "a b", "\u00e9", "x" * 64, "inference.llmkube.dev/service")
 
 
@@ -98,7 +102,8 @@ def admitted(schema: Schema, *, most_fields: int = _MOST_FIELDS) -> st.SearchStr
         return st.sampled_from([lowest, highest, (lowest + highest) / 2])
     if kind == "array":
         most = min(3, schema.get("maxItems", 3))
-        return st.deferred(lambda: st.lists(admitted(schema["items"]), min_size=schema.get("minItems", 0), max_size=most))
+        least = schema.get("minItems", 0)
+        return st.deferred(lambda: st.lists(admitted(schema["items"]), min_size=least, max_size=most))
     if kind == "object" and "additionalProperties" in schema:
         return st.dictionaries(st.sampled_from(_KEYS), admitted(schema["additionalProperties"]), max_size=3)
     if kind == "object":
@@ -116,6 +121,7 @@ def _admitted_texts(schema: Schema) -> list[str]:
 @st.composite
 def _admitted_objects(draw: st.DrawFn, schema: Schema, most_fields: int) -> dict[str, Any]:
     properties = schema.get("properties", {})
-    chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=most_fields, unique=True)) if properties else []
+    fields = st.sampled_from(sorted(properties)) if properties else st.nothing()
+    chosen = draw(st.lists(fields, max_size=most_fields, unique=True))
     names = dict.fromkeys([*schema.get("required", ()), *chosen])
     return {name: draw(admitted(properties[name])) for name in names}

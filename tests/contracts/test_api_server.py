@@ -12,11 +12,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trio
 import yaml
 
 from contracts.check_api_server import CHECKS, check_api_server
+from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import install, open_lab
+from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server, open_memory_api_server
+from llmkube.apiserver.store import Store
 
 # httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector
 pytestmark = [
@@ -58,3 +63,20 @@ async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
     """The whole contract holds over TLS and SQLite, on one server."""
     async with open_embedded(tmp_path) as http:
         await check_api_server(http)
+
+
+@pytest.mark.parametrize("check", WORKLOAD_CHECKS, ids=lambda check: check.__name__)
+async def test_the_server_of_the_controllers_tests_keeps_the_contract(check):
+    """With the kinds that run things, which no user gets to see, it keeps the contract about them."""
+    server = ApiServer(Store(), workloads=True, utcnow=lambda: datetime.now(UTC), rng=random.Random(0))
+    await server.ensure_namespaces()
+    async with (
+        open_transport(server.handle) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=30) as http,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(server.run_housekeeping)
+        await install(http)
+        async with open_lab(http) as lab:
+            await check(lab)
+        nursery.cancel_scope.cancel()

@@ -71,6 +71,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.crash_after = False  # it is answered by the server, but not to the controller
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
         self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
+        self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
         self.stale = False  # reads are answered from before the newest write, whoever wrote it
         self.crashed = trio.Event()
 
@@ -80,7 +81,11 @@ class Faults(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("connection refused")
         if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
             self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
-        self.calls.append(ApiCall.of(request))
+        self.calls.append(call := ApiCall.of(request))
+        if request.method != "GET" and call.resource in self.refusals:
+            message = self.refusals[call.resource]
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}
+            return httpx.Response(422, json={**status, "metadata": {}, "message": message}, request=request)
         if request.method != "GET":
             self.changes += 1
             if self.changes == self.crash_at:

@@ -74,7 +74,10 @@ def _create(kind: type[Any], name: str, spec: Mapping[str, Any]) -> Act:
 
 
 def _starve(*names: str) -> Act:
+    """From now on the pods of these Deployments find no node."""
+
     async def act(hands: Hands) -> None:
+        await trio.lowlevel.checkpoint()
         hands.starved.update(names)
 
     return act
@@ -99,7 +102,10 @@ def _find_room(name: str) -> Act:
 
 
 def _wait(seconds: float) -> Act:
-    return lambda _: trio.sleep(seconds)
+    async def act(_: Hands) -> None:
+        await trio.sleep(seconds)
+
+    return act
 
 
 async def _meddle(hands: Hands) -> None:

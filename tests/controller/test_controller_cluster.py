@@ -316,10 +316,10 @@ async def test_a_bad_edit_leaves_the_pods_alone(autojump_clock):
 async def test_fields_without_effect_are_named(autojump_clock):
     """A field that nothing acts on is listed by its path."""
     async with open_pods() as hands:
-        await hands.bring_up(maxPodLifetimeSeconds=3600)
+        await hands.bring_up(hotCacheMaxSize="1Gi")
         [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert honoured.status == "False"
-        assert "spec.maxPodLifetimeSeconds" in honoured.message
+        assert "spec.hotCacheMaxSize" in honoured.message
 
 
 @pytest.mark.parametrize(("source", "status"), [(HUB_FILE, "True"), ("pvc://weights/m.gguf", "False")])

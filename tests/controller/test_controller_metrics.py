@@ -1,11 +1,13 @@
 """The fleet's series say what the objects say: one phase each, the right words, nothing of what is gone."""
 
+import pytest
+import trio
 from prometheus_client import CollectorRegistry
 
 from controller.objects import model, service
 from controller.podcluster import open_pods
 from controller.podobjects import cluster_model, pod_service
-from llmkube.controller.metrics import FleetCollector
+from llmkube.controller.metrics import FleetCollector, source_type
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
@@ -71,3 +73,30 @@ async def test_a_running_controller_tells_them(autojump_clock):
         await hands.client.delete(InferenceService, Key("ml", "chat"))
         await hands.model_where()
         assert value("llmkube_inferenceservice_replicas", labels) is None
+
+
+async def test_durations_are_counted_from_the_wish_to_the_end(autojump_clock):
+    """A fetch of five minutes is one, by the kind of its source, and so is a start of ten; a later look is none."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(300)
+        await hands.finish_job()
+        await trio.sleep(300)
+        await hands.roll_out()
+        await trio.sleep(60)
+        read = hands.cluster.registry.get_sample_value
+        fetched = {"model": "phi", "namespace": "ml", "source_type": "hf"}
+        assert read("llmkube_model_download_duration_seconds_count", fetched) == 1
+        assert 295 <= read("llmkube_model_download_duration_seconds_sum", fetched) <= 310
+        started = {"inferenceservice": "chat", "namespace": "ml"}
+        assert read("llmkube_inferenceservice_ready_duration_seconds_count", started) == 1
+        assert 595 <= read("llmkube_inferenceservice_ready_duration_seconds_sum", started) <= 620
+
+
+@pytest.mark.parametrize(
+    ("source", "word"), [("s3://b/k", "s3"), ("org/repo@v1", "hf"), ("/data/m.gguf", "file"), ("https://x/y", "https")]
+)
+def test_a_source_has_a_word_for_its_kind(source, word):
+    """A label has few values: the scheme, and two words for what has none."""
+    assert source_type(source) == word

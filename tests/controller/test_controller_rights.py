@@ -4,6 +4,7 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
+from controller.podkinds import install
 from k8s.api_calls import undeclared, unused
 from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
 from llmkube.controller.rights import PROGRAM
@@ -11,13 +12,15 @@ from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import HTTPRoute, PodMonitor, ServiceLevelObjective
 
 
 async def with_pods(hands: Hands) -> None:
     """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
-    await hands.install_pod_monitors()
+    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
     await hands.create_model("other", source="pvc://weights/model.gguf")
-    await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3})
+    gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
+    await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
     await trio.sleep(MONITOR_LOOK_SECONDS)
     await hands.create_model(hardware={"accelerator": "metal"})
     await trio.sleep(SETTLED)

@@ -4,6 +4,7 @@ The points are sampled; LLMKUBE_SWEEP=whole tries every one (some minutes).
 """
 
 import os
+from collections.abc import Callable
 
 import attrs
 import pytest
@@ -12,14 +13,15 @@ import trio
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.stories import STORIES
-from llmkube.controller import serving
-from llmkube.controller.children import Children
+from llmkube.controller.fetching import Fetching
+from llmkube.controller.render.storage import cache_claim
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
-from llmkube.k8s.codec import encode
+from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError
+from llmkube.k8s.reflector import Cache
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -35,7 +37,7 @@ KINDS = (
 )  # fmt: skip
 VOLATILE = {
     "uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdated", "generation",
-    "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "inference.llmkube.dev/applied",
+    "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "cacheVolume", "inference.llmkube.dev/applied",
 }  # fmt: skip
 """What differs from run to run; the digest that is applied covers the owner's uid."""
 
@@ -133,3 +135,50 @@ async def test_the_same_objects_come_of_it(story, autojump_clock):
         *({"forget_at": at} for at in points(expected.events, drawn + 30)),
     ]
     assert [fault for fault in faults if (await play(story, **fault)).objects != expected.objects] == []
+
+
+# -- what the sweep must notice ---------------------------------------------------------------------------------------
+
+
+async def _insist_on_a_new_claim(self, namespace):
+    """A controller that forgets that its predecessor may have come this far."""
+    claim = decode(PersistentVolumeClaim, cache_claim(namespace, self.cluster.workloads))
+    await self.cluster.client.create(claim, field_manager="llmkube-controller")
+
+
+def _keep_what_is_gone(self, key):
+    return False
+
+
+@attrs.frozen
+class Defect:
+    """A function that does something else instead, and the fault that shows it, from this point on."""
+
+    story: str
+    place: type
+    function: str
+    instead: Callable
+    fault: str
+    begin: int
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        Defect("labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim, "crash_at", begin=1),
+        Defect("all is taken away", Cache, "_forget", _keep_what_is_gone, "forget_at", begin=90),
+    ],
+    ids=lambda defect: defect.function,
+)
+async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
+    """A controller with the defect ends elsewhere, or errs, after one of the faults."""
+    expected = await play(defect.story)
+    monkeypatch.setattr(defect.place, defect.function, defect.instead)
+    at, noticed = defect.begin, False
+    while not noticed and at < defect.begin + 25:
+        try:
+            noticed = (await play(defect.story, **{defect.fault: at})).objects != expected.objects
+        except* AssertionError:
+            noticed = True
+        at += 1
+    assert noticed

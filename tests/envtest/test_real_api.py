@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from contracts.check_api_server import CHECKS
+from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import Lab, install, open_lab
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
@@ -41,6 +42,7 @@ NEEDS_CONTROLLERS = {
     "check_an_absent_owner_is_no_owner",
     "check_dependents_follow_their_owner",
     "check_foreground_deletion_waits_for_dependents",
+    "workloads_go_with_their_owner",
 }
 """What kube-controller-manager does and kube-apiserver alone does not."""
 
@@ -326,7 +328,7 @@ def _named(service: InferenceService) -> dict[str, Any]:
 # httpx nests generators that a check which stops reading a watch half-way leaves to the garbage collector
 @pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("check", [*CHECKS, *WORKLOAD_CHECKS], ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_a_real_server_passes_the_contract(http: httpx.AsyncClient, check: Callable[[Lab], Awaitable[None]]):
     """What the embedded server is held to is true of the real one: the contract is not our own invention."""
     if check.__name__ in NEEDS_CONTROLLERS:

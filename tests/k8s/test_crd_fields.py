@@ -92,8 +92,12 @@ DELIBERATE: Final = (
     Difference("ModelRouter spec.policy.*", "rules", "what the original checks while it reconciles"),
 )  # fmt: skip
 
-EXTRA: Final = "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata."
-"""How fields begin that the original does not have: it drops the labels that are given there."""
+EXTRA: Final = (
+    "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata.",  # it drops the labels there
+    "Model status.cacheVolume",  # without it nobody could tell that a claim was made anew
+    "InferenceService status.selector",  # without it no autoscaler can count the pods of a service
+)
+"""How fields begin that the original does not have."""
 
 
 def read_table() -> dict[Place, dict[str, Any]]:

@@ -133,12 +133,16 @@ def test_defaults_are_filled_in_where_columns_read_them() -> None:
 
 
 def test_subresources() -> None:
-    """Every kind has status, and the service scales by replicas."""
+    """Every kind has status, and the service scales by replicas, of the pods that its status selects."""
     model, service, router = (crd["spec"]["versions"][0]["subresources"] for crd in all_crds())
     assert model == router == {"status": {}}
     assert service == {
         "status": {},
-        "scale": {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
     }
 
 

@@ -97,6 +97,7 @@ async def test_somebody_more_important_arrives(autojump_clock):
         await serve(world, "chief", 12, "critical")
         await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
         assert "makes room for `chief` (priority critical)" in (await events(world, "Displaced"))["draft"]
+        assert "`draft` has to go for it" in (await events(world, "Displacing"))["chief"]
         await trio.sleep(300)
         assert len(world.machine.starts("draft")) == 1
         assert (await world.condition("MemoryPressure", "draft"))[1] == "Normal"
@@ -162,6 +163,20 @@ async def test_adopted_engines_are_in_the_books_of_the_next_agent(autojump_clock
         assert sum(account.reserved_bytes for account in reserved.values()) > 32 * GIB
         await serve(world, "second", 20)
         await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "second", seconds=30)
+
+
+async def test_an_adopted_engine_that_has_grown_is_counted_as_it_is(autojump_clock):
+    """What an engine really holds counts within a second of its adoption, whatever the journal says of it."""
+    async with pressed_world({}) as world:
+        await serve(world, "liar", 10)
+        world.machine.memory.sizes["liar"] = 20
+        await world.until(running, ["liar"], world, seconds=60)
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(1)
+        (account,) = world.agent.memory().accounts.values()
+        assert account.estimated_bytes < 11 * GIB
+        assert account.reserved_bytes >= 20 * GIB
 
 
 async def test_an_agent_that_restarts_while_somebody_is_evicted_takes_it_up_again(autojump_clock):

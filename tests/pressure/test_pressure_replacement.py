@@ -1,4 +1,4 @@
-"""An edit changes what serves: beside the old engine where memory holds both, after it where not, and never for nothing."""
+"""An edit changes what serves: beside the old engine where memory holds both, else after it, and never for nothing."""
 
 import math
 from contextlib import asynccontextmanager
@@ -138,10 +138,10 @@ async def large(world, source):
 
 
 async def a_successor_that_crashes():
-    """A plan that does not start leaves the old engine serving, says so, and is forgotten when the edit is taken back."""
+    """A plan that does not start leaves the old engine serving, says so, and is gone when the edit is taken back."""
     async with serving_world(ONE) as world:
         async with watched(world):
-            world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=1, words=("error: no such thing",))
+            world.machine.scripts["chat"] = Script(math.inf, 1, words=("error: no such thing",))
             await serve(world, "chat", 10, contextSize=2048)
             await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
             said = (await world.condition("UpToDate", "chat"))[2]

@@ -7,9 +7,11 @@ import httpx
 import pytest
 import trio
 import yaml
+from click.testing import CliRunner
 
 from llmkube.apiserver.schema import Schema
 from llmkube.apiserver.validate import validate
+from llmkube.cli.main import cli
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -187,3 +189,14 @@ def test_no_command_looks_for_plugins_unless_it_has_to():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("option", [[], ["--docs"]])
+def test_what_make_manifests_writes_names_installed_plugins(tmp_path, option):
+    """Definitions and reference alike have the plug-in's name and its options while it is installed."""
+    plain = CliRunner().invoke(cli, ["crds", *option])
+    with example_installed(tmp_path):
+        extended = CliRunner().invoke(cli, ["crds", *option])
+    assert (plain.exit_code, extended.exit_code) == (0, 0)
+    assert "echoConfig" not in plain.stdout
+    assert "echoConfig" in extended.stdout

@@ -201,6 +201,33 @@ async def no_spawn(stage, rng):
     host.machine.spawn_fails = False
 
 
+@fault("B14", "the agent can open no file and no connection")
+async def no_descriptors(stage, rng):
+    host, child = stage.engine(rng)
+    with stage.wrong_api(host, down=True):  # what is open stays open
+        host.machine.no_descriptors = True
+        if rng.random() < 0.5:
+            child.end(-9)
+        await trio.sleep(span(rng, 1, 300))
+        host.machine.no_descriptors = False
+
+
+@fault("B10", "a bug in the task of one service, again and again")
+async def bug(stage, rng):
+    host, child = stage.engine(rng)
+    host.machine.bugs.add(child.name)
+    child.end(-9)
+    await trio.sleep(span(rng, 1, 300))
+    host.machine.bugs.discard(child.name)
+
+
+@fault("B21", "everything stands still for minutes, and goes on")
+async def standstill(stage, rng):
+    trio.lowlevel.current_clock().jump(span(rng, 10, 600))
+    stage.books.stood_still()
+    await trio.lowlevel.checkpoint()
+
+
 @fault("B13", "the engine program is not there")
 async def no_engine(stage, rng):
     host, child = stage.engine(rng)

@@ -128,6 +128,33 @@ async def torn_lines(stage, rng):
             await trio.sleep(span(rng, 1, 60))
 
 
+@fault("A6", "lists are forgotten between two pages")
+async def torn_pages(stage, rng):
+    host = stage.host_with_agent(rng)
+    with stage.wrong_api(host, kind="torn pages"):
+        host.asleep_seconds += 60.0  # a wake: everything is listed anew
+        await trio.sleep(span(rng, 5, 200))
+
+
+@fault("A8", "watches send a line that never ends")
+async def endless_line(stage, rng):
+    host = stage.host(rng)
+    with stage.wrong_api(host, endless=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 1, 60))
+
+
+@fault("A30", "objects come with fields and words of a later version, while somebody edits one")
+async def newer_objects(stage, rng):
+    name, host = stage.wished(rng), stage.host(rng)
+    with stage.wrong_api(host, newer=True):
+        host.network.sever()
+        await trio.sleep(span(rng, 2, 20))
+        if name in stage.wishes.specs:
+            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await trio.sleep(span(rng, 1, 100))
+
+
 @fault("A9", "watches tell everything twice")
 async def duplicate_events(stage, rng):
     with stage.wrong_api(stage.host(rng), twice=True):

@@ -85,6 +85,14 @@ async def stubborn_stop(stage, rng):
         await stage.wishes.apply(stage.world, child.name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
 
 
+@fault("C9", "an engine is stuck in the kernel: no signal ends it")
+async def stuck_in_kernel(stage, rng):
+    _, child = stage.engine(rng, ready=True)
+    child.odd = child.stuck = child.frozen = True
+    await trio.sleep(span(rng, 5, 400))
+    child.unstick()
+
+
 @fault("C20", "requests in flight do not end while an engine is replaced")
 async def slow_drain(stage, rng):
     _, child = stage.engine(rng, ready=True)

@@ -14,6 +14,7 @@ import trio
 from llmkube.apiserver.store import Ref, Store
 from llmkube.k8s.names import HOST_LABEL
 from llmkube.k8s.resource import Key
+from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
 SLICES = "endpointslices.discovery.k8s.io"
@@ -142,6 +143,13 @@ class Books:
         self._started[host.name] = trio.current_time()
         self.look()
 
+    def stood_still(self):
+        """Time has passed in which nobody could do anything."""
+        self._suspects = {}
+        for host in self.world.hosts.values():
+            with self.disturbed(host):
+                self._started[host.name] = trio.current_time()
+
     def violate(self, column, text, once=None):
         """Note what must never be."""
         if (column, once or text) not in self._told:
@@ -206,7 +214,7 @@ class Books:
 
     def _watch_for_bugs(self, service):
         for condition in service.get("status", {}).get("conditions", []):
-            if condition["reason"] == "InternalError":
+            if condition["reason"] == "InternalError" and WANTED_BUG not in condition["message"]:
                 self.violate("bugs", condition["message"])
 
     # -- what must hold at every moment --------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ class Books:
                 continue
             settled = self._started.get(host.name, 0.0) + AGENT_SETTLES_SECONDS
             for child in host.machine.live():
-                if not child.owners:
+                if not (child.owners or child.stuck):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
             if self._disturbed.get(host):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections import Counter
@@ -17,6 +18,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import AdoptError
+from llmkube.supervisor.engines import EngineStuckError
 from llmkube.supervisor.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.learned import Learned
 from llmkube.supervisor.lifecycle import Exit
@@ -34,6 +36,8 @@ HELP_FLAGS = frozenset(
         "cache-ram",
     )
 )
+
+WANTED_BUG = "a bug that the simulation has made"
 
 FACTS = GGUFFacts("llama", 3, 10, 100, name="sim", context_length=4096, layer_count=4)
 
@@ -110,6 +114,7 @@ class SimChild:
     # that is closed does not listen, and a slow one takes so long for an answer. `pace` is the share of a core that its
     # work takes while requests are in flight; `counts` is whether batches come to an end meanwhile.
     frozen: bool = False
+    stuck: bool = False  # in the kernel: not even KILL ends it
     mute: bool = False
     slow_seconds: float = 0.0
     closed: bool = False
@@ -137,7 +142,7 @@ class SimChild:
     async def look(self, host, port, *, loading):
         await trio.lowlevel.checkpoint()
         self.live_on()
-        state = "T" if self.frozen else "S"
+        state = "D" if self.stuck else "T" if self.frozen else "S"
         # llama.cpp writes a line for each question about its metrics
         return Look(
             state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
@@ -146,8 +151,13 @@ class SimChild:
     def memory_kills(self):
         return 0
 
+    def unstick(self):
+        """What it was stuck in is over, and so is it."""
+        self.stuck = False
+        self.end(-9)
+
     def end(self, code):
-        if self.exit is None:
+        if self.exit is None and not self.stuck:
             self.exit, self.ready = Exit(code), False
             self.ended.set()
 
@@ -178,6 +188,8 @@ class Machine:
         disk_full: The journal cannot be written.
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
+        no_descriptors: The agent can open nothing: no file, no connection.
+        bugs: Services whose engines the agent does not start, because of a bug.
         memory: What can be seen of its memory; None for a host that nobody looks at.
         shapes: What the headers of files say about their sizes, by source.
         learned: What its agents have learned about memory.
@@ -204,6 +216,8 @@ class Machine:
     disk_full: bool = False
     spawn_fails: bool = False
     no_engine: bool = False
+    no_descriptors: bool = False
+    bugs: set[str] = attrs.field(factory=set)
     memory: object = None
     shapes: dict[str, object] = attrs.field(factory=dict)
     learned: Learned = attrs.field(factory=Learned)
@@ -234,8 +248,14 @@ class Machine:
         await self._pass("spawn")
         if self.spawn_fails:
             raise NetworkDownError("cannot start a process: resource temporarily unavailable")
+        if self.no_descriptors:
+            raise NetworkDownError("cannot start a process: too many open files")
         argv = command.argv
         name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
+        if name in self.bugs:
+            raise KeyError(WANTED_BUG)
+        if any(child.stuck for child in self.live(name)):
+            raise EngineStuckError(f"the last engine of {name} is stuck in the kernel")
         if not self._may_start(name, argv):
             self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
@@ -285,8 +305,8 @@ class Machine:
 
     async def write(self, entry):
         await self._pass("record" if entry.engine and entry.engine.pid else "intent")
-        if self.disk_full:
-            raise JournalError("cannot write the journal: no space left on device")
+        if self.disk_full or self.no_descriptors:
+            raise JournalError(f"cannot write the journal: {'no space left' if self.disk_full else 'too many files'}")
         if not self.agent_killed:
             self.entries[entry.key] = load(json.loads(json.dumps(dump(entry))))
 
@@ -342,6 +362,8 @@ class Machine:
 
     async def connect(self, host, port):
         await trio.lowlevel.checkpoint()
+        if self.no_descriptors:
+            raise OSError(errno.EMFILE, "too many open files")
         child = next((child for child in self.live() if child.port == port), None)
         if child is None or child.closed:
             raise ConnectionRefusedError(111, "connection refused")

@@ -140,8 +140,9 @@ class Stage:
             clean(host)
             if host.machine.reach and not host.machine.reach.address:
                 host.machine.reach = at(f"198.51.100.{50 + number}")
-            with self.books.disturbed(host):
-                _reset(host.faults)
+            if host.faults != Faults():
+                with self.books.disturbed(host):
+                    _reset(host.faults)
             if not host.running:
                 await host.wait_stopped()
                 await self.start(host)
@@ -170,11 +171,14 @@ def clean(host):
     machine = host.machine
     machine.default, machine.scripts = CALM, {}
     machine.broken, machine.fetch_seconds = {}, {}
-    machine.disk_full = machine.spawn_fails = machine.no_engine = False
+    machine.disk_full = machine.spawn_fails = machine.no_engine = machine.no_descriptors = False
+    machine.bugs.clear()
     for trap in machine.traps.values():
         trap.released.set()
     machine.traps = {}
     for child in machine.live():
+        if child.stuck:
+            child.unstick()
         child.frozen = child.mute = False
         child.slow_seconds, child.in_flight, child.counts, child.pace = 0.0, 0, True, 1.0
         child.closed = child.closed and not child.ready

@@ -133,9 +133,7 @@ async def test_a_host_that_is_told_of_no_service_keeps_its_claims(autojump_clock
     async with open_world(settings=QUICK) as world:
         await world.add_host("mini")
         await two_ready(world)
-        await world.apply("chat", replicas=0)
-        await trio.sleep(10)
-        name = (await world.claims())[0]
+        name = (await world.claims("embed"))[0]
         host = world.hosts[name]
         await host.kill_agent()
         host.machine.entries.clear()
@@ -143,11 +141,12 @@ async def test_a_host_that_is_told_of_no_service_keeps_its_claims(autojump_clock
         await host.start_agent()
         await trio.sleep(8)
         host.faults.kind = ""
-        assert await world.claims() == {0: name}
+        assert await world.claims("embed") == {0: name}
         await trio.sleep(60)
-        assert await world.claims() == {0: name}
-        await world.delete()
-        await world.until(world.claims, {}, seconds=5)
+        assert await world.claims("embed") == {0: name}
+        assert world.live("embed") == [name]
+        await world.delete("embed")
+        await world.until(world.claims, {}, "embed", seconds=5)
 
 
 async def test_services_that_two_lists_have_denied_come_back(autojump_clock):

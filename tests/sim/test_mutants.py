@@ -16,7 +16,6 @@ from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import health, planner, progress, service
 from llmkube.supervisor.agent import AgentView, _Agent
 from llmkube.supervisor.claimant import Claimant
-from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.incarnation import Incarnation
 from llmkube.supervisor.lifecycle import RestartState
@@ -334,13 +333,6 @@ BOOKED = {
         untold(Cache.replace),
         acts(*CREATED, (100.0, "compaction"), (101.0, "source")),
         "lost",
-    ),
-    "nobody looks at what stands in a status": (
-        Corrections,
-        "look_nowait",
-        lambda self, slot: None,
-        acts(*CREATED, (1799.0, "status-edited")),
-        "stuck",
     ),
     "a suspended service runs": (
         Desired,

@@ -9,13 +9,13 @@ from trio.testing import MockClock
 from llmkube.controller import operator
 from llmkube.controller.loop import leaves
 from llmkube.k8s import reflector
-from llmkube.supervisor import agent, claimant, claims, corrections, presence
+from llmkube.supervisor import agent, claimant, claims, corrections, health, presence
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.reporter import Reporter
-from sim import test_api_faults, test_claims, test_presence
+from sim import test_api_faults, test_claims, test_limits, test_presence
 
 
 def always(value):
@@ -160,6 +160,12 @@ MUTANTS = {
         "_is_ours",
         denied,
         test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims,
+    ),
+    "an engine is blamed for what its host lacks": (
+        health,
+        "_is_our_lack",
+        always(False),
+        test_limits.test_an_agent_without_descriptors_condemns_no_engine,
     ),
     "an agent speaks before it knows who serves": (
         Claimant,

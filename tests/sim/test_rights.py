@@ -26,7 +26,9 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
 async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
     """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""
-    settings = agent_settings(advertise_address=sim_world.ADDRESS, endpoints_api=api, lease_renew_seconds=5.0)
+    settings = agent_settings(
+        advertise_address=sim_world.ADDRESS, endpoints_api=api, lease_renew_seconds=5.0, reassert_seconds=240.0
+    )
     async with open_world(settings=settings) as world:
         await world.apply()
         await world.until(world.phase, "Ready") if api == "endpointslices" else await trio.sleep(60)
@@ -52,5 +54,6 @@ async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_cloc
     other = {"endpointslices": "endpoints", "endpoints": "endpointslices"}[api]
     # What only the other form of endpoints needs, what is there for events, and for sources that want a token
     # (tests/supervisor/test_fetching.py).
-    spare = {f"{verb} {other}" for verb in ("create", "patch")} | {"create events", "patch events", "get secrets"}
+    spare = {"create events", "patch events", "get secrets"}
+    spare |= {f"{verb} {other}" for verb in ("create", "patch", "list")}
     assert unused(calls, PROGRAM) <= spare

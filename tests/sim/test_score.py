@@ -11,7 +11,7 @@ from llmkube.supervisor.reporter import Reporter
 from sim import score
 from sim.faults import FAULTS
 
-SEEDS = int(os.environ.get("LLMKUBE_SIM_SEEDS", "200"))
+SEEDS = int(os.environ.get("LLMKUBE_SIM_SEEDS", "300"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

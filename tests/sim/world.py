@@ -57,6 +57,8 @@ class Faults:
         no_status: Status is refused, as by a webhook.
         twice: Watches tell everything twice.
         torn: A watch that breaks off does so in the middle of a line.
+        endless: Watches begin with a line that never ends.
+        newer: Watches tell of objects with fields and words of a later version.
         denies: Watches of services begin with the deletion of every one, untrue, if there are several.
     """
 
@@ -68,6 +70,8 @@ class Faults:
     no_status: bool = False
     twice: bool = False
     torn: bool = False
+    endless: bool = False
+    newer: bool = False
     denies: bool = False
 
 
@@ -100,8 +104,10 @@ ANSWERS = {
 }
 """Servers that say something else than the truth; `half-open` and the lists below are made in `Network`."""
 
-LISTS = {"empty lists": "", "old lists": "", "no services": "/inferenceservices"}
-"""Lists that are empty although much is there, and which ones: all of them, or those of one kind."""
+LISTS = {"empty lists": "", "old lists": "", "torn pages": "", "no services": "/inferenceservices"}
+"""Lists that are empty although much is there, or break off in the middle, and which: all, or those of one kind."""
+
+MEBIBYTE = b" " * (1 << 20)
 
 
 @attrs.define(eq=False)
@@ -135,7 +141,7 @@ class Network(httpx.AsyncBaseTransport):
             await response.aread()
             raise httpx.ReadError("connection reset", request=request)
         if self.faults.kind in LISTS and request.url.path.endswith(LISTS[self.faults.kind]) and _is_list(request):
-            return await self._lie(response)
+            return await self._lie(request, response)
         if response.is_stream_consumed:
             return response  # it has come in one piece
         watches = self.faults if "watch" in request.url.params else Faults()
@@ -158,9 +164,14 @@ class Network(httpx.AsyncBaseTransport):
             events.append(json.dumps({"type": "DELETED", "object": deleted}).encode() + b"\n")
         return b"".join(events)
 
-    async def _lie(self, response):
-        """Say that there is nothing, or that all of this was so long ago."""
+    async def _lie(self, request, response):
+        """Say that there is nothing, or that all of this was so long ago; or forget the list between two pages."""
+        if "continue" in request.url.params:
+            return _refused(410, "the continue token has expired")(request)
         listing = json.loads(await response.aread())
+        if self.faults.kind == "torn pages":
+            listing["items"], listing["metadata"]["continue"] = listing["items"][:1], "more"
+            return httpx.Response(200, json=listing)
         listing["items"] = []
         if self.faults.kind == "old lists":
             listing["metadata"]["resourceVersion"] = "1"
@@ -183,6 +194,17 @@ def _is_list(request):
         and "watch" not in request.url.params
         and request.url.path.rpartition("/")[2] in {"inferenceservices", "models", "leases"}
     )
+
+
+def _of_later_version(line):
+    """The same event as a server with a later version of our definitions tells it."""
+    event = json.loads(line)
+    for part in ("spec", "status"):
+        if part in event["object"]:
+            event["object"][part]["ofLater"] = {"unheardOf": [1]}
+    if "status" in event["object"]:
+        event["object"]["status"]["phase"] = "Hibernating"
+    return json.dumps(event).encode() + b"\n"
 
 
 def _is_watch_of_services(request):
@@ -211,6 +233,9 @@ class _Stream(httpx.AsyncByteStream):
         chunks = self.inner.__aiter__()
         if self.lies:
             yield self.lies
+        if self.faults.endless:
+            for _ in range(17):  # more than a watch takes
+                yield MEBIBYTE
         while True:
             try:
                 chunk = await anext(chunks, b"")
@@ -223,6 +248,8 @@ class _Stream(httpx.AsyncByteStream):
                 raise httpx.ReadError("connection reset")
             if not chunk:
                 return
+            if self.faults.newer:
+                chunk = b"".join(_of_later_version(line) for line in chunk.splitlines())
             yield chunk
             if self.faults.twice:
                 yield chunk

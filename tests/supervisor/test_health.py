@@ -1,3 +1,4 @@
+import errno
 import json
 from itertools import pairwise
 
@@ -221,6 +222,22 @@ async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
             said = attrs.evolve(said, counters=(*said.counters[:3], 1))
         assert said == answer
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("lack", "said"), [(errno.EMFILE, None), (errno.ENOBUFS, None), (errno.ECONNREFUSED, Answer("gone"))]
+)
+async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, lack, said):
+    """An engine that could not be asked for want of descriptors has said nothing; one that refuses is gone."""
+
+    async def connect(host, port):
+        await trio.lowlevel.checkpoint()
+        raise OSError("all attempts to connect failed") from ExceptionGroup("tried", [OSError(lack, "no")])
+
+    async with open_http_client(connect) as http:
+        engine = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
+        assert await engine.counters() == said
+        assert await engine.one_token() == (said and attrs.evolve(said, token=False))
 
 
 async def test_progress_within_a_prompt_is_seen(autojump_clock):

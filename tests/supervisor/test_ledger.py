@@ -134,6 +134,32 @@ async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(auto
     nursery.cancel_scope.cancel()
 
 
+async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, nursery):
+    """An engine that took more than was expected, and went before anybody learned from it, waits for as much."""
+    ledger = Ledger()
+    seen(ledger)
+    scope = trio.CancelScope()
+    said, need = [], Need(10 * GIB, estimated_bytes=10 * GIB)
+
+    async def run():
+        with scope:
+            async with ledger.admitted(A, need, scope, said.append) as claim:
+                ledger.runs(claim, 7)
+                await trio.sleep_forever()
+        async with ledger.admitted(A, need, trio.CancelScope(), said.append):
+            await trio.sleep_forever()
+
+    nursery.start_soon(run)
+    await wait_all_tasks_blocked()
+    seen(ledger, 30, {7: 26 * GIB})
+    ledger.evict(Evict(A, Cause.CRITICAL, "short"))
+    await wait_all_tasks_blocked()
+    seen(ledger, 30)
+    await wait_all_tasks_blocked()
+    assert "needs 26.0 GiB" in said[-1].message
+    nursery.cancel_scope.cancel()
+
+
 async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clock, nursery):
     """What an agent left counts from the first moment, never waits, and is not evicted while nobody holds it."""
     ledger = Ledger()

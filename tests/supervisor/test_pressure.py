@@ -68,13 +68,13 @@ async def test_what_engines_hold_is_known_shortly_after_they_have_loaded(autojum
 
 
 async def test_a_calm_host_is_measured_twice_a_minute(autojump_clock):
-    """Looks come every five seconds when nothing moves, measurements every thirty, however long one takes."""
+    """Looks come every five seconds when nothing moves, measurements every thirty to forty, however long one takes."""
 
     async def timeline(host):
         await trio.sleep(40)
         before = len(host.memory.measurements)
         await trio.sleep(600)
-        assert len(host.memory.measurements) - before in {20, 21}
+        assert 15 <= len(host.memory.measurements) - before <= 21
 
     await play(3.0, timeline)
 

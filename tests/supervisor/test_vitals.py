@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from llmkube.supervisor.progress import Look
 from llmkube.supervisor.vitals import (
     FRESH_SECONDS,
     PORT_SWEEPS,
+    Census,
     Patient,
     Rounds,
     Sweep,
@@ -172,7 +174,7 @@ class Counting:
 
 
 async def test_one_sweep_serves_all_who_look_on_the_same_tick():
-    """Fifty services that look together cost one call into a thread."""
+    """Fifty services that look together cost one sweep."""
     counting = Counting()
     rounds, clock = Rounds(counting), trio.current_time
     for pid in range(1, 51):
@@ -215,3 +217,28 @@ async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
         await rounds.look(patient(1), loading=False)
     with trio.fail_after(5):
         assert await rounds.look(patient(2), loading=False) is not None
+
+
+async def test_many_who_look_for_cookies_at_once_share_a_look():
+    """Who asks while a look runs gets the next one, which begins later and serves all who wait for it."""
+    looks, may_end = [], threading.Event()
+
+    def scan():
+        looks.append(len(looks) + 1)
+        may_end.wait(5)
+        return {f"cookie-{number}": (number,) for number in looks}
+
+    census, found = Census(scan), []
+
+    async def ask(cookie):
+        found.append(tuple(await census.carriers(cookie)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "cookie-1")
+        await until(lambda: looks == [1])
+        for _ in range(50):
+            nursery.start_soon(ask, "cookie-2")
+        await trio.testing.wait_all_tasks_blocked()
+        may_end.set()
+    assert looks == [1, 2]
+    assert found == [(1,), *[(2,)] * 50]

@@ -222,7 +222,7 @@ class ControllerConfig:
     )
     hub_endpoint: str = setting("", help="Address of Hugging Face, or of a mirror of it.")
     look_seconds: int = setting(
-        3600, help="Between two looks whether the source of a Model with refreshPolicy OnChange has changed.", minimum=60
+        3600, help="Between two looks at the source of a Model with refreshPolicy OnChange.", minimum=60
     )
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535

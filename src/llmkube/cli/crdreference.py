@@ -6,7 +6,7 @@ planner says whether the field had an effect. So the page cannot promise more th
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from llmkube.k8s.crd.meta import DECIMAL, DURATION, QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.schema import KINDS
 from llmkube.k8s.fields import REQUIRED, Facts, IntOrString, Rule, Slot, slots
+from llmkube.runtimes.draft import Runtime
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.registry import plan_for
 from llmkube.weights.gguf import GGUFFacts
@@ -66,9 +67,10 @@ _COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def reference() -> str:
-    """Return the whole page."""
-    return "\n".join([_HEAD, *(section for kind in KINDS for section in _kind(kind))])
+def reference(plugins: Iterable[Runtime] = ()) -> str:
+    """Return the whole page, with the options of runtimes that come from elsewhere."""
+    own = (section for kind in KINDS for section in _kind(kind))
+    return "\n".join([_HEAD, *own, *(section for runtime in plugins for section in _plugin(runtime))])
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -91,6 +93,14 @@ def _kind(kind: Any) -> Iterator[str]:
     yield ""
     yield from _table(parts["status"], "status", "")
     yield ""
+
+
+def _plugin(runtime: Runtime) -> Iterator[str]:
+    yield f"## Runtime {runtime.name}\n"
+    yield f"A plug-in: `spec.runtime: {runtime.name}` of an InferenceService.\n"
+    if runtime.config is not None:
+        yield from _table(runtime.config, f"spec.{runtime.config_key}", "")
+        yield ""
 
 
 def _table(cls: Any, path: str, planned: str) -> Iterator[str]:

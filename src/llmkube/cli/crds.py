@@ -10,18 +10,18 @@ from llmkube.k8s.crd.schema import all_crds, crds_yaml
 @click.option("--docs", is_flag=True, help="Print the reference of all fields instead, as Markdown.")
 @guarded
 def crds(docs: bool) -> None:
-    """Print the CustomResourceDefinitions as YAML, with the names and options of installed runtime plug-ins.
+    """Print the CustomResourceDefinitions, or their reference, with the names and options of installed plug-ins.
 
     For a cluster: llmkube crds | kubectl apply --server-side -f -
     """
-    if docs:
-        from llmkube.cli.crdreference import reference  # noqa: PLC0415  # the planners are not needed for the YAML
-
-        click.echo(reference(), nl=False)
-        return
     from llmkube.runtimes.plugins import extend_crds, survey  # noqa: PLC0415  # looks through all installed packages
 
     found = survey()
     for problem in found.problems:
         click.echo(f"warning: {problem}", err=True)
+    if docs:
+        from llmkube.cli.crdreference import reference  # noqa: PLC0415  # the planners are not needed for the YAML
+
+        click.echo(reference(found.runtimes), nl=False)
+        return
     click.echo(crds_yaml(extend_crds(all_crds(), found.runtimes)).rstrip("\n"))

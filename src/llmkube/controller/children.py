@@ -89,8 +89,7 @@ class Children(Generic[T]):
         live = self.get(key)
         if live is None:
             return await self._make(key, manifest)
-        compared = self._compared.get(key)
-        if compared is not None and compared[0] is manifest and compared[1] is live:
+        if self._is_known(manifest, live):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
@@ -129,6 +128,13 @@ class Children(Generic[T]):
         self._applied[key] = _Applied(manifest, answer)
         return answer
 
+    def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
+        """Whether these two have been compared before, or the one is the server's answer to the other."""
+        compared, last = self._compared.get(live.key), self._applied.get(live.key)
+        if compared is not None and compared[0] is manifest and compared[1] is live:
+            return True
+        return last is not None and last.manifest is manifest and _is_same(last.answer, live)
+
     def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
         there = encode(live)
         if fits(manifest, there):
@@ -141,6 +147,11 @@ class Children(Generic[T]):
 
     def _taken(self, key: Key, why: str) -> NameTakenError:
         return NameTakenError(f'{self.kind.RESOURCE.kind} "{key.name}" {why}')
+
+
+def _is_same(one: Object, other: Object) -> bool:
+    mine, its = one.metadata, other.metadata
+    return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
 
 
 def is_owned(obj: Object, owner_uid: str) -> bool:

@@ -39,10 +39,13 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
+    HTTPRoute,
     Job,
+    PersistentVolumeClaim,
     Pod,
     PodDisruptionBudget,
     PodMonitor,
+    ServiceLevelObjective,
 )
 from llmkube.k8s.workqueue import WorkQueue
 from llmkube.runtimes.container import ContainerPlan
@@ -53,12 +56,15 @@ RENDERED: Final = (
     "spec.affinity",
     "spec.autoscaling",
     "spec.disruption",
+    "spec.endpoint.gateway",
     "spec.endpoint.nodePort",
     "spec.endpoint.port",
     "spec.endpoint.type",
     "spec.extraVolumeMounts",
     "spec.extraVolumes",
     "spec.imagePullSecrets",
+    "spec.maxPodLifetimeIdleTimeoutSeconds",
+    "spec.maxPodLifetimeSeconds",
     "spec.modelCache",
     "spec.nodeSelector",
     "spec.podAnnotations",
@@ -68,9 +74,10 @@ RENDERED: Final = (
     "spec.priorityClassName",
     "spec.replicas",
     "spec.revisionHistoryLimit",
+    "spec.rolloutPolicy",
     "spec.runtimeClassName",
     "spec.securityContext",
-    "spec.speculativeDecoding.draftModelRef",
+    "spec.slo",
     "spec.suspend",
     "spec.tolerations",
     "spec.topologySpreadConstraints",
@@ -81,14 +88,17 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 """Label that the Job controller puts on its pods."""
 
 MONITOR_LOOK_SECONDS: Final = 300.0
-"""Between two looks whether a Prometheus operator has been installed."""
+"""Between two looks whether a Prometheus operator, Pyrra or the Gateway API has been installed."""
+
+_OPTIONAL: Final = (PodMonitor, ServiceLevelObjective, HTTPRoute)
 
 NEEDS: Final = (
     *(
         Need(kind, FOLLOW | APPLY | {"delete"})
-        for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, PodMonitor, Job)
+        for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *_OPTIONAL)
     ),
     Need(Pod, FOLLOW),
+    Need(PersistentVolumeClaim, FOLLOW),  # those for weights, by our label
 )
 
 Announce = Callable[[str, Model | InferenceService, dict[str, Any]], None]
@@ -111,6 +121,7 @@ class Cluster:
     service_queue: WorkQueue[Key]
     announce: Announce
     pods: Cache[Pod] = attrs.field(factory=Cache, init=False)
+    claims: Cache[PersistentVolumeClaim] = attrs.field(factory=Cache, init=False)
     pods_by_service: Index[Key, Place] = attrs.field(factory=Index, init=False)
     pods_by_job: Index[Key, Key] = attrs.field(factory=Index, init=False)
     jobs_by_model: Index[Key, Key] = attrs.field(factory=Index, init=False)
@@ -120,6 +131,9 @@ class Cluster:
     autoscalers: Children[HorizontalPodAutoscaler] = attrs.field(init=False)
     budgets: Children[PodDisruptionBudget] = attrs.field(init=False)
     monitors: Children[PodMonitor] = attrs.field(init=False)
+    objectives: Children[ServiceLevelObjective] = attrs.field(init=False)
+    objectives_by_service: Index[Key, Key] = attrs.field(factory=Index, init=False)
+    routes: Children[HTTPRoute] = attrs.field(init=False)
     jobs: Children[Job] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -128,6 +142,8 @@ class Cluster:
         self.autoscalers = Children(self.client, HorizontalPodAutoscaler)
         self.budgets = Children(self.client, PodDisruptionBudget)
         self.monitors = Children(self.client, PodMonitor)
+        self.objectives = Children(self.client, ServiceLevelObjective)
+        self.routes = Children(self.client, HTTPRoute)
         self.jobs = Children(self.client, Job)
 
     # -- What is asked of it -----------------------------------------------------------------------------------------
@@ -179,6 +195,19 @@ class Cluster:
             if service in self.services:
                 self.service_queue.add_nowait(service)
 
+    def on_objective(self, key: Key) -> None:
+        """Wake the service of an objective, which may be called otherwise."""
+        objective = self.objectives.cache.get(key)
+        owner = owner_key(objective, InferenceService.RESOURCE.kind) if objective else None
+        for service in self.objectives_by_service.put(key, [owner] if owner else []):
+            self.service_queue.add_nowait(service)
+
+    def on_claim(self, key: Key) -> None:
+        """Wake the Models of a namespace whose claim for weights has come or gone."""
+        for model in self.models.values():
+            if model.key.namespace == key.namespace:
+                self.model_queue.add_nowait(model.key)
+
     def on_job(self, key: Key) -> None:
         """Wake the Model of a Job."""
         job = self.jobs.cache.get(key)
@@ -212,6 +241,7 @@ class Cluster:
             *(reflect(each.kind, each.cache, functools.partial(self.on_child, each)) for each in owned),
             reflect(Job, self.jobs.cache, self.on_job),
             reflect(Pod, self.pods, self.on_pod),
+            reflect(PersistentVolumeClaim, self.claims, self.on_claim),
         )
 
     @property
@@ -219,25 +249,31 @@ class Cluster:
         """Set when all collections are known that every cluster has."""
         caches: tuple[Cache[Any], ...] = (
             self.deployments.cache, self.fronts.cache, self.autoscalers.cache, self.budgets.cache, self.jobs.cache,
-            self.pods,
+            self.pods, self.claims,
         )  # fmt: skip
         return tuple(cache.synced for cache in caches)
 
-    async def run_monitors(self, rng: random.Random) -> Never:
-        """Follow PodMonitors from the moment that the cluster has such a kind; services get theirs then."""
-        while not await self._has_monitors():  # noqa: ASYNC110 (a server sends no event for a kind that it lacks)
+    async def run_optional(self, rng: random.Random) -> Never:
+        """Follow each kind that not every cluster has, from the moment that it is there; services get theirs then."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_optional, self.monitors, functools.partial(self.on_child, self.monitors), rng)
+            nursery.start_soon(self._run_optional, self.routes, functools.partial(self.on_child, self.routes), rng)
+            nursery.start_soon(self._run_optional, self.objectives, self.on_objective, rng)
+        raise AssertionError("a reflector never returns")
+
+    async def _run_optional(self, children: Children[Any], notify: Callable[[Key], None], rng: random.Random) -> Never:
+        while not await self._has(children.kind):  # noqa: ASYNC110 (a server sends no event for a kind that it lacks)
             await trio.sleep(MONITOR_LOOK_SECONDS)
         async with trio.open_nursery() as nursery:
-            follow = functools.partial(self.on_child, self.monitors)
-            nursery.start_soon(self._reflect(rng, PodMonitor, self.monitors.cache, follow))
-            await self.monitors.cache.synced.wait()
+            nursery.start_soon(self._reflect(rng, children.kind, children.cache, notify))
+            await children.cache.synced.wait()
             for service in self.services.values():
                 self.service_queue.add_nowait(service.key)
         raise AssertionError("a reflector never returns")
 
-    async def _has_monitors(self) -> bool:
+    async def _has(self, kind: type[Any]) -> bool:
         try:
-            await self.client.list(PodMonitor, namespace=self.settings.namespace, label_selector=OURS)
+            await self.client.list(kind, namespace=self.settings.namespace, label_selector=OURS)
         except ApiError:
             return False
         return True

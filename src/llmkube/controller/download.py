@@ -19,6 +19,9 @@ A source that is followed (`refreshPolicy: OnChange`) is looked at again by the 
 changed it fetches into another folder, and the new path in the status is what replaces the services' pods. Until then,
 and when the look fails, the Model stays Ready with what it has; the condition UpToDate says how the last look went.
 
+Weights are on a volume, and go with it: when the claim is not there any more, or was made anew, nothing that was
+remembered or told of the old one counts.
+
 That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
 and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
 """
@@ -113,7 +116,7 @@ class Fetched:
 
 @attrs.frozen
 class Seen:
-    """What is known of a Model's download: its Job, that Job's pods, and for `pvc://` the claim."""
+    """What is known of a Model's download: its Job, that Job's pods, and the claim: its own, or the namespace's."""
 
     job: Job | None = None
     pods: tuple[Pod, ...] = ()
@@ -194,6 +197,22 @@ def is_remembered(model: Model) -> bool:
 def is_complete(job: Job | None) -> bool:
     """Whether a Job has succeeded."""
     return job is not None and _holds(job, "Complete")
+
+
+def forget_lost(model: Model, claim: PersistentVolumeClaim | None) -> Model:
+    """Return the Model without what its status says of a volume that is gone."""
+    volume = model.status.cache_volume
+    if not volume or (claim is not None and claim.metadata.uid == volume):
+        return model
+    return attrs.evolve(model, status=attrs.evolve(model.status, path="", cache_volume=""))
+
+
+def is_of_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether what a Job has fetched went with an earlier claim: each Job is made after its claim."""
+    if job is None or not ended_at(job):
+        return False
+    made = job.metadata.creation_timestamp or ""
+    return claim is None or (claim.metadata.creation_timestamp or "") > made
 
 
 def ended_at(job: Job | None) -> str:
@@ -378,7 +397,8 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
         facts["gguf"] = encode(gguf)
     if len(files) > 1:
         facts["stagedFiles"] = list(files)
-    return {"cacheKey": key, **facts}
+    volume = seen.claim.metadata.uid if seen.claim is not None else status.cache_volume
+    return {"cacheKey": key, **facts, **({"cacheVolume": volume} if volume else {})}
 
 
 def _news(model: Model, seen: Seen) -> Fetched | None:

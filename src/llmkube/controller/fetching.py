@@ -12,12 +12,14 @@ from llmkube.controller.download import (
     choose_supply,
     derive_supplied_status,
     ended_at,
+    forget_lost,
     is_complete,
+    is_of_old_volume,
     is_remembered,
     look_in_seconds,
     read_fetched,
 )
-from llmkube.controller.render.storage import cache_claim, claimed, fetch_job, job_name, source_of
+from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
@@ -59,6 +61,8 @@ class Fetching:
         )
         newest = self.writer.newest(cached)
         seen = await self._look(newest, supply)
+        if supply.by == "job":
+            newest = forget_lost(newest, seen.claim)
         if not cached.metadata.deletion_timestamp:
             try:
                 await self._tend_jobs(newest, supply, seen)
@@ -68,6 +72,8 @@ class Fetching:
             except REFUSED as error:
                 supply = Supply("nobody", "Invalid", error.message)
             seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
+        if supply.by == "job" and is_of_old_volume(seen.job, seen.claim):
+            seen = attrs.evolve(seen, job=None, pods=())
         names = [service.key.name for service in users]
         status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
@@ -103,7 +109,8 @@ class Fetching:
                 return Seen()
         key = Key(model.key.namespace, job_name(model))
         pods = self.cluster.pods_at(self.cluster.pods_by_job.holders(key))
-        return Seen(job=self.cluster.jobs.get(key), pods=pods)
+        claim = self.cluster.claims.get(Key(model.key.namespace, CACHE_CLAIM))
+        return Seen(job=self.cluster.jobs.get(key), pods=pods, claim=claim)
 
     async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> None:
         """Make the Job that is needed, and end those of an earlier source.
@@ -112,11 +119,13 @@ class Fetching:
         """
         name = job_name(model)
         for key in self.cluster.jobs_by_model.holders(model.key):
-            if key.name != name or supply.by != "job":
+            if key.name != name or supply.by != "job" or is_of_old_volume(seen.job, seen.claim):
                 await self.cluster.jobs.remove(key, model.metadata.uid)
         if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
             return
         key = Key(model.key.namespace, name)
+        if is_of_old_volume(seen.job, seen.claim):
+            return  # it is on its way out, and its end wakes the Model
         if seen.job is None:
             await self._ensure_cache(model.key.namespace)
             await self.cluster.jobs.ensure(fetch_job(model, self.cluster.workloads))

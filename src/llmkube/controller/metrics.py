@@ -1,5 +1,6 @@
 """How often and how long the controller worked, and how everything stands; prefix `llmkube_`."""
 
+import datetime
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 from typing import Literal, Protocol
@@ -8,7 +9,9 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from llmkube.controller.conditions import PROGRESSING
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
@@ -52,6 +55,58 @@ class ReconcileMetrics:
         """Count one reconcile."""
         self.total.labels(controller, result).inc()
         self.duration_seconds.labels(controller).observe(seconds)
+
+
+@attrs.define(eq=False)
+class Durations:
+    """How long Models took to be fetched, and services to be ready, in seconds; kept when the objects are gone."""
+
+    download_seconds: Histogram
+    ready_seconds: Histogram
+
+    @classmethod
+    def on(cls, registry: CollectorRegistry) -> "Durations":
+        """Register the series.
+
+        Raises:
+            ValueError: The registry already has them.
+        """
+        return cls(
+            download_seconds=Histogram(
+                "llmkube_model_download_duration_seconds",
+                "Seconds from the wish for a Model's weights until they were there.",
+                ["model", "namespace", "source_type"],
+                buckets=[2.0**step for step in range(12)],
+                registry=registry,
+            ),
+            ready_seconds=Histogram(
+                "llmkube_inferenceservice_ready_duration_seconds",
+                "Seconds from the wish for a service, or for a change of it, until it was ready.",
+                ["inferenceservice", "namespace"],
+                buckets=[5 * 2.0**step for step in range(10)],
+                registry=registry,
+            ),
+        )
+
+    def became_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:
+        """Count the time for which an object, as it was before, has been on its way; none if it was not."""
+        before = find_condition(obj.status.conditions, PROGRESSING)
+        if before is None or before.status != "True" or not before.last_transition_time:
+            return
+        seconds = (now - datetime.datetime.fromisoformat(before.last_transition_time)).total_seconds()
+        name = (obj.key.name, obj.key.namespace)
+        if isinstance(obj, Model):
+            self.download_seconds.labels(*name, source_type(obj.spec.source)).observe(seconds)
+        else:
+            self.ready_seconds.labels(*name).observe(seconds)
+
+
+def source_type(source: str) -> str:
+    """Return a word for where a Model comes from: its URL's scheme, `hf` for a repository, `file` for a path."""
+    scheme, mark, _ = source.partition("://")
+    if mark:
+        return scheme
+    return "file" if source.startswith("/") else "hf"
 
 
 class ModelsKnown(Protocol):

@@ -36,7 +36,7 @@ from llmkube.controller.fetching import Fetching
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
-from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
+from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
 from llmkube.controller.namespace import run_namespace_keeper
 from llmkube.controller.serving import Serving
@@ -98,6 +98,7 @@ class _Controller:
     service_queue: WorkQueue[Key]
     slice_queue: WorkQueue[Key]
     recorder: EventRecorder
+    durations: Durations | None = None
 
     models: Cache[Model] = attrs.field(factory=Cache)
     services: Cache[InferenceService] = attrs.field(factory=Cache)
@@ -265,6 +266,8 @@ class _Controller:
         """Log a new phase; tell those that somebody waits for, or should look at, where `kubectl describe` shows it."""
         phase, [progressing] = status["phase"], [one for one in status["conditions"] if one["type"] == PROGRESSING]
         log.info(what, name=str(obj.key), phase=phase, reason=progressing["reason"])
+        if phase == "Ready" and self.durations is not None:
+            self.durations.became_ready(obj, self.utcnow())
         if phase in _EVENT_TYPES:
             reason, message = progressing["reason"], progressing["message"]
             self.recorder.emit_nowait(obj, reason, message, type=_EVENT_TYPES[phase])
@@ -321,7 +324,7 @@ async def run_controller(
         task_status: Told when reconciling begins.
     """
     registry = registry if registry is not None else CollectorRegistry()
-    metrics = ReconcileMetrics.on(registry)
+    metrics, durations = ReconcileMetrics.on(registry), Durations.on(registry)
     recorder = EventRecorder(CONTROLLER_FIELD_MANAGER, settings.identity, utcnow, rng)
     acting = trio.Event()
 
@@ -336,6 +339,7 @@ async def run_controller(
             service_queue=new_queue(rng),
             slice_queue=new_queue(rng),
             recorder=recorder,
+            durations=durations,
         )
         fleet = FleetCollector(controller.models, controller.services)
         registry.register(fleet)
@@ -388,7 +392,7 @@ async def _run_reconcilers(
         ):
             await synced.wait()
         if controller.pods is not None:
-            nursery.start_soon(controller.pods.cluster.run_monitors, rng)
+            nursery.start_soon(controller.pods.cluster.run_optional, rng)
         nursery.start_soon(controller.hosts.run_expiry)
         for reconciler in (
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),

@@ -30,14 +30,17 @@ import attrs
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, SUSPENDED, Statement, Verdict, settle
 from llmkube.controller.inferenceservice import ACCEPTED, PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.controller.pods import UNSCHEDULABLE, lacks, trouble_of
+from llmkube.controller.render.marks import selector
+from llmkube.controller.render.routing import is_accepted, model_name
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.names import endpoint_url, service_name
-from llmkube.k8s.workloads import Deployment, Pod
+from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
 from llmkube.runtimes.container import ContainerPlan
 
 SPEC_HONOURED: Final = "SpecHonoured"
+ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 WAITING_FOR_GPU: Final = "WaitingForGPU"
 NAME_TAKEN: Final = "NameTaken"
 INVALID: Final = "Invalid"
@@ -52,7 +55,10 @@ class Scene:
         plan: What its container is; None when the spec cannot be made into one, or there is no Model.
         refusal: Why it cannot; empty when it can.
         obstacle: Why an object could not be written; empty when all could.
+        unmet: Fields without an effect for a reason that is not their plan's, each with that reason.
+        deferred: What the replacement of its pods waits for; empty when nothing waits.
         deployment: Its Deployment, if there is one of ours.
+        route: Its HTTPRoute, if there is one of ours.
         pods: Its pods.
     """
 
@@ -60,7 +66,10 @@ class Scene:
     plan: ContainerPlan | None = None
     refusal: str = ""
     obstacle: str = ""
+    unmet: tuple[str, ...] = ()
+    deferred: str = ""
     deployment: Deployment | None = None
+    route: HTTPRoute | None = None
     pods: tuple[Pod, ...] = ()
 
     @property
@@ -140,6 +149,7 @@ def derive_pod_status(
     return {
         "phase": verdict.phase,
         "replicas": replicas.running,
+        "selector": ",".join(f"{name}={value}" for name, value in selector(service).items()),
         "readyReplicas": replicas.ready,
         "desiredReplicas": replicas.desired,
         "endpoint": _endpoint(service, scene.plan, settings),
@@ -148,6 +158,7 @@ def derive_pod_status(
         "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
         **({"queuePosition": position} if queued else {}),
         **_scheduling(scene, verdict),
+        **_gateway(service, scene),
         "conditions": settle(statements, service.status.conditions, generation=service.metadata.generation, now=now),
     }
 
@@ -199,7 +210,7 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
     unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
     wrong = scene.refusal or scene.obstacle
     wrong_reason = INVALID if scene.refusal else NAME_TAKEN
-    ignored = scene.plan.not_honoured if scene.plan else ()
+    ignored = (*scene.plan.not_honoured, *scene.unmet) if scene.plan else ()
     suspended = service.spec.suspend
     suspended_reason = "Suspended" if suspended else "NotSuspended"
     return [
@@ -214,7 +225,15 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
             "FieldsIgnored" if ignored else "Honoured",
             f"no effect on pods: {', '.join(ignored)}" if ignored else "every given field has its effect",
         ),
+        *_rollout(service, scene),
     ]
+
+
+def _rollout(service: InferenceService, scene: Scene) -> list[Statement]:
+    if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
+        return []
+    reason, message = ("PodsBusy", scene.deferred) if scene.deferred else ("NothingWaits", "pods are as they should be")
+    return [Statement(ROLLOUT_DEFERRED, bool(scene.deferred), reason, message)]
 
 
 def _scheduling(scene: Scene, verdict: Verdict) -> dict[str, Any]:
@@ -225,6 +244,13 @@ def _scheduling(scene: Scene, verdict: Verdict) -> dict[str, Any]:
     else:
         return {}
     return {**status, "schedulingMessage": verdict.message}
+
+
+def _gateway(service: InferenceService, scene: Scene) -> dict[str, Any]:
+    gateway = service.spec.endpoint.gateway
+    if gateway is None or not gateway.enabled:
+        return {}
+    return {"gateway": {"modelName": model_name(service), "routeReady": is_accepted(scene.route)}}
 
 
 def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: ControllerSettings) -> str:

@@ -1,15 +1,18 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import attrs
+import trio
 
 from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, Children, NameTakenError, is_owned
-from llmkube.controller.cluster import Cluster
+from llmkube.controller.cluster import Cluster, drafts_of
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
 from llmkube.controller.download import NO_RESULT, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.controller.gpuqueue import GpuQueue, Waiting
+from llmkube.controller.idleness import are_idle
 from llmkube.controller.inferenceservice import PRIORITY_WEIGHTS
 from llmkube.controller.memo import Memo
 from llmkube.controller.podservice import (
@@ -20,10 +23,13 @@ from llmkube.controller.podservice import (
     judge_pods,
     wanted_gpus,
 )
-from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.marks import RESTARTED, TEMPLATE
+from llmkube.controller.render.monitoring import objective, objective_name, objective_obstacle, pod_monitor
+from llmkube.controller.render.routing import route
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import Storage, serving_storage
 from llmkube.controller.render.workload import deployment, front
+from llmkube.controller.turnover import aged_in_seconds, edit_patience_seconds, waits_for_idle
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -33,6 +39,12 @@ from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container import ContainerPlan
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.errors import WeightsError
+
+IDLE_LOOK_SECONDS: Final = 5.0
+"""Between two looks whether pods that are to be replaced have requests."""
+
+_Groundwork = tuple[Scene, tuple[Storage, Storage] | None]
+"""What follows from the specs and the Models alone: a scene without pods, and the storage, if the weights are there."""
 
 
 @attrs.frozen(eq=False)
@@ -44,6 +56,8 @@ class _Wanted:
     scaler: dict[str, Any] | None
     budget: dict[str, Any] | None
     monitor: dict[str, Any] | None
+    objective: dict[str, Any] | None
+    route: dict[str, Any] | None
 
 
 @attrs.define(eq=False)
@@ -53,7 +67,9 @@ class Serving:
     cluster: Cluster
     writer: StatusWriter[InferenceService]
     waiting: GpuQueue = attrs.field(factory=GpuQueue, init=False)
+    _groundwork: Memo[Key, _Groundwork] = attrs.field(factory=Memo, init=False)
     _rendered: Memo[Key, _Wanted] = attrs.field(factory=Memo, init=False)
+    _deferred: dict[Key, tuple[float, str]] = attrs.field(factory=dict, init=False)  # since when, and until what
 
     async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
         """Have a service's pods made, and say how they do."""
@@ -70,7 +86,14 @@ class Serving:
         except REFUSED as error:
             scene = attrs.evolve(scene, refusal=error.message)
             self.cluster.service_queue.add_after(key, TAKEN_LOOK_SECONDS)  # a node port may become free
-        scene = attrs.evolve(scene, deployment=self._deployment(cached))
+        live = self.cluster.routes.get(key)
+        scene = attrs.evolve(
+            scene,
+            deployment=self._deployment(cached),
+            unmet=self._unmet(cached, scene.plan),
+            deferred=self._deferred.get(key, (0.0, ""))[1],
+            route=live if live is not None and is_owned(live, cached.metadata.uid) else None,
+        )
         newest, now = self.writer.newest(cached), self.cluster.utcnow()
         self._queue_up(newest, scene)
         status = derive_pod_status(newest, scene, self.cluster.settings, position=self.waiting.position(key), now=now)
@@ -92,7 +115,9 @@ class Serving:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone; others move up in the queue."""
         self._wake(self.waiting.put(key, None))
+        self._groundwork.forget(key)
         self._rendered.forget(key)
+        self._deferred.pop(key, None)
         self.cluster.forget(key)
         for children, name in self._children(key):
             children.forget(Key(key.namespace, name))
@@ -101,18 +126,25 @@ class Serving:
         """Return what is known of a service, and its storage once everything is there to make its pods."""
         place = (service.key.namespace, label_value(service.key.name))
         pods = self.cluster.pods_at(self.cluster.pods_by_service.holders(place))
-        scene = Scene(pods=pods, deployment=self._deployment(service))
+        live = self._deployment(service)
         if model is None:
-            return scene, None
+            return Scene(pods=pods, deployment=live), None
+        drafts = tuple(self.cluster.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
+        made_from = (service.metadata.uid, service.metadata.generation, model, drafts)
+        scene, storage = self._groundwork.get(service.key, made_from, partial(self._lay_groundwork, service, model))
+        return attrs.evolve(scene, pods=pods, deployment=live), storage
+
+    def _lay_groundwork(self, service: InferenceService, model: Model) -> _Groundwork:
+        """Plan, verdict and storage; `_stage` adds what runs."""
         try:
             plan = self.cluster.plan(service, model)
         except PlanError as error:
-            return attrs.evolve(scene, model=_verdict_on(model), refusal=str(error)), None
+            return Scene(model=_verdict_on(model), refusal=str(error)), None
         supply = choose_supply(model, [self.cluster.user(service, model)], self.cluster.workloads)
         ignored = without_effect(model, supply, plan.not_honoured)
         if ignored != plan.not_honoured:
             plan = attrs.evolve(plan, not_honoured=ignored)
-        scene = attrs.evolve(scene, plan=plan)
+        scene = Scene(plan=plan)
         try:
             verdict, storage = self._storage(service, model, plan)
             draft_verdict, draft = Verdict("Ready", "ModelReady", ""), Storage()
@@ -162,18 +194,67 @@ class Serving:
     async def _render(self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]) -> None:
         """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
         key, uid = service.key, service.metadata.uid
-        wanted = self._wanted(service, plan, storage)
+        wanted = await self._allowed(service, plan, storage)
         if wanted.scaler is None:  # first, or it would bring back what is scaled down here
             await self.cluster.autoscalers.remove(key, uid)
-        await self.cluster.deployments.ensure(wanted.deployment)
+        if key in self._deferred:
+            await self._scale(service)
+        else:
+            await self.cluster.deployments.ensure(wanted.deployment)
         await self.cluster.fronts.ensure(wanted.front)
         if wanted.scaler is not None:
             await self.cluster.autoscalers.ensure(wanted.scaler)
         await self._ensure_or_remove(self.cluster.budgets, wanted.budget, key, uid)
         if self.cluster.monitors.cache.synced.is_set():
             await self._ensure_or_remove(self.cluster.monitors, wanted.monitor, key, uid)
+        if self.cluster.routes.cache.synced.is_set():
+            await self._ensure_or_remove(self.cluster.routes, wanted.route, key, uid)
+        if self.cluster.objectives.cache.synced.is_set():
+            name = objective_name(service) if wanted.objective is not None else ""
+            for old in self.cluster.objectives_by_service.holders(key):
+                if old.name != name:
+                    await self.cluster.objectives.remove(old, uid)
+            if wanted.objective is not None:
+                await self.cluster.objectives.ensure(wanted.objective)
 
-    def _wanted(self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]) -> _Wanted:
+    async def _allowed(
+        self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]
+    ) -> _Wanted:
+        """Return the objects of a service, its pods' replacement among them if it is due; note it while it has to wait.
+
+        The wait is measured from when this controller first saw the cause: its successor begins again.
+        """
+        key, spec, live = service.key, service.spec, self._deployment(service)
+        annotations = live.metadata.annotations if live is not None else {}
+        wanted = self._wanted(service, plan, storage, annotations.get(RESTARTED, ""))
+        if live is None or (spec.max_pod_lifetime_seconds is None and not waits_for_idle(service)):
+            self._deferred.pop(key, None)
+            return wanted
+        pods = self.cluster.pods_at(self.cluster.pods_by_service.holders((key.namespace, label_value(key.name))))
+        cause = "an edit"
+        patience: float | None = edit_patience_seconds(service)
+        if wanted.deployment["metadata"]["annotations"][TEMPLATE] == annotations.get(TEMPLATE):
+            now = self.cluster.utcnow()
+            due = aged_in_seconds(service, live, pods, now)
+            if due:
+                self.cluster.service_queue.add_after(key, due)
+            if due is None or due > 0:
+                self._deferred.pop(key, None)
+                return wanted
+            cause, patience = "their age", spec.max_pod_lifetime_idle_timeout_seconds
+            wanted = self._wanted(service, plan, storage, timestamp(now))
+        since, _ = self._deferred.get(key, (trio.current_time(), ""))
+        over = patience is not None and trio.current_time() - since >= patience
+        if over or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
+            self._deferred.pop(key, None)
+            return wanted
+        self._deferred[key] = since, f"pods are replaced for {cause} once they have no request"
+        self.cluster.service_queue.add_after(key, IDLE_LOOK_SECONDS)
+        return wanted
+
+    def _wanted(
+        self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage], restarted: str = ""
+    ) -> _Wanted:
         """Return the objects of a service, rendered anew only when something that they are made from has changed."""
         live = self._deployment(service)
         replicas = desired_replicas(service, live)
@@ -183,21 +264,45 @@ class Serving:
 
         def render() -> _Wanted:
             return _Wanted(
-                deployment(service, plan, settings, replicas=replicas, storage=weights, draft=draft),
+                deployment(
+                    service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted
+                ),
                 front(service, plan),
                 autoscaler(service, plan),
                 disruption_budget(service, starting=starting),
                 pod_monitor(service, plan) if settings.pod_monitors else None,
+                objective(service, plan),
+                route(service, plan),
             )
 
-        made_from = (service.metadata.uid, service.metadata.generation, plan, storage, replicas, starting)
+        made_from = (service.metadata.uid, service.metadata.generation, plan, storage, replicas, starting, restarted)
         return self._rendered.get(service.key, made_from, render)
+
+    def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
+        """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
+        found, spec = [], service.spec
+        if spec.slo is not None:
+            obstacle = objective_obstacle(service, plan) if plan is not None else ""
+            missing = "" if self.cluster.objectives.cache.synced.is_set() else "spec.slo (Pyrra is not installed here)"
+            found.append(obstacle or missing)
+        if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
+            there = self.cluster.routes.cache.synced.is_set()
+            found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
+        if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
+            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} does not tell whether it has requests)")
+        return tuple(text for text in found if text)
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
         live = self._deployment(service)
         if service.spec.suspend or not service.spec.replicas:
             await self.cluster.autoscalers.remove(service.key, service.metadata.uid)
+        if live is not None:
+            await self._scale(service)
+
+    async def _scale(self, service: InferenceService) -> None:
+        """Give a Deployment its number of pods, and leave all else of it as it is."""
+        live = self._deployment(service)
         if live is None:
             return
         replicas = desired_replicas(service, live)
@@ -224,8 +329,13 @@ class Serving:
             self.cluster.autoscalers,
             self.cluster.budgets,
             self.cluster.monitors,
+            self.cluster.routes,
         )
-        return (*((children, key.name) for children in named), (self.cluster.fronts, service_name(key.name)))
+        return (
+            *((children, key.name) for children in named),
+            *((self.cluster.objectives, one.name) for one in self.cluster.objectives_by_service.holders(key)),
+            (self.cluster.fronts, service_name(key.name)),
+        )
 
     def _queue_up(self, service: InferenceService, scene: Scene) -> None:
         waits = None

@@ -51,6 +51,7 @@ class StatusWriter(Generic[T]):
     _client: Client
     _kind: type[T]
     _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
+    _agreed: dict[Key, tuple[T, Mapping[str, Any]]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
@@ -75,10 +76,14 @@ class StatusWriter(Generic[T]):
         """
         await trio.lowlevel.checkpoint()
         observed = self.newest(cached)
+        agreed = self._agreed.get(cached.key)
+        if agreed is not None and agreed[0] is observed and agreed[1] == status:
+            return False  # compared before, field by field
         asked = self._fields(decode(type(observed.status), status), status)
         held = self._fields(observed.status, status)
         last = self._last(cached)
         if held == asked:
+            self._agreed[cached.key] = (observed, status)
             return False
         if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
             return False  # asked for before, and the server keeps something else: asking again changes nothing
@@ -94,6 +99,7 @@ class StatusWriter(Generic[T]):
     def forget(self, key: Key) -> None:
         """Drop what is remembered of an object that is gone or no longer ours."""
         self._written.pop(key, None)
+        self._agreed.pop(key, None)
 
     def _last(self, cached: T) -> _Written[T] | None:
         """Return what is remembered of this very object, not of a predecessor of the same name."""

@@ -62,10 +62,11 @@ class Column:
 
 @attrs.frozen
 class Scale:
-    """Where `kubectl scale` and autoscalers read and write the replica count."""
+    """Where `kubectl scale` and autoscalers read and write the replica count, and which pods they count."""
 
     spec_path: str
     status_path: str
+    selector_path: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -80,6 +80,7 @@ class PodStatus:
     phase: str = ""
     reason: str = ""
     message: str = ""
+    pod_ip: str = field("", "", name="podIP")
     conditions: tuple[PodCondition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
@@ -261,6 +262,58 @@ class PodMonitor:
     @property
     def key(self) -> Key:
         """The monitor's namespace and name."""
+        return Key.of(self)
+
+
+# -- pyrra.dev/v1alpha1, gateway.networking.k8s.io/v1 ------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ServiceLevelObjective:
+    """Tells Pyrra what to promise; the kind is there where Pyrra is installed."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
+    )
+    metadata: ObjectMeta
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The objective's namespace and name."""
+        return Key.of(self)
+
+
+@attrs.frozen(kw_only=True)
+class RouteParent:
+    """What one Gateway says of a route."""
+
+    conditions: tuple[Condition, ...] = ()
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class HTTPRouteStatus:
+    """What the Gateways say of a route."""
+
+    parents: tuple[RouteParent, ...] = ()
+    wire: Wire = received()
+
+
+@attrs.frozen(kw_only=True)
+class HTTPRoute:
+    """Leads requests of a Gateway to a Service; the kind is there where the Gateway API is installed."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", subresources=("status",)
+    )
+    metadata: ObjectMeta
+    status: HTTPRouteStatus = HTTPRouteStatus()
+    wire: Wire = received()
+
+    @property
+    def key(self) -> Key:
+        """The route's namespace and name."""
         return Key.of(self)
 
 

@@ -205,6 +205,8 @@ class ContainerPlan:
         hpa_metric: What to scale on when the user names nothing; None: the engine counts nothing that would help.
         metrics_port_name: The port where the engine tells its metrics, by name; empty when it tells none.
         metrics_path: The path there.
+        latency_metric: The histogram of the seconds that an answer takes, by the name that it has in the cluster; empty
+            when the engine tells none.
         busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when nobody can tell.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.
@@ -232,6 +234,7 @@ class ContainerPlan:
     hpa_metric: ScalingMetric | None = None
     metrics_port_name: str = ""
     metrics_path: str = "/metrics"
+    latency_metric: str = ""
     busy_metrics: tuple[str, ...] = ()
     shared_memory: bool = False
     not_honoured: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ def plan(draft: Draft) -> ContainerPlan:
         command=COMMAND,
         probes=Probes(Probe("/health_generate", failure_threshold=180), probes.liveness, probes.readiness),
         hpa_metric=ScalingMetric("sglang:num_running_reqs"),
+        latency_metric="sglang:e2e_request_latency_seconds",
         busy_metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
         shared_memory=draft.resources.gpu_count > 1,
         model_id=draft.name,

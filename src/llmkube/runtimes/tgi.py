@@ -42,6 +42,7 @@ def plan(draft: Draft) -> ContainerPlan:
         probes=Probes.http("/health"),
         endpoint_path=DEFAULT_PATH,  # it makes no embeddings
         hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size"),
+        latency_metric="tgi_request_duration",
         busy_metrics=("tgi_queue_size", "tgi_batch_current_size"),
         shared_memory=draft.resources.gpu_count > 1,
     )

@@ -67,6 +67,7 @@ def plan(draft: Draft) -> ContainerPlan:
         command=COMMAND,
         probes=Probes.http("/health"),
         hpa_metric=ScalingMetric("vllm:num_requests_running"),
+        latency_metric="vllm:e2e_request_latency_seconds",
         busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
         shared_memory=draft.resources.gpu_count > 1,
         model_id=draft.name,

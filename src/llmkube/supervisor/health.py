@@ -3,6 +3,7 @@
 The watches gather what `progress` decides on: what the kernel sees each tick, what the engine says when it is asked.
 """
 
+import errno
 import json
 import re
 import zlib
@@ -30,6 +31,9 @@ SECOND_LOOK_SECONDS = 4.0
 
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
+
+OUR_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Why a connection cannot be opened that is no fault of the engine's."""
 
 _METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
 _WORK: Final = frozenset({"requests_processing", "requests_deferred"})
@@ -75,9 +79,11 @@ class Engine:
         """GET it: 200 means ready."""
         return self.url + self.plan.ready_path
 
-    async def counters(self) -> Answer:
-        """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`."""
+    async def counters(self) -> Answer | None:
+        """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
         got = await _get(self.http, f"{self.url}/metrics")
+        if got == "unasked":
+            return None
         if got == "gone":
             return Answer("gone")
         metrics = _numbers(got)
@@ -97,16 +103,19 @@ class Engine:
         health = "ok" if metrics else await ask(self.http, self.ready_url)
         return Answer(health, late=late, work=work, counters=counters)
 
-    async def one_token(self) -> Answer:
-        """Ask for the least that it can compute; any answer that is not an error of its own will do."""
+    async def one_token(self) -> Answer | None:
+        """Ask for the least that it can compute; any answer that is not an error of its own will do.
+
+        None: this host could not ask.
+        """
         path, body = self._least()
         content = Headers.of({"Content-Type": "application/json"})
         token = False
         with trio.move_on_after(TOKEN_SECONDS):
             try:
                 got = await self.http.request("POST", self.url + path, headers=content, body=json.dumps(body).encode())
-            except HttpError:
-                return Answer("gone", token=False)
+            except HttpError as error:
+                return None if _is_our_lack(error) else Answer("gone", token=False)
             token = got.status < 500
         return Answer("ok" if token else "busy", token=token)
 
@@ -223,11 +232,23 @@ async def _body(http: HttpClient, url: str) -> bytes:
     return got.body if isinstance(got, Response) and got.status == 200 else b""
 
 
-async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late"]:
-    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off."""
+async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "unasked"]:
+    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off.
+
+    `unasked`: this host has no descriptor left, or no memory, for the question.
+    """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             return await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
-        except HttpError:
-            return "gone"
+        except HttpError as error:
+            return "unasked" if _is_our_lack(error) else "gone"
     return "late"
+
+
+def _is_our_lack(error: BaseException | None) -> bool:
+    """Whether what went wrong, or what caused it, is that this host has run out of something."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_our_lack, error.exceptions))
+    if error is None or (isinstance(error, OSError) and error.errno in OUR_LACK):
+        return error is not None
+    return _is_our_lack(error.__cause__)

@@ -20,10 +20,11 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import admission
 from llmkube.supervisor.accounts import Account, Claim, MemoryView, Rules
-from llmkube.supervisor.admission import Block, Held, Host, Need, Refusal, Terms, Waiting, Way
+from llmkube.supervisor.admission import Block, Host, Need, Refusal, Terms, Waiting, Way
 from llmkube.supervisor.budget import Budget, host_budget
 from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Skip
 from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
+from llmkube.supervisor.seats import LONG_AGO, Releases, Seat
 
 SAY_SECONDS: Final = 10.0
 """The least time between two sentences about the same wait."""
@@ -33,48 +34,6 @@ REPEAT_SECONDS: Final = 600.0
 
 MOVED_BYTES: Final = 512 << 20
 """A sentence whose figure is off by more is out of date."""
-
-SEEN_SHARE: Final = 0.8
-"""Memory is back when so much of it is seen; other programs may have taken the rest meanwhile."""
-
-_LONG_AGO: Final = float("-inf")
-
-
-@attrs.define(eq=False)
-class _Seat:
-    """What the ledger knows of one service, whether it runs or waits.
-
-    While its engine is replaced a service has two claims: until the successor answers it is `successor`, from then on
-    it is `claim`, and the old one is `leaving`.
-    """
-
-    terms: Terms = Terms()
-    claim: Claim | None = None
-    successor: Claim | None = None
-    leaving: Claim | None = None
-    waiting: Waiting | None = None
-    refusal: Refusal | None = None
-    said: Refusal | None = None
-    said_at: float = _LONG_AGO
-    news: trio.Event = attrs.field(factory=trio.Event)
-    evicted: Evict | None = None  # until it is loaded again
-    relapses: int = 0
-    spare_bytes: int = 0  # what engines could have had when it was evicted
-    displaced_at: float = _LONG_AGO  # when others had to go for it last
-    load_seconds: float = 0.0
-
-    def claims(self) -> tuple[Claim, ...]:
-        """All that it has been promised."""
-        return tuple(claim for claim in (self.claim, self.successor, self.leaving) if claim is not None)
-
-
-@attrs.frozen
-class _Release:
-    """Memory of an engine that has ended, as long as it is not seen to be back."""
-
-    size_bytes: int
-    before_bytes: int
-    until: float
 
 
 @attrs.define(eq=False)
@@ -98,8 +57,8 @@ class Ledger:
     skips: Counter[Skip] = attrs.field(factory=Counter)
     look_soon: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)  # set, and replaced, at every decision
-    _seats: dict[Key, _Seat] = attrs.field(factory=dict)
-    _releases: list[_Release] = attrs.field(factory=list)
+    _seats: dict[Key, Seat] = attrs.field(factory=dict)
+    _releases: Releases = attrs.field(factory=Releases)
     _sample: Sample = UNREADABLE
     _decision: Decision | None = None
     _budget: Budget = Budget(0, 0)
@@ -110,7 +69,7 @@ class Ledger:
         """Take in what the objects say now; an edit is a new chance for whoever waits."""
         seat = self._seat(key)
         if terms != seat.terms:
-            seat.terms, seat.displaced_at = terms, _LONG_AGO
+            seat.terms, seat.displaced_at = terms, LONG_AGO
             self.pump()
 
     def adopt(self, key: Key, need: Need) -> None:
@@ -241,7 +200,7 @@ class Ledger:
                 claim.peak_bytes = max(claim.peak_bytes, claim.resident_bytes)
             if seen or claim.leaves_by is None:  # a process that leaves may be gone by now, and its memory back
                 claim.available_bytes = sample.available_bytes
-        self._note_releases(sample, now)
+        self._releases.note(sample, now)
         if sample.level is not Level.UNKNOWN:
             spare = self._spare_bytes()
             for claim in self._claims():
@@ -275,7 +234,7 @@ class Ledger:
         if evict.cause is not Cause.DISPLACED:
             seat.relapses = seat.relapses + 1 if self._relapsed(claim, now) else 0
             seat.spare_bytes = self._spare_bytes()
-        seat.evicted = evict
+        seat.evicted, seat.held_bytes = evict, (claim.need.estimated_bytes, claim.peak_bytes)
         self.evictions[evict.cause] += 1
         self.told(evict)
         self._send_away(claim, evict)
@@ -291,12 +250,12 @@ class Ledger:
             assert seat.waiting is not None, "only those who wait are admitted"
             asked = seat.waiting
             seat.claim = Claim(key, asked.need, trio.CancelScope(), asked.returns, self._spare_bytes())
-            _wake(seat)
+            seat.wake()
         for key, refusal in outcome.refused:
             self._refuse(self._seats[key], refusal)
         for each in outcome.displaced:
             self._seats[each.winner].displaced_at = trio.current_time()
-            self.evict(Evict(each.victim, Cause.DISPLACED, each.why))
+            self.evict(Evict(each.victim, Cause.DISPLACED, each.why, winner=each.winner))
 
     # -- what others want to know ---------------------------------------------------------------------------------
 
@@ -345,7 +304,7 @@ class Ledger:
 
     def accounts(self) -> dict[Key, Account]:
         """The figures of every service that runs or waits here."""
-        return {key: _account(seat) for key, seat in self._seats.items() if seat.claims() or seat.waiting}
+        return {key: seat.account() for key, seat in self._seats.items() if seat.claims() or seat.waiting}
 
     def view(self) -> MemoryView | None:
         """A snapshot for people and metrics; None before the first look."""
@@ -365,7 +324,7 @@ class Ledger:
     def look(self, sample: Sample) -> Look:
         """What the eviction policy decides on, after a sample has been observed."""
         unsettled = self.releasing or self._taking_over
-        return Look(sample, tuple(map(self._candidate, self._claims())), unsettled, self._over_bytes())
+        return Look(sample, self._candidates(), unsettled, self._over_bytes())
 
     def host(self) -> Host:
         """What admission decides on."""
@@ -380,39 +339,42 @@ class Ledger:
             Level.UNKNOWN if unreadable else sample.level,
             decision.admitting,
             decision.calm_seconds,
-            tuple(self._held(claim) for claim in self._claims()),
-            sum(each.size_bytes for each in self._releases),
+            tuple(held for seat in self._seats.values() for held in seat.held(trio.current_time())),
+            self._releases.size_bytes,
             self.rules.guesses,
         )
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _seat(self, key: Key) -> _Seat:
-        return self._seats.setdefault(key, _Seat())
+    def _seat(self, key: Key) -> Seat:
+        return self._seats.setdefault(key, Seat())
 
     def _claims(self) -> list[Claim]:
         return [claim for seat in self._seats.values() for claim in seat.claims()]
 
-    def _waiting(self, key: Key, need: Need, seat: _Seat) -> Waiting:
+    def _waiting(self, key: Key, need: Need, seat: Seat) -> Waiting:
         """Begin to wait; who was evicted for pressure waits for calm, and for a margin besides."""
         returns = seat.evicted is not None and seat.evicted.cause is not Cause.DISPLACED
+        estimated_bytes, held_bytes = seat.held_bytes
+        if returns and need.estimated_bytes == estimated_bytes:  # it may have gone before anything was learned from it
+            need = attrs.evolve(need, total_bytes=max(need.total_bytes, held_bytes))
         margin = int(need.total_bytes * self.rules.policy.margin_share) if returns else 0
         return Waiting(key, need, seat.terms, trio.current_time(), float(returns), margin)
 
-    def _asks(self, seat: _Seat) -> Waiting | None:
+    def _asks(self, seat: Seat) -> Waiting | None:
         """Its wait as the newest objects have it."""
         if seat.waiting is None:
             return None
         return attrs.evolve(self._newest(seat.waiting, seat), dwell_seconds=self._dwell_seconds(seat))
 
-    def _newest(self, waiting: Waiting, seat: _Seat) -> Waiting:
+    def _newest(self, waiting: Waiting, seat: Seat) -> Waiting:
         policy = self.rules.policy
         rested = trio.current_time() - seat.displaced_at >= policy.displace_seconds
         idle = seat.evicted is not None and seat.evicted.cause is Cause.IDLE  # nobody goes for one that nobody uses
         may = rested and policy.mode is Mode.ON and not idle and not self._taking_over
         return attrs.evolve(waiting, terms=seat.terms, may_displace=may)
 
-    def _dwell_seconds(self, seat: _Seat) -> float:
+    def _dwell_seconds(self, seat: Seat) -> float:
         """How long memory has to be normal for it; what others have given back since makes up for its relapses."""
         if seat.waiting is None or not seat.waiting.returns:
             return 0.0
@@ -441,7 +403,7 @@ class Ledger:
 
     def _spare_bytes(self) -> int:
         """What all engines could have: what they hold, what is coming back, and what is left."""
-        held = sum(claim.holds_bytes for claim in self._claims()) + sum(each.size_bytes for each in self._releases)
+        held = sum(claim.holds_bytes for claim in self._claims()) + self._releases.size_bytes
         return self._sample.available_bytes + held
 
     @property
@@ -449,27 +411,9 @@ class Ledger:
         """Whether an adopted engine cannot be told to go yet, since nobody holds it: a matter of milliseconds."""
         return any(claim.scope is None for claim in self._claims())
 
-    def _held(self, claim: Claim) -> Held:
-        now, seat = trio.current_time(), self._seats[claim.key]
-        return Held(
-            claim.key,
-            claim.total_bytes,
-            claim.need.device_bytes,
-            claim.holds_bytes,
-            seat.terms,
-            now - claim.busy_at if claim.loaded_at is not None else 0.0,
-            seat.load_seconds,
-            claim.returning and claim.loaded_at is None,
-            claim.leaves_by is not None and now < claim.leaves_by,
-            claim is seat.successor,
-        )
-
-    def _candidate(self, claim: Claim) -> Candidate:
-        seat, loading = self._seats[claim.key], claim.loaded_at is None
-        frees = claim.total_bytes if loading else claim.holds_bytes
-        idle = 0.0 if loading else trio.current_time() - claim.busy_at
-        spare, terms = claim is seat.successor, seat.terms
-        return Candidate(claim.key, terms.rank, frees, terms.protected, idle, claim.leaves_by, spare)
+    def _candidates(self) -> tuple[Candidate, ...]:
+        now = trio.current_time()
+        return tuple(candidate for seat in self._seats.values() for candidate in seat.candidates(now))
 
     def _over_bytes(self) -> int:
         """How much more than the budget the engines hold that stay; a fiftieth of it is not worth a restart."""
@@ -485,12 +429,7 @@ class Ledger:
         seat = self._seats.get(claim.key)
         if seat is None or claim not in seat.claims():
             return  # the service is not this host's any more, and all has been given back
-        if claim is seat.claim:
-            seat.claim, seat.successor = seat.successor, None
-        elif claim is seat.successor:
-            seat.successor = None
-        else:
-            seat.leaving = None
+        seat.vacate(claim)
         self._give_back(claim)
         self.pump()
 
@@ -499,20 +438,11 @@ class Ledger:
         policy = self.rules.policy
         if claim.resident_bytes >= policy.worthwhile_bytes:
             until = trio.current_time() + policy.release_seconds
-            self._releases.append(_Release(claim.resident_bytes, claim.available_bytes, until))
+            self._releases.expect(claim.resident_bytes, claim.available_bytes, until)
         self.ended(claim)
         self.look_nowait()
 
-    def _note_releases(self, sample: Sample, now: float) -> None:
-        if not self._releases:
-            return
-        self._releases = [each for each in self._releases if now < each.until]
-        expected = sum(each.size_bytes for each in self._releases)
-        before = min((each.before_bytes for each in self._releases), default=0)
-        if sample.level is not Level.UNKNOWN and sample.available_bytes >= before + SEEN_SHARE * expected:
-            self._releases.clear()
-
-    def _refuse(self, seat: _Seat, refusal: Refusal) -> None:
+    def _refuse(self, seat: Seat, refusal: Refusal) -> None:
         """Hand on why it waits, unless it has been said just now, or nothing has changed."""
         now = trio.current_time()
         if seat.said is not None:
@@ -520,28 +450,9 @@ class Ledger:
             if now - seat.said_at < (REPEAT_SECONDS if same else SAY_SECONDS):
                 return
         seat.refusal = refusal
-        _wake(seat)
+        seat.wake()
 
 
 def reason_word(block: Block) -> str:
     """Return the word for `status.schedulingStatus`."""
     return "MemoryCheckFailed" if block in {Block.UNSIZED, Block.UNREADABLE} else "InsufficientMemory"
-
-
-def _wake(seat: _Seat) -> None:
-    seat.news.set()
-    seat.news = trio.Event()
-
-
-def _account(seat: _Seat) -> Account:
-    claims, waiting, evicted = seat.claims(), seat.waiting, seat.evicted is not None
-    if claims:
-        need = claims[0].need
-        return Account(
-            need.estimated_bytes,
-            sum(claim.total_bytes for claim in claims),
-            sum(claim.resident_bytes for claim in claims),
-            claims[0].peak_bytes,
-            evicted,
-        )
-    return Account(waiting.need.estimated_bytes if waiting else 0, evicted=evicted)

@@ -39,6 +39,9 @@ MEASURE_SECONDS: Final = 30.0
 """Between two measurements of every engine while nothing moves: to add up what a large process holds takes the kernel
 tens of milliseconds."""
 
+REST_SHARE: Final = 0.01
+"""Of the host's memory. While less than this comes or goes, and nothing else happens, there is nothing to decide."""
+
 SIGNAL_PAUSE_SECONDS: Final = 0.2
 """After the kernel has spoken: it may go on without a pause."""
 
@@ -67,6 +70,8 @@ class Pressure:
     _readings: Readings = Readings()
     _state: State = State()
     _before: Decision | None = None
+    _decided_on: Sample = UNREADABLE
+    _decided_at: float = -math.inf
     _measured_at: float = -math.inf
     _measured: _Measured | None = None  # and not taken in yet
     _measuring: bool = False
@@ -88,6 +93,9 @@ class Pressure:
         """Look once and carry out what follows."""
         self._readings = steady(self._readings, await self.memory.sample())
         sample, now = self._readings.believed, trio.current_time()
+        if self._at_rest(sample, now):
+            return
+        self._decided_on, self._decided_at = sample, now
         self._take_in_measured()
         self.ledger.observe(sample, {})
         if self._has_to_measure(sample, now):
@@ -112,6 +120,16 @@ class Pressure:
             self._measured = _Measured(sample, await self.memory.footprint(self.ledger.pids()))
             self._measuring, done = False, self._orders.version
             self.ledger.look_nowait()
+
+    def _at_rest(self, sample: Sample, now: float) -> bool:
+        """Whether a decision would be the last one again: to go through hundreds of engines for it costs something."""
+        last, ledger = self._decided_on, self.ledger
+        if now - self._decided_at >= MEASURE_SECONDS or self._measured is not None or self._short:
+            return False
+        if ledger.moving or ledger.awaited or ledger.releasing or ledger.unmeasured:
+            return False
+        alike = abs(sample.available_bytes - last.available_bytes) < REST_SHARE * sample.total_bytes
+        return sample.level is Level.NORMAL is last.level and sample.total_bytes == last.total_bytes and alike
 
     def _take_in_measured(self) -> None:
         """Footprints count together with what the host had left then: since then an engine may have ended."""

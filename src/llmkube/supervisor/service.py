@@ -234,7 +234,7 @@ class Runner:
     # -- what ends an engine --------------------------------------------------------------------------------------
 
     async def _end_when_superseded(self, engine: Incarnation, target: Mailbox[Target], patience: float) -> None:
-        """End an engine that does not serve yet when another plan, or none, should run; not within `patience` seconds."""
+        """End an engine that does not serve yet when another plan, or none, should run, after so many seconds."""
         key = self.reporter.key
         await trio.sleep(patience)
         while True:

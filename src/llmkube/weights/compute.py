@@ -86,6 +86,9 @@ def _embedded(pen: Pen, outside: Block) -> Node:
     given = pen.new(pen.width)
     given.kept = True
     pen.graph.expand(cur, rows, Node(8 * pen.rows), pen.new(pen.width, given).view(rows))
+    if "token_types" in outside:
+        cur.kept = True  # BERT's: what the tokens become keeps its place until the end (measured)
+        cur = pen.new(pen.width, cur)
     if "position_embd" in outside:
         cur = pen.add(pen.new(pen.width, pen.positions), cur)
     if per_layer := pen.shape.number("embedding_length_per_layer_input"):

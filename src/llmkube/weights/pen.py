@@ -71,7 +71,9 @@ class Pen:
         return Node(one.size, (one, other), in_place=True)
 
     def turned(self, cur: Node) -> Node:
-        """Rotate by position."""
+        """Rotate by position; a model that adds its positions to the tokens does not."""
+        if any(tensor.name == "position_embd.weight" for tensor in self.shape.tensors):
+            return cur
         return Node(cur.size, (cur, self.positions), in_place=True)
 
     def picked(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:

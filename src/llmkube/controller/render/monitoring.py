@@ -1,14 +1,19 @@
-"""What a Prometheus operator is told about a service's pods. Pure."""
+"""What a Prometheus operator is told about a service's pods, and Pyrra about what they promise. Pure."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from llmkube.controller.render.marks import MODEL_LABEL, RUNTIME_LABEL, owned, selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.names import SERVICE_LABEL
-from llmkube.k8s.workloads import PodMonitor
+from llmkube.k8s.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.workloads import PodMonitor, ServiceLevelObjective
 from llmkube.runtimes.container import ContainerPlan
 
-_LABELS = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime", RUNTIME_LABEL))
+JOB: Final = "llmkube-inference"
+"""The label `job` of everything that is scraped from engines."""
+
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_LABELS: Final = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime", RUNTIME_LABEL))
 
 
 def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
@@ -24,7 +29,7 @@ def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any
         "path": plan.metrics_path,
         "interval": "30s",
         "relabelings": [
-            {"targetLabel": "job", "replacement": "llmkube-inference"},
+            {"targetLabel": "job", "replacement": JOB},
             *({"sourceLabels": [_meta(label)], "targetLabel": name} for name, label in _LABELS),
         ],
     }
@@ -40,6 +45,53 @@ def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any
     spec = {"selector": {"matchLabels": selector(service)}, "podMetricsEndpoints": [endpoint]}
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     return owned(PodMonitor.RESOURCE, service, service.key.name, labels, {"spec": spec})
+
+
+def objective(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
+    """Return the ServiceLevelObjective of a service; None when it has none, or none that its engine can be held to.
+
+    `availability` counts the scrapes that found a pod up. `latency` counts answers by the histogram's buckets: a
+    threshold that is no bucket's bound is one that Prometheus has no figures for.
+    """
+    slo = service.spec.slo
+    if slo is None or objective_obstacle(service, plan):
+        return None
+    place = f'job="{JOB}",namespace="{service.key.namespace}",service="{label_value(service.key.name)}"'
+    if slo.indicator == "latency":
+        bound = float(slo.latency_threshold or 0)
+        metric = plan.latency_metric
+        total, success = f"{metric}_count{{{place}}}", f'{metric}_bucket{{{place},le="{bound}"}}'
+        indicator: dict[str, Any] = {"latency": {"success": {"metric": success}, "total": {"metric": total}}}
+    else:
+        indicator = {"bool_gauge": {"metric": f"up{{{place}}}"}}
+    spec = {
+        "target": slo.objective,
+        "window": slo.window,
+        "description": f"{slo.indicator} of InferenceService {service.key}",
+        "indicator": indicator,
+    }
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    return owned(ServiceLevelObjective.RESOURCE, service, objective_name(service), labels, {"spec": spec})
+
+
+def objective_name(service: InferenceService) -> str:
+    """Return what a service's objective is called: as it says, else by its own name and the indicator."""
+    slo = service.spec.slo
+    return "" if slo is None else slo.name or f"{service_name(service.key.name)}-{slo.indicator}"
+
+
+def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
+    """Return the field because of which a service has no objective, and what to write instead; or nothing."""
+    slo = service.spec.slo
+    if slo is None:
+        return ""
+    if not plan.metrics_port_name:
+        return f"spec.slo ({plan.runtime} tells no metrics: watch the endpoint by a blackbox exporter)"
+    if slo.indicator == "latency" and not plan.latency_metric:
+        return f"spec.slo.indicator ({plan.runtime} tells no latency: use availability)"
+    if not _NAME.fullmatch(objective_name(service)):
+        return "spec.slo.name (no object can be called that: use lower-case letters, digits, - and .)"
+    return ""
 
 
 def _meta(label: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.marks import owned, selector, service_labels
+from llmkube.controller.render.marks import RESTARTED, TEMPLATE, digest, owned, selector, service_labels
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import WorkloadSettings
@@ -26,24 +26,42 @@ def deployment(
     replicas: int,
     storage: Storage = _NO_STORAGE,
     draft: Storage = _NO_STORAGE,
+    restarted: str = "",
 ) -> dict[str, Any]:
     """Return the Deployment of a service.
 
     Pods with GPUs are replaced one by one in their places: a cluster rarely has GPUs to spare for a second one. All
     others are replaced after their successors are ready.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        settings: What the operator says about pods.
+        replicas: How many.
+        storage: Where its weights are.
+        draft: The same of its draft model.
+        restarted: When its pods were last replaced for their age; another moment replaces them.
     """
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
+    template = pod_template(service, plan, storage, draft, settings)
+    if restarted:
+        template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
     spec = {
         "replicas": replicas,
         "selector": {"matchLabels": selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
         "progressDeadlineSeconds": PROGRESS_SECONDS,
         **({"revisionHistoryLimit": history} if history is not None else {}),
-        "template": pod_template(service, plan, storage, draft, settings),
+        "template": template,
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    return owned(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    manifest = owned(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    if service.spec.rollout_policy is not None or service.spec.max_pod_lifetime_seconds is not None:
+        manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
+    if restarted:
+        manifest["metadata"]["annotations"][RESTARTED] = restarted
+    return manifest
 
 
 def front(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:

@@ -120,10 +120,10 @@ class InferenceServiceSpec:
     rollout_policy: RolloutPolicy | None = field("When a change may replace running pods.")
     disruption: Disruption | None = field("When node autoscalers must leave the pods alone.")
     max_pod_lifetime_seconds: int | None = field(
-        "Age at which a pod is replaced, in seconds.", minimum=1, format="int64"
+        "Age of the oldest pod, in seconds, at which all are replaced as by an edit.", minimum=1, format="int64"
     )
     max_pod_lifetime_idle_timeout_seconds: int | None = field(
-        "Longest wait for an aged pod to be idle, in seconds; unset waits for ever.", minimum=0, format="int64"
+        "Longest wait for aged pods to be idle, in seconds; unset waits for ever.", minimum=0, format="int64"
     )
     revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
     slo: SLO | None = field("Service level objective, for Pyrra.")
@@ -180,6 +180,7 @@ class InferenceServiceStatus:
     )
     endpoint: str = field("URL that clients use.", "")
     replicas: int | None = field("Replicas that the scale subresource reports.")
+    selector: str = field("Labels of its pods, for autoscalers that scale the service itself.", "")
     ready_replicas: int | None = field("Replicas that answer.")
     desired_replicas: int | None = field("Replicas that are wanted now; 0 while suspended.")
     model_ready: bool | None = field("The Model is Ready.")
@@ -208,7 +209,7 @@ class InferenceService:
         subresources=("status", "scale"),
         categories=("llmkube",),
     )
-    SCALE: ClassVar = Scale(".spec.replicas", ".status.replicas")
+    SCALE: ClassVar = Scale(".spec.replicas", ".status.replicas", ".status.selector")
     COLUMNS: ClassVar = (
         Column("Phase", ".status.phase"),
         Column("Model", ".spec.modelRef"),

@@ -48,7 +48,9 @@ class ModelSpec:
         atomic=True,
     )
     files: tuple[str, ...] = field(
-        "Files to fetch from a repository or a folder of a bucket; the engine is given the first.", (), items=Facts(min_length=1)
+        "Files to fetch from a repository or a folder of a bucket; the engine is given the first.",
+        (),
+        items=Facts(min_length=1),
     )
     mmproj: str | None = field("Multimodal projector file, fetched along with files.", min_length=1)
     prefetch: bool | None = field("Fetch the weights before any service asks for them.")
@@ -92,6 +94,7 @@ class ModelStatus:
     sha256: str = field("Digest of the file, when it was computed.", "")
     gguf: GGUFStatus | None = field("Facts from the file's header.")
     cache_key: str = field("Folder of the weights within a shared cache.", "")
+    cache_volume: str = field("UID of the claim that holds the weights; another one holds them no more.", "")
     staged_files: tuple[str, ...] = field("The files that were fetched, when there are several.", ())
     accelerator_ready: bool | None = field("Whether something in the cluster can serve the accelerator.")
     source_etag: str = field("ETag of the source when it was last looked at.", "", name="sourceETag")

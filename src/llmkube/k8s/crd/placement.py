@@ -195,7 +195,7 @@ class EndpointSpec:
     type: str = field("Type of the Service.", "ClusterIP", enum=SERVICE_TYPES)
     node_port: int | None = field("Fixed port on every node, for type NodePort.", minimum=30000, maximum=32767)
     path: str = field("Path that is appended in status.endpoint.", "/v1/chat/completions")
-    gateway: GatewayExposure | None = field("Offers the service through an AI gateway.")
+    gateway: GatewayExposure | None = field("Leads clients of a Gateway to the service, by model name or path.")
     wire: Wire = received()
 
 

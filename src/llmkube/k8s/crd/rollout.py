@@ -35,7 +35,7 @@ class ModelCache:
 class RolloutPolicy:
     """When a change may replace running pods."""
 
-    wait_for_idle: bool | None = field("Holds a change back until no replica has a request.")
+    wait_for_idle: bool | None = field("Holds an edit back until no replica has a request.")
     idle_timeout_seconds: int = field("Longest wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
     force: bool | None = field("Rolls at once, busy or not.")
     wire: Wire = received()
@@ -75,7 +75,9 @@ class SLO:
     )
     indicator: str = field("What is measured.", "availability", enum=SLO_INDICATORS)
     latency_threshold: str | None = field(
-        "Seconds that an answer may take, as a decimal number.", pattern=DECIMAL, max_length=16
+        "Seconds that an answer may take, as a decimal number: a bound of the engine's own histogram.",
+        pattern=DECIMAL,
+        max_length=16,
     )
     window: str = field("Rolling window.", "28d", pattern=r"^[0-9]+[mhdw]$")
     name: str | None = field("Name of the objective; unset means made up from the service's.", max_length=NAME_BYTES)

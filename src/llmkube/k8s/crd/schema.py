@@ -191,7 +191,12 @@ def _default(slot: Slot) -> dict[str, Any]:
 def _subresources(resource: Resource, scale: Scale | None) -> dict[str, Any]:
     subresources: dict[str, Any] = {"status": {}} if "status" in resource.subresources else {}
     if scale is not None:
-        subresources["scale"] = {"specReplicasPath": scale.spec_path, "statusReplicasPath": scale.status_path}
+        selector = {"labelSelectorPath": scale.selector_path} if scale.selector_path else {}
+        subresources["scale"] = {
+            "specReplicasPath": scale.spec_path,
+            "statusReplicasPath": scale.status_path,
+            **selector,
+        }
     return subresources
 
 

@@ -1,0 +1,65 @@
+"""When running pods may be replaced: at once, once nobody uses them, or once they are old. Pure.
+
+| why they are replaced | how long for nobody to use them |
+|---|---|
+| an edit, `rolloutPolicy` is not there or has `force` | not at all |
+| an edit, `waitForIdle` | `idleTimeoutSeconds`; 0 means 300 |
+| `maxPodLifetimeSeconds` is over | `maxPodLifetimeIdleTimeoutSeconds`; unset means for ever |
+
+Pods are replaced by a change of their template, never one by one: the Deployment knows how to keep answering meanwhile.
+"""
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.workloads import Deployment, Pod
+
+IDLE_TIMEOUT_SECONDS: Final = 300
+
+
+def waits_for_idle(service: InferenceService) -> bool:
+    """Whether an edit shall not interrupt anybody."""
+    policy = service.spec.rollout_policy
+    return policy is not None and bool(policy.wait_for_idle) and not policy.force
+
+
+def edit_patience_seconds(service: InferenceService) -> float:
+    """Return how long an edit waits for replicas to be idle; 0 when it does not."""
+    policy = service.spec.rollout_policy
+    if policy is None or not waits_for_idle(service):
+        return 0.0
+    return float(policy.idle_timeout_seconds or IDLE_TIMEOUT_SECONDS)
+
+
+def aged_in_seconds(
+    service: InferenceService, live: Deployment, pods: Sequence[Pod], now: datetime.datetime
+) -> float | None:
+    """Return how long until the oldest pod of a service is to be replaced for its age.
+
+    None when none ever is, or while pods are being replaced anyhow: their age is looked at when all of them answer.
+    """
+    lifetime, status = service.spec.max_pod_lifetime_seconds, live.status
+    settled = (
+        status.observed_generation >= live.metadata.generation
+        and 0 < live.spec.replicas == status.replicas == status.updated_replicas == status.ready_replicas
+    )
+    born = [pod.metadata.creation_timestamp for pod in pods if not pod.metadata.deletion_timestamp]
+    known = [datetime.datetime.fromisoformat(moment) for moment in born if moment]
+    if lifetime is None or not settled or not known:
+        return None
+    return max(lifetime - (now - min(known)).total_seconds(), 0.0)
+
+
+def is_idle(metrics: str, names: Sequence[str]) -> bool:
+    """Whether an engine's metrics (in Prometheus' text format) say that it has no request; all of them have to."""
+    for name in names:
+        found = [line for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        try:
+            total = sum(float(line[len(name) :].rpartition("}")[2].split()[0]) for line in found)
+        except (ValueError, IndexError):
+            return False
+        if not found or total:  # NaN is something, too
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""What a service asks of Pyrra and of gateways is made where those are, and named where they are not."""
+
+import re
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.objects import NOW
+from controller.podcluster import KUBE, Hands, open_pods
+from controller.podkinds import install
+from controller.podobjects import plan, pod_service
+from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
+from llmkube.controller.conditions import Verdict
+from llmkube.controller.podservice import Scene, derive_pod_status
+from llmkube.controller.render.monitoring import objective, objective_obstacle
+from llmkube.controller.render.routing import is_accepted, route
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import Deployment, HTTPRoute, ServiceLevelObjective
+
+VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
+GATEWAY = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge", "namespace": "infra"}}}
+
+
+async def honoured(hands: Hands) -> tuple[str, str]:
+    service = await hands.cluster.service()
+    [found] = [one for one in service.status.conditions if one.type == "SpecHonoured"]
+    return found.status, found.message
+
+
+# -- what is rendered --------------------------------------------------------------------------------------------------
+
+
+def test_availability_is_whether_pods_can_be_scraped():
+    """Target and window are the user's; the figure is `up` of the very series that our PodMonitor brings."""
+    service = pod_service(slo={"objective": "99.5", "window": "4w"})
+    made = objective(service, plan())
+    assert made["metadata"]["name"] == "chat-availability"
+    assert (made["spec"]["target"], made["spec"]["window"]) == ("99.5", "4w")
+    metric = 'up{job="llmkube-inference",namespace="ml",service="chat"}'
+    assert made["spec"]["indicator"] == {"bool_gauge": {"metric": metric}}
+    assert objective(pod_service(), plan()) is None
+
+
+def test_latency_is_the_share_of_answers_in_time():
+    """The bucket's bound is written as Prometheus writes it."""
+    slo = {"objective": "99", "indicator": "latency", "latencyThreshold": "2", "name": "fast"}
+    made = objective(pod_service(slo=slo), VLLM)
+    assert made["metadata"]["name"] == "fast"
+    place = 'job="llmkube-inference",namespace="ml",service="chat"'
+    assert made["spec"]["indicator"]["latency"] == {
+        "success": {"metric": f'vllm:e2e_request_latency_seconds_bucket{{{place},le="2.0"}}'},
+        "total": {"metric": f"vllm:e2e_request_latency_seconds_count{{{place}}}"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "slo", "says"),
+    [
+        (plan(), {"indicator": "latency", "latencyThreshold": "1"}, r"spec\.slo\.indicator .*use availability"),
+        (plan(metrics_port_name=""), {}, r"spec\.slo .*tells no metrics"),
+        (plan(), {"name": "No Name"}, r"spec\.slo\.name .*lower-case"),
+    ],
+)
+def test_an_objective_that_nothing_can_be_held_to_is_named(container, slo, says):
+    """Nothing is made, and the field says what to write instead."""
+    service = pod_service(slo={"objective": "99", **slo})
+    assert objective(service, container) is None
+    obstacle = objective_obstacle(service, container)
+    scene = Scene(model=Verdict("Ready", "ModelReady", ""), plan=container, unmet=(obstacle,))
+    status = derive_pod_status(service, scene, ControllerSettings(), now=NOW)
+    [found] = [one for one in status["conditions"] if one["type"] == "SpecHonoured"]
+    assert found["status"] == "False"
+    assert obstacle in found["message"]
+    assert re.match(says, obstacle)
+
+
+def test_a_gateway_is_led_to_the_service_by_name_and_by_path():
+    """The route hangs on the named Gateway, and both rules lead to the service's own port without a time limit."""
+    service = pod_service(endpoint={**GATEWAY, "port": 9000})
+    made = route(service, plan())["spec"]
+    assert made["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
+    by_name, by_path = made["rules"]
+    assert by_name["matches"] == [{"headers": [{"type": "Exact", "name": "X-Gateway-Model-Name", "value": "phi"}]}]
+    assert by_path["matches"] == [{"path": {"type": "PathPrefix", "value": "/ml/chat"}}]
+    assert by_path["filters"][0]["urlRewrite"]["path"]["replacePrefixMatch"] == "/"
+    for rule in made["rules"]:
+        assert rule["backendRefs"] == [{"name": "chat", "port": 9000}]
+        assert rule["timeouts"] == {"request": "0s"}
+
+
+@pytest.mark.parametrize(
+    "endpoint", [{}, {"gateway": {"gatewayRef": {"name": "edge"}}}, {"gateway": {"enabled": False}}]
+)
+def test_a_gateway_that_is_not_turned_on_gets_nothing(endpoint):
+    """Only `enabled: true` exposes a service."""
+    assert route(pod_service(endpoint=endpoint), plan()) is None
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [
+        ([], False),
+        ([{"type": "Accepted", "status": "True"}], True),
+        ([{"type": "Accepted", "status": "False"}], False),
+        ([{"type": "Accepted", "status": "True"}, {"type": "ResolvedRefs", "status": "False"}], False),
+    ],
+)
+def test_a_route_is_ready_when_a_gateway_has_taken_it(conditions, ready):
+    """A route that is accepted, but leads nowhere, is not ready."""
+    live = {"metadata": {"name": "chat"}, "status": {"parents": [{"conditions": conditions}]}}
+    assert is_accepted(decode(HTTPRoute, live)) is ready
+    assert not is_accepted(None)
+
+
+# -- in a cluster ------------------------------------------------------------------------------------------------------
+
+
+async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
+    """Before, the service names what is missing; after, it has its objects, follows edits and gives them up again."""
+    async with open_pods() as hands:
+        slo = {"objective": "99.5"}
+        await hands.bring_up(slo=slo, endpoint=GATEWAY)
+        status, message = await honoured(hands)
+        assert status == "False"
+        assert "spec.slo (Pyrra is not installed here)" in message
+        assert "spec.endpoint.gateway (the Gateway API is not installed here)" in message
+
+        await install(hands, ServiceLevelObjective, HTTPRoute)
+        await trio.sleep(MONITOR_LOOK_SECONDS + SETTLED)
+        _, message = await honoured(hands)
+        assert "spec.slo" not in message
+        assert "gateway" not in message
+        assert await hands.names(ServiceLevelObjective) == ["chat-availability"]
+        assert (await hands.cluster.service()).status.gateway.route_ready is False
+        parents = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
+        key = (await hands.client.list(HTTPRoute, namespace="ml")).items[0].key
+        await hands.client.patch(HTTPRoute, key, parents, subresource="status", field_manager=KUBE)
+        await trio.sleep(SETTLED)
+        gateway = (await hands.cluster.service()).status.gateway
+        assert (gateway.route_ready, gateway.model_name) == (True, "phi")
+
+        await hands.create_service(slo={**slo, "name": "other"}, endpoint=GATEWAY)
+        await trio.sleep(SETTLED)
+        assert await hands.names(ServiceLevelObjective) == ["other"]
+        before = await hands.json(Deployment)
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        assert await hands.names(ServiceLevelObjective) == await hands.names(HTTPRoute) == []
+        assert (await hands.cluster.service()).status.gateway is None
+        assert (await hands.json(Deployment))["metadata"]["generation"] == before["metadata"]["generation"]

@@ -1,0 +1,76 @@
+"""Many services cost the API server no more, each, than one; what needs no change costs it nothing."""
+
+from collections import Counter
+
+import trio
+
+from controller.cluster import SETTLED
+from controller.podcluster import open_pods
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
+
+SERVICES = 25
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "weights", "namespace": "ml"},
+    "spec": {"accessModes": ["ReadWriteOnce"]},
+}
+
+
+async def bring_up(hands):
+    """Create the services at once on a Model that is there; return what the controller asked for because of them."""
+    await hands.client.apply(PersistentVolumeClaim, CLAIM, field_manager="user")
+    await hands.bind("weights")
+    await hands.create_model(source="pvc://weights/model.gguf")
+    await trio.sleep(SETTLED)
+    hands.cluster.faults.calls.clear()
+    for number in range(SERVICES):
+        await hands.create_service(f"chat-{number}")
+    await trio.sleep(SETTLED)
+    return asked(hands)
+
+
+def asked(hands):
+    """What has been asked for since the calls were cleared, but for reading collections."""
+    calls = [(max(call.verbs), call.resource) for call in hands.cluster.faults.calls]
+    return Counter(call for call in calls if call[0] not in ("list", "watch"))
+
+
+async def test_a_new_service_costs_three_writes(autojump_clock):
+    """Deployment, Service and status are written once each; the Model of all of them is looked at a few times."""
+    async with open_pods() as hands:
+        calls = await bring_up(hands)
+        of_services = {("patch", "deployments"), ("patch", "services"), ("patch", "inferenceservices/status")}
+        assert {call: calls.pop(call) for call in of_services} == dict.fromkeys(of_services, SERVICES)
+        assert calls.pop(("patch", "models")) == 1, "the finalizer of a Model in use"
+        assert calls.pop(("get", "persistentvolumeclaims")) <= 4
+        assert not calls
+
+
+async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_clock):
+    """That pods answer is said once in the status and once to people; the Model and the objects are left alone."""
+    async with open_pods() as hands:
+        await bring_up(hands)
+        hands.cluster.faults.calls.clear()
+        for number in range(SERVICES):
+            await hands.roll_out(f"chat-{number}")
+        await trio.sleep(SETTLED)
+        assert asked(hands) == {("patch", "inferenceservices/status"): SERVICES, ("create", "events"): SERVICES}
+
+
+async def test_a_label_costs_nothing(autojump_clock):
+    """An edit that changes no spec is looked at and asks for nothing; after it, drift is still put right."""
+    async with open_pods() as hands:
+        await bring_up(hands)
+        hands.cluster.faults.calls.clear()
+        for number in range(SERVICES):
+            labels = {"metadata": {"labels": {"edited": "yes"}}}
+            await hands.client.patch(InferenceService, Key("ml", f"chat-{number}"), labels)
+        await trio.sleep(SETTLED)
+        assert not asked(hands)
+        await hands.client.patch(Deployment, Key("ml", "chat-0"), {"spec": {"replicas": 5}})
+        await trio.sleep(SETTLED)
+        assert (await hands.json(Deployment, "chat-0"))["spec"]["replicas"] == 1
+        assert asked(hands) == {("patch", "deployments"): 1}
