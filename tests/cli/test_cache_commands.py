@@ -150,7 +150,7 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
     ("args", "code", "words"),
     [
         (("/models/m.gguf",), 1, "is on this machine already"),
-        (("s3://bucket/key",), 1, "cannot be fetched from here"),
+        (("pvc://claim/key",), 1, "cannot be fetched from here"),
         (("no such thing",), 1, "is neither an absolute path nor a URL"),
         (("builtin://demo", "--sha256", "abc"), 2, "is not a digest"),
         (("builtin://demo", "--sha256", "0" * 64), 1, "correct the digest"),

@@ -83,7 +83,7 @@ def test_facts_can_be_data():
         ("nope.gguf", 3, "there is no file nope.gguf, and it is no URL either"),
         ("/nope.gguf", 3, "there is no file /nope.gguf"),
         ("file:///nope.gguf", 3, "there is no file /nope.gguf"),
-        ("s3://bucket/m.gguf", 1, "cannot be inspected from here"),
+        ("pvc://claim/m.gguf", 1, "cannot be inspected from here"),
         ("gopher://x", 1, "unknown scheme 'gopher'"),
         (__file__, 1, "is not a usable GGUF file"),
     ],

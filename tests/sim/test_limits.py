@@ -1,4 +1,4 @@
-"""A host that has run out of something, or stands still, costs no engine; one that no signal ends gets no second one."""
+"""A host that lacks something, or stands still, costs no engine; one that no signal ends gets no second one."""
 
 import trio
 

@@ -146,17 +146,24 @@ class Network(httpx.AsyncBaseTransport):
             return response  # it has come in one piece
         watches = self.faults if "watch" in request.url.params else Faults()
         stream = _Stream(response.stream, self.streams, self.silence, watches)
-        if self.faults.denies and _is_watch_of_services(request):
-            stream.lies = await self._deletions(request)
+        stream.first = await self._before_the_truth(request)
         response.stream = stream
         return response
+
+    async def _before_the_truth(self, request):
+        """What a watch begins with."""
+        if self.faults.endless and "watch" in request.url.params:
+            return (MEBIBYTE,) * 17  # more than anybody takes for a line
+        if self.faults.denies and _is_watch_of_services(request):
+            return (await self._deletions(request),)
+        return ()
 
     async def _deletions(self, request):
         """Say that everything that there is has been deleted, as a server that has lost its data may."""
         url = request.url.copy_remove_param("watch").copy_remove_param("resourceVersion")
         listing = json.loads(await (await self.transport.handle_async_request(httpx.Request("GET", url))).aread())
         if len(listing["items"]) < 2:
-            return b""  # one alone is believed, whoever says so
+            return b"\n"  # one alone is believed, whoever says so
         events = []
         for item in listing["items"]:
             item["metadata"]["resourceVersion"] = listing["metadata"]["resourceVersion"]
@@ -220,7 +227,7 @@ class _Stream(httpx.AsyncByteStream):
     silence: trio.Event
     faults: Faults
     severed: trio.Event = attrs.field(factory=trio.Event)
-    lies: bytes = b""  # what is said before the truth
+    first: tuple[bytes, ...] = ()  # what is said before the truth
 
     def __attrs_post_init__(self):
         self.among.add(self)
@@ -231,11 +238,8 @@ class _Stream(httpx.AsyncByteStream):
 
     async def __aiter__(self):  # noqa: ASYNC900 - httpx asks for one
         chunks = self.inner.__aiter__()
-        if self.lies:
-            yield self.lies
-        if self.faults.endless:
-            for _ in range(17):  # more than a watch takes
-                yield MEBIBYTE
+        for chunk in self.first:
+            yield chunk
         while True:
             try:
                 chunk = await anext(chunks, b"")
@@ -584,9 +588,7 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
         machine = Machine(outer, settings.grace_seconds, reach=reach)
         machine.memory = memory(machine) if memory else None
         async with Http(transport=transport, base_url="http://apiserver") as direct:
-            controller = Controller(
-                ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer
-            )
+            controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
             controller.start()
             first = Host(settings, machine, seed, transport, outer)
             world = World(Client(direct), first, seed, server, controller, transport, outer)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from llmkube.weights.errors import SourceError
 from llmkube.weights.source import (
+    BucketFile,
     Builtin,
     Elsewhere,
     HubFile,
@@ -38,7 +39,9 @@ from llmkube.weights.urls import UserInfo, WebUrl
         ("hf://org/repo/sub dir/a.GGUF@abc", HubFile("org/repo", "sub dir/a.GGUF", "abc")),
         ("hf://o/r/q/a-00003-of-00003.gguf@v1", HubFile("o/r", "q/a-00001-of-00003.gguf", "v1")),
         ("pvc://claim/a.gguf", Elsewhere("pvc", "pvc://claim/a.gguf")),
-        ("s3://bucket/key", Elsewhere("s3", "s3://bucket/key")),
+        ("s3://bucket/folder/key", BucketFile("bucket", "folder/key")),
+        ("s3://bucket", BucketFile("bucket", "")),
+        ("s3://bucket/m-00002-of-00002.gguf", BucketFile("bucket", "m-00001-of-00002.gguf")),
     ],
 )
 def test_every_documented_shape_is_understood(text, source):

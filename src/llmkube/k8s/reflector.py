@@ -4,9 +4,9 @@ The copy errs on the side of keeping: an outage, a failed or partial list, an ol
 anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
 quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
-so what two lists have denied wrongly would be lost for ever. Where `brake` is asked for, the same holds for deletions that
-a watch tells one soon after the other: once they take more than half, a list ten seconds later decides. A single one is
-believed at once.
+so what two lists have denied wrongly would be lost for ever. Where `brake` is asked for, the same holds for deletions
+that a watch tells one soon after the other: once they take more than half, a list ten seconds later decides. A single
+one is believed at once.
 
 How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
 when `RESUMES_BEFORE_LIST` in a row have failed, or have ended without one event or bookmark; and at once when a watch

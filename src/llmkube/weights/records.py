@@ -137,9 +137,7 @@ def piece_at(blob: Path) -> Piece:
 def verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: somebody has just read them, and their digests are right."""
     now = tuple(piece_at(store.blobs / piece.sha256) for piece in record.pieces)
-    return keep(
-        store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions
-    )
+    return keep(store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions)
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
