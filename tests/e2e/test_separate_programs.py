@@ -103,6 +103,7 @@ async def test_serving_outlives_the_api_server(tmp_path, address):
             _, _, third_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != second_port)
             await cluster.wait_service(lambda service: service.status.ready_replicas == 1)
             assert await chat(f"http://{address}:{third_port}") == ANSWER
+            await until(lambda: len(engines_in(tmp_path)) == 1)
             assert "256" in cluster.engine().cmdline()
 
 

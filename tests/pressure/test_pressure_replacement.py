@@ -270,6 +270,20 @@ async def test_edits_in_a_row_are_replaced_one_after_the_other(autojump_clock):
         assert most == 2
 
 
+@pytest.mark.parametrize("memory", [8.0, 40.0])
+async def test_an_engine_that_crashed_once_is_replaced_like_any_other(autojump_clock, memory):
+    """A failure of the engine that serves is not held against the plan that is to replace it, whatever fits."""
+    async with serving_world(ONE) as world:
+        world.machine.kill("chat")
+        await world.until(running, ["chat"], world, seconds=60)
+        world.machine.memory.other = memory
+        await trio.sleep(60)
+        await serve(world, "chat", 10, contextSize=2048)
+        await world.until(count, 2 if memory < 10 else 0, world, seconds=10)
+        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60)
+        await world.until(count, 1, world, seconds=30)
+
+
 async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
     """What serves stays, and says that it is not what was asked for last; an edit back makes it so again."""
     async with serving_world(ONE) as world:

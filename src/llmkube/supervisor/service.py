@@ -98,6 +98,8 @@ class Runner:
     _current: Incarnation | None = None  # the engine that serves, or will
     _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
     _state: RestartState = RestartState()
+    _attempts: RestartState = RestartState()  # to replace the one that serves
+    _attempted: str = ""  # the digest of the plan that they were about
 
     def __attrs_post_init__(self) -> None:
         self._site = Site(self.reporter, self.ports, self.settings, self.parting, self.ledger)
@@ -158,12 +160,14 @@ class Runner:
     ) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
         key, version = self.reporter.key, target.version
+        if self._attempted != goal.plan.digest:
+            self._attempted, self._attempts = goal.plan.digest, RestartState()
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
             await wait_any(self._retiring.ended.wait, *until)
             return
         way = self.ledger.replacement(key, await self._site.need(goal))
-        if way is Way.INSTEAD and not self._state.failures:
+        if way is Way.INSTEAD and not self._attempts.failures:
             log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
@@ -196,12 +200,12 @@ class Runner:
         elif successor.voice.leads:  # the old one has ended meanwhile
             self._current = successor
         elif successor.failure is not None:
-            self._state, delay = after_failure(self.policy, self._state, successor.failure, self.ports.rng)
-            self.reporter.not_replaced(successor.failure, self._state.failures, delay)
+            self._attempts, delay = after_failure(self.policy, self._attempts, successor.failure, self.ports.rng)
+            self.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
             with trio.move_on_after(delay):
                 await wait_any(partial(target.wait_newer, version), current.ended.wait)
             if target.version != version:
-                self._state = RestartState()
+                self._attempts = RestartState()
 
     async def _retire(self, old: Incarnation) -> None:
         """Let an engine end when nobody is sent to it any more."""
