@@ -102,9 +102,12 @@ async def children(hands: Hands, number: int) -> dict[str, Any]:
 
 
 def lasting(value: Any) -> Any:
+    """Leave out what no spec decides; an empty map that is applied over a full one is stored as null."""
     if isinstance(value, dict):
         return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
-    return [lasting(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [lasting(one) for one in value]
+    return {} if value is None else value
 
 
 async def explained(hands: Hands, number: int, wanted: Wish) -> None:

@@ -45,9 +45,16 @@ async def _delete(stage, rng):
 
 
 async def _delete_all(stage, rng):
-    for name in sorted(stage.wishes.specs):
-        await stage.wishes.delete(stage.world, name)
+    """Everything goes, and most of it comes back, as with a folder of manifests."""
+    specs = dict(sorted(stage.wishes.specs.items()))
+    for name in specs:
+        if name in stage.wishes.specs:
+            await stage.wishes.delete(stage.world, name)
         await trio.sleep(span(rng, 0.001, 0.1))
+    await trio.sleep(span(rng, 0.1, 60))
+    for name, spec in specs.items():
+        if rng.random() < 0.8:
+            await stage.wishes.apply(stage.world, name, **spec)
 
 
 async def _edits_in_a_row(stage, rng):

@@ -26,6 +26,7 @@ class Known(dict):
         super().__init__({one.key: one for one in objects})
         self.synced = trio.Event()
         self.synced.set()
+        self.doubted = set()
 
     def expect(self, keys):
         assert not keys
@@ -49,7 +50,7 @@ class Alone:
     def speaks(self, wish):
         return True
 
-    def let_go(self, key):
+    def let_go(self, key, *, unheard=False):
         pass
 
 
