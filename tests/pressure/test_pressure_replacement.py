@@ -375,7 +375,11 @@ def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
     owner, attribute, replacement, timeline = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, replacement)
-    with pytest.raises((AssertionError, ExceptionGroup)) as caught:
+    caught = None
+    try:
         play(timeline)
-    if isinstance(caught.value, ExceptionGroup):
-        assert caught.value.subgroup(AssertionError), "it fell over for another reason"
+    except AssertionError as error:
+        caught = error
+    except ExceptionGroup as group:
+        caught = group.subgroup(AssertionError)  # the others are connections that break off as the world comes down
+    assert caught, "the bug has gone unnoticed"

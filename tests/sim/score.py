@@ -17,7 +17,8 @@ from trio.testing import MockClock
 
 from sim.faults import FAULTS, USERS
 from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
-from sim.stage import CALM, NotNow, Stage, at
+from sim.memory import SimMemory, shape_of
+from sim.stage import CALM, SOURCES, NotNow, Stage, at
 from sim.world import ADDRESS, agent_settings, open_world
 
 NAMES = ("a", "b", "c")
@@ -53,6 +54,7 @@ class Timeline:
     hosts: int
     renew_seconds: float
     looks: bool
+    watched: bool  # somebody looks at the hosts' memory, and engines are replaced side by side
     happenings: tuple[Happening, ...]
 
 
@@ -79,6 +81,7 @@ def timeline_of(seed, hosts=None):
     hosts = hosts or (1 if rng.random() < 0.7 else 2)
     renew_seconds = rng.choice((5.0, 15.0, 30.0, 30.0))
     looks = rng.random() < 0.5
+    watched = rng.random() < 0.5
     able = sorted(name for name, row in FAULTS.items() if row.hosts <= hosts)
     happenings = [Happening(rng.uniform(0, 20), "create", rng.getrandbits(32)) for _ in NAMES]
     for names, count in ((able, rng.randint(5, 20)), (sorted(USERS), rng.randint(3, 12))):
@@ -89,7 +92,13 @@ def timeline_of(seed, hosts=None):
         Happening(rng.uniform(BUSY_SECONDS - 60, BUSY_SECONDS - 1), rng.choice(able), rng.getrandbits(32))
         for _ in range(rng.randint(1, 4))
     ]
-    return Timeline(seed, hosts, renew_seconds, looks, tuple(sorted(happenings, key=lambda one: one.at)))
+    return Timeline(seed, hosts, renew_seconds, looks, watched, tuple(sorted(happenings, key=lambda one: one.at)))
+
+
+def roomy(machine):
+    """The memory of a host that holds every service twice."""
+    machine.shapes.update({source: shape_of(2 + 2 * number) for number, source in enumerate(SOURCES)})
+    return SimMemory(machine)
 
 
 async def _happen(stage, happening, result):
@@ -110,10 +119,12 @@ async def _happen(stage, happening, result):
 async def _play(timeline, quiet_minutes, result):
     settings = agent_settings(bind_address=ADDRESS, lease_renew_seconds=timeline.renew_seconds, reassert_seconds=300.0)
     reach = at(ADDRESS) if timeline.looks else None
+    memory = roomy if timeline.watched else None
     store = WatchedStore()
-    async with open_world(seed=timeline.seed, settings=settings, store=store, reach=reach) as world:
+    async with open_world(seed=timeline.seed, settings=settings, store=store, reach=reach, memory=memory) as world:
         for number in range(1, timeline.hosts):
-            await world.add_host(f"host{number}", reach=at(f"192.0.2.{20 + number}") if timeline.looks else None)
+            reach = at(f"192.0.2.{20 + number}") if timeline.looks else None
+            await world.add_host(f"host{number}", reach=reach, memory=memory)
         wishes = Wishes(NAMES)
         books = Books(world, store, wishes)
         stage = Stage(world, wishes, books)

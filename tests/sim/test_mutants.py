@@ -180,7 +180,7 @@ MUTANTS = {
 def acts(*happenings, hosts=1):
     """A timeline of a few events: each has its time, its name, and its dice if they matter."""
     made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
-    return score.Timeline(1, hosts, 15.0, False, made)
+    return score.Timeline(1, hosts, 15.0, False, False, made)
 
 
 CREATED = ((1.0, "create"),)

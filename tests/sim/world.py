@@ -452,7 +452,7 @@ class World:
         """SIGKILL to the first agent."""
         await self.first.kill_agent()
 
-    async def add_host(self, name, *, reach=None, **changes):
+    async def add_host(self, name, *, reach=None, memory=None, **changes):
         """One more machine, with an address and an agent of its own."""
         number = len(self.hosts)
         address = f"192.0.2.{10 + number}"
@@ -460,6 +460,7 @@ class World:
             self.settings, host_name=name, **{"advertise_address": address, "bind_address": address, **changes}
         )
         machine = Machine(self._nursery, settings.grace_seconds, reach=reach)
+        machine.memory = memory(machine) if memory else None
         host = Host(settings, machine, self.seed + 10 * number, self._transport, self._nursery)
         self.hosts[name] = host
         await host.start_agent()
