@@ -7,6 +7,7 @@ from llmkube.supervisor import admission, eviction, ledger, pressure
 from llmkube.supervisor.admission import Host
 from llmkube.supervisor.eviction import Policy
 from llmkube.supervisor.ledger import Ledger
+from llmkube.supervisor.seats import Seat
 from pressure.playing import play
 from pressure.timelines import TIMELINES
 
@@ -36,9 +37,9 @@ def largest_first(monkeypatch):
 
 def protection_ignored(monkeypatch):
     """Whoever is protected goes like anybody else."""
-    original = Ledger._candidate
+    original = Seat._candidate
     monkeypatch.setattr(
-        Ledger, "_candidate", lambda self, claim: attrs.evolve(original(self, claim), protected=False)
+        Seat, "_candidate", lambda self, claim, now: attrs.evolve(original(self, claim, now), protected=False)
     )
 
 
@@ -68,8 +69,10 @@ def never_back(monkeypatch):
 
 def all_at_once(monkeypatch):
     """Everybody who was evicted returns at the same moment."""
-    original = Ledger._held
-    monkeypatch.setattr(Ledger, "_held", lambda self, claim: attrs.evolve(original(self, claim), returning=False))
+    original = Seat.held
+    monkeypatch.setattr(
+        Seat, "held", lambda self, now: [attrs.evolve(each, returning=False) for each in original(self, now)]
+    )
 
 
 def helpless_evictions(monkeypatch):

@@ -92,6 +92,7 @@ async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
         await world.until(lambda: value(world.machine.live("chat")), [], seconds=10)
         assert await world.ready_addresses("chat") == 0
         assert len(world.machine.live()) == 2
+        await trio.sleep(1)
         await world.stop_agent()
         assert Key("default", "chat") not in world.machine.entries
         await world.start_agent()

@@ -3,8 +3,9 @@
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
   carries a digest of itself (`render.marks.DIGEST`), which differs then.
-* **Made** by an apply that does not force: on an object of that name which somebody else has made, it is a conflict of
-  field managers, and nothing is changed. So no read comes before it, and nobody can come in between.
+* **Made** once the server has said that there is nothing of that name: the cache holds only what carries our label. The
+  apply that makes it does not force, so that whoever comes in between with the same fields makes it a conflict. The
+  read cannot be spared: an apply to a stranger's object that sets none of our fields is no conflict, it is a merge.
 * **Changed** by an apply that forces, onto the very version that was compared: who wrote in between is not overwritten.
 * An object with our label but another owner (a predecessor of the same name that is still being collected) is left
   alone until it is gone.
@@ -41,6 +42,8 @@ REFUSED: Final = (BadRequestError, InvalidError, SchemaMismatchError)
 
 TAKEN_LOOK_SECONDS: Final = 60.0
 """Between two tries to make an object whose name is taken: what others make is not watched."""
+
+_STRANGERS: Final = "exists and was made by somebody else; rename this one, or delete that"
 
 
 class NameTakenError(UserError):
@@ -86,12 +89,12 @@ class Children(Generic[T]):
         """
         await trio.lowlevel.checkpoint()
         key = Key.of(manifest)
-        live = self.get(key)
+        owner = manifest["metadata"]["ownerReferences"][0]
+        live = self.get(key) or await self._find(key, owner["uid"])
         if live is None:
             return await self._make(key, manifest)
         if self._is_known(manifest, live):
             return live
-        owner = manifest["metadata"]["ownerReferences"][0]
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._taken(key, f"belongs to another {owner['kind']}, or is being deleted; it is left alone")
         if self._is_so(manifest, live):
@@ -117,11 +120,21 @@ class Children(Generic[T]):
         self._applied.pop(key, None)
         self._compared.pop(key, None)
 
+    async def _find(self, key: Key, owner_uid: str) -> T | None:
+        """Ask the server for an object that the cache does not hold; NameTakenError when it is a stranger's."""
+        try:
+            found = await self.client.get(self.kind, key)
+        except NotFoundError:
+            return None
+        if not is_owned(found, owner_uid):
+            raise self._taken(key, _STRANGERS)
+        return found  # the cache lags behind, or our label was taken off
+
     async def _make(self, key: Key, manifest: Mapping[str, Any]) -> T:
         try:
             return await self._apply(key, manifest, manifest, force=False)
         except ConflictError as error:
-            raise self._taken(key, "exists and was made by somebody else; rename this one, or delete that") from error
+            raise self._taken(key, _STRANGERS) from error
 
     async def _apply(self, key: Key, manifest: Mapping[str, Any], body: Mapping[str, Any], *, force: bool) -> T:
         answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER, force=force)

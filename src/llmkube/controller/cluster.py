@@ -94,7 +94,7 @@ _OPTIONAL: Final = (PodMonitor, ServiceLevelObjective, HTTPRoute)
 
 NEEDS: Final = (
     *(
-        Need(kind, FOLLOW | APPLY | {"delete"})
+        Need(kind, FOLLOW | APPLY | {"get", "delete"})
         for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *_OPTIONAL)
     ),
     Need(Pod, FOLLOW),
