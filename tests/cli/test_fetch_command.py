@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from llmkube.cli.fetch import publish
 from llmkube.cli.main import cli
-from llmkube.controller.download import read_fetched
+from llmkube.controller.jobresult import read_fetched
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Pod
 from llmkube.weights import store

@@ -3,12 +3,16 @@
 import pytest
 
 from controller.cluster import open_cluster
-from controller.podobjects import plan, pod_service
+from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.children import Children, NameTakenError, fits
-from llmkube.controller.render.workload import front
+from llmkube.controller.render.storage import fetch_job
+from llmkube.controller.render.workload import deployment, front
 from llmkube.k8s.builtins import Service
+from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ConflictError
 from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, Job
 
 
 @pytest.mark.parametrize(
@@ -36,11 +40,16 @@ def test_additions_and_spellings_are_no_difference(wanted, there, same):
 
 
 class Recording:
-    """A client that remembers how often it was asked to apply."""
+    """A client that remembers how often it was asked to read and to apply."""
 
     def __init__(self, client):
         self.client = client
+        self.reads = 0
         self.forced = []
+
+    async def get(self, kind, key):
+        self.reads += 1
+        return await self.client.get(kind, key)
 
     async def apply(self, kind, manifest, *, field_manager, force=True, subresource=""):
         self.forced.append(force)
@@ -57,14 +66,56 @@ async def owner(cluster, **spec):
 
 
 async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
-    """What was made is known from the server's answer, before any watch has told of it."""
+    """What was made is known from the server's answer, before any watch has told of it; it was looked for once."""
     async with open_cluster() as cluster:
         client = Recording(cluster.client)
         children = Children(client, Service)
         manifest = front(await owner(cluster), plan())
         first = await children.ensure(manifest)
         assert await children.ensure(manifest) == first
-        assert client.forced == [False]
+        assert (client.reads, client.forced) == (1, [False])
+
+
+SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
+STRANGERS = [
+    pytest.param(Service, {"ports": [{"port": 9, "name": "theirs", "protocol": "TCP"}]}, id="service-without-selector"),
+    pytest.param(Service, {"clusterIP": "None", "selector": SAME}, id="service-with-our-selector"),
+    pytest.param(Job, {"suspend": True}, id="job"),
+    pytest.param(Deployment, {"paused": True, "selector": {"matchLabels": SAME}}, id="deployment"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec"), STRANGERS)
+async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(autojump_clock, kind, spec):
+    """An object that an apply would merge with, without any conflict, is found to be taken, and stays as it is."""
+    async with open_pods() as hands:
+        cluster = hands.cluster
+        service = await owner(cluster)
+        wanted = {
+            Service: lambda: front(service, plan()),
+            Deployment: lambda: deployment(service, plan(), SETTINGS, replicas=1),
+            Job: lambda: fetch_job(cluster_model(), SETTINGS),
+        }[kind]()
+        name = wanted["metadata"]["name"]
+        theirs = {"metadata": {"name": name, "namespace": "ml"}, "spec": spec}
+        await cluster.client.create(decode(kind, theirs), field_manager="somebody")
+        before = await cluster.client.get(kind, Key("ml", name))
+        with pytest.raises(NameTakenError, match="somebody else"):
+            await Children(cluster.client, kind).ensure(wanted)
+        assert await cluster.client.get(kind, Key("ml", name)) == before
+        merged = await cluster.client.apply(kind, wanted, field_manager="who does not look", force=False)
+        assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
+
+
+async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
+    """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
+    async with open_cluster() as cluster:
+        manifest = front(await owner(cluster), plan())
+        await Children(cluster.client, Service).ensure(manifest)
+        bare = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+        await cluster.client.patch(Service, Key("ml", "chat"), bare, field_manager="somebody")
+        again = await Children(cluster.client, Service).ensure(manifest)
+        assert again.metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
 
 
 async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):

@@ -206,6 +206,8 @@ def _is_list(request):
 def _of_later_version(line):
     """The same event as a server with a later version of our definitions tells it."""
     event = json.loads(line)
+    if event["type"] == "ERROR":  # a Status, which is of no version of ours
+        return line
     for part in ("spec", "status"):
         if part in event["object"]:
             event["object"][part]["ofLater"] = {"unheardOf": [1]}

@@ -3,9 +3,9 @@
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
   carries a digest of itself (`render.marks.DIGEST`), which differs then.
-* **Made** once the server has said that there is nothing of that name: the cache holds only what carries our label. The
-  apply that makes it does not force, so that whoever comes in between with the same fields makes it a conflict. The
-  read cannot be spared: an apply to a stranger's object that sets none of our fields is no conflict, it is a merge.
+* **Made** once the server has been asked whether a stranger's object has that name: the cache holds only those with our
+  label. An apply alone would not tell: onto an object that sets none of our fields it is no conflict, but a merge. It
+  does not force, so whoever comes in between with some of our fields has made it a conflict, and nothing is changed.
 * **Changed** by an apply that forces, onto the very version that was compared: who wrote in between is not overwritten.
 * An object with our label but another owner (a predecessor of the same name that is still being collected) is left
   alone until it is gone.
@@ -80,7 +80,8 @@ class Children(Generic[T]):
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
-        Whoever hands over the same manifest again (the same object, unchanged) is spared the comparison.
+        Only the write that makes it is preceded by a read. Whoever hands over the same manifest again (the same object,
+        unchanged) is spared the comparison.
 
         Raises:
             NameTakenError: There is an object of that name which is not this owner's.
@@ -90,9 +91,9 @@ class Children(Generic[T]):
         await trio.lowlevel.checkpoint()
         key = Key.of(manifest)
         owner = manifest["metadata"]["ownerReferences"][0]
-        live = self.get(key) or await self._find(key, owner["uid"])
+        live = self.get(key)
         if live is None:
-            return await self._make(key, manifest)
+            return await self._make(key, manifest, owner["uid"])
         if self._is_known(manifest, live):
             return live
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
@@ -120,17 +121,14 @@ class Children(Generic[T]):
         self._applied.pop(key, None)
         self._compared.pop(key, None)
 
-    async def _find(self, key: Key, owner_uid: str) -> T | None:
-        """Ask the server for an object that the cache does not hold; NameTakenError when it is a stranger's."""
+    async def _make(self, key: Key, manifest: Mapping[str, Any], owner_uid: str) -> T:
         try:
             found = await self.client.get(self.kind, key)
         except NotFoundError:
-            return None
-        if not is_owned(found, owner_uid):
-            raise self._taken(key, _STRANGERS)
-        return found  # the cache lags behind, or our label was taken off
-
-    async def _make(self, key: Key, manifest: Mapping[str, Any]) -> T:
+            pass
+        else:  # this owner's: the cache lags behind, or somebody has taken our label off, or a host has made it
+            if not is_owned(found, owner_uid):
+                raise self._taken(key, _STRANGERS)
         try:
             return await self._apply(key, manifest, manifest, force=False)
         except ConflictError as error:

@@ -27,7 +27,6 @@ and pods go, and so does the message that a container leaves. It is the one thin
 """
 
 import datetime
-import json
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
@@ -36,10 +35,10 @@ import attrs
 
 from llmkube.base.units import format_bytes
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, settle
-from llmkube.controller.pods import ended, trouble_of
+from llmkube.controller.jobresult import Fetched, ended_at, is_complete, is_failed, read_failure, read_fetched
+from llmkube.controller.pods import trouble_of
 from llmkube.controller.render.storage import (
     CACHE_FOLDER,
-    FETCH,
     SOURCE_FOLDER,
     cache_key,
     claimed,
@@ -48,9 +47,9 @@ from llmkube.controller.render.storage import (
     source_of,
 )
 from llmkube.controller.settings import WorkloadSettings
-from llmkube.k8s.codec import DecodeError, decode, encode
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.meta import find_condition
-from llmkube.k8s.crd.model import GGUFStatus, Model
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.errors import WeightsError
@@ -89,29 +88,6 @@ class Supply:
     by: Bringer
     reason: str = ""
     message: str = ""
-
-
-@attrs.frozen
-class Fetched:
-    """What `llmkube fetch` has left in its container's termination message.
-
-    Attributes:
-        path: Where the engine's file is, below the folder that was asked for.
-        size_bytes: Of all files together.
-        sha256: Digest of the engine's file, if it is a single one.
-        gguf: What its header says.
-        files: All of them, by name.
-        etag: The server's word for the version.
-        kept: Why the source could not be compared with what was there; empty when it was.
-    """
-
-    path: str
-    size_bytes: int
-    sha256: str = ""
-    gguf: GGUFStatus | None = None
-    files: tuple[str, ...] = ()
-    etag: str = ""
-    kept: str = ""
 
 
 @attrs.frozen
@@ -172,31 +148,9 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
     return tuple(paths)
 
 
-def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
-    """Return what a fetch that succeeded has left, or None when no pod tells."""
-    for pod in pods:
-        end = ended(pod, FETCH)
-        if end is None or end.exit_code:
-            continue
-        try:
-            said = json.loads(end.message)
-            gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
-            files = tuple(str(name) for name in said.get("files") or ())
-            sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
-            return Fetched(str(said["path"]), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
-        except (ValueError, TypeError, KeyError, AttributeError, DecodeError):
-            continue
-    return None
-
-
 def is_remembered(model: Model) -> bool:
     """Whether the status says that the weights of this very source are on the namespace's claim."""
     return model.status.cache_key == cache_key(model.spec) and bool(model.status.path)
-
-
-def is_complete(job: Job | None) -> bool:
-    """Whether a Job has succeeded."""
-    return job is not None and _holds(job, "Complete")
 
 
 def forget_lost(model: Model, claim: PersistentVolumeClaim | None) -> Model:
@@ -213,15 +167,6 @@ def is_of_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> bo
         return False
     made = job.metadata.creation_timestamp or ""
     return claim is None or (claim.metadata.creation_timestamp or "") > made
-
-
-def ended_at(job: Job | None) -> str:
-    """Return when a Job has ended, as Kubernetes writes it; empty while it has not."""
-    for kind in ("Complete", "Failed"):
-        found = find_condition(job.status.conditions, kind) if job is not None else None
-        if job is not None and found is not None and found.status == "True":
-            return found.last_transition_time or job.metadata.creation_timestamp or ""
-    return ""
 
 
 def look_in_seconds(model: Model, job: Job | None, settings: WorkloadSettings, now: datetime.datetime) -> float | None:
@@ -334,12 +279,12 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
         return Verdict("Ready", "ModelReady", f"{size} on the namespace's volume")
     if job is None:
         return Verdict("Pending", "Pending", "waiting for the Job that fetches it")
-    if fetched is not None and _holds(job, "Complete"):
+    if fetched is not None and is_complete(job):
         return Verdict("Ready", "ModelReady", f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
-    if _holds(job, "Complete"):
+    if is_complete(job):
         return Verdict("Pending", NO_RESULT, f"Job {job.key.name} has ended, and its pod has not told what it fetched")
-    reason, message = _failure(seen.pods)
-    if _holds(job, "Failed"):
+    reason, message = read_failure(seen.pods)
+    if is_failed(job):
         failed = find_condition(job.status.conditions, "Failed")
         said = (failed.reason, failed.message) if failed else ("", "")
         again = f"; delete Job {job.key.name} to have it tried again at once"
@@ -352,24 +297,6 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     if reason:
         return Verdict("Downloading", reason, f"{message}; the Job tries again")
     return Verdict("Pending", "Pending", f"Job {job.key.name} waits for its pod to start")
-
-
-def _failure(pods: Sequence[Pod]) -> tuple[str, str]:
-    """Return reason and message of the newest fetch that failed; both empty when none has said anything."""
-    newest = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
-    for pod in newest:
-        end = ended(pod, FETCH)
-        if end is None or not end.exit_code:
-            continue
-        if end.reason == "OOMKilled":
-            return "OOMKilled", "fetching was killed because it used more memory than its node has"
-        try:
-            said = json.loads(end.message)
-            return str(said["reason"]), str(said["message"])
-        except (ValueError, TypeError, KeyError):
-            tail = end.message.strip().splitlines()
-            return "FetchFailed", tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
-    return "", ""
 
 
 def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
@@ -441,8 +368,3 @@ def _quantization(model: Model, gguf: Mapping[str, Any]) -> Statement:
 
 def _plain(label: str) -> str:
     return label.upper().replace("-", "_").strip()
-
-
-def _holds(job: Job, kind: str) -> bool:
-    found = find_condition(job.status.conditions, kind)
-    return found is not None and found.status == "True"

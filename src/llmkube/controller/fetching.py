@@ -11,14 +11,12 @@ from llmkube.controller.download import (
     Supply,
     choose_supply,
     derive_supplied_status,
-    ended_at,
     forget_lost,
-    is_complete,
     is_of_old_volume,
     is_remembered,
     look_in_seconds,
-    read_fetched,
 )
+from llmkube.controller.jobresult import ended_at, is_complete, read_fetched
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.codec import decode

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -57,7 +58,12 @@ def model_labels(model: Model) -> dict[str, str]:
 
 
 def owned(
-    resource: Resource, owner: Object, name: str, labels: Mapping[str, str], body: Mapping[str, Any]
+    resource: Resource,
+    owner: Object,
+    name: str,
+    labels: Mapping[str, str],
+    body: Mapping[str, Any],
+    annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says.
 
@@ -78,7 +84,7 @@ def owned(
             "name": name,
             "namespace": owner.key.namespace,
             "labels": dict(labels),
-            "annotations": {},
+            "annotations": dict(annotations),
             "ownerReferences": [reference],
         },
         **body,

@@ -14,6 +14,7 @@ on with the old one until it is replaced.
 import hashlib
 import json
 import posixpath
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -53,6 +54,9 @@ JOB_TTL_SECONDS: Final = 86_400
 
 ON_CHANGE: Final = "OnChange"
 """The `refreshPolicy` of a Model whose source is looked at again."""
+
+PROGRESS_PORT: Final = 8082
+"""Where the pod of a fetch tells how far it is."""
 
 _BACKOFF_LIMIT: Final = 4
 _KEY_CHARS: Final = 16
@@ -183,38 +187,56 @@ def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
 def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
     """Return the Job that fetches a Model's weights into the namespace's claim."""
     labels = model_labels(model)
-    secrets = [{"name": name} for name in settings.image_pull_secrets]
     tolerations = [dict(one) for one in model.spec.prefetch_tolerations]
+    more = ["--versions"] if follows(model.spec) else []
+    container = fetch_container(model, settings, *more, f"--progress-port={PROGRESS_PORT}")
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}}
     pod = {
+        **({"tolerations": tolerations} if tolerations else {}),
+        "containers": [container],
+        "volumes": [claim, *_fetch_volumes(settings)],
+    }
+    spec = job_spec(labels, pod, settings, backoffLimit=_BACKOFF_LIMIT)
+    return owned(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
+
+
+def job_spec(
+    labels: Mapping[str, str], pod: Mapping[str, Any], settings: WorkloadSettings, *, writes: bool = True, **more: Any
+) -> dict[str, Any]:
+    """Return the spec of a Job of ours.
+
+    What is wrong with what it was asked for stays wrong; what a drained node interrupts is not its fault.
+
+    Args:
+        labels: Of its pod.
+        pod: Containers, volumes, and where to run.
+        settings: How to pull our image.
+        writes: Whether it writes to its volume.
+        more: Fields of the spec.
+    """
+    secrets = [{"name": name} for name in settings.image_pull_secrets]
+    group = writing_group(settings) if writes else {}
+    rules = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": FETCH, "operator": "In", "values": list(BAD_REQUEST_CODES)},
+        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    whole = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **writing_group(settings)},
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **group},
         **({"imagePullSecrets": secrets} if secrets else {}),
-        **({"tolerations": tolerations} if tolerations else {}),
-        "containers": [fetch_container(model, settings, "--versions" if follows(model.spec) else "")],
-        "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}},
-            *_fetch_volumes(settings),
-        ],
+        **pod,
     }
-    # What is wrong with the Model stays wrong; what a drained node interrupts is not the Model's fault.
-    policy = {
-        "rules": [
-            {
-                "action": "FailJob",
-                "onExitCodes": {"containerName": FETCH, "operator": "In", "values": list(BAD_REQUEST_CODES)},
-            },
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        ]
-    }
-    spec = {
-        "backoffLimit": _BACKOFF_LIMIT,
+    return {
         "ttlSecondsAfterFinished": JOB_TTL_SECONDS,
-        "podFailurePolicy": policy,
-        "template": {"metadata": {"labels": labels}, "spec": pod},
+        "podFailurePolicy": {"rules": rules},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": whole},
+        **more,
     }
-    return owned(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
 
 
 def writing_group(settings: WorkloadSettings) -> dict[str, Any]:
@@ -253,14 +275,24 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     if settings.ca_config_map:
         env.append({"name": "SSL_CERT_FILE", "value": f"{_CA_FOLDER}/ca.crt"})
         mounts.append({"name": "ca", "mountPath": _CA_FOLDER})
+    return our_container(settings, args, env, mounts)
+
+
+def our_container(
+    settings: WorkloadSettings,
+    args: Sequence[str],
+    env: Sequence[Mapping[str, Any]],
+    mounts: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return a container that runs `llmkube`, with nothing but what it is given."""
     return {
         "name": FETCH,
         "image": settings.image,
         "command": ["llmkube"],
-        "args": args,
-        "env": env,
+        "args": list(args),
+        **({"env": list(env)} if env else {}),
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "volumeMounts": mounts,
+        "volumeMounts": list(mounts),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -273,14 +305,9 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
     """Return what a service's pods need to find the weights at `path`, which the Model's status or source tells."""
-    source = source_of(model.spec)
-    if isinstance(source, Elsewhere):
-        claim = {"claimName": claimed(source).claim, "readOnly": True}
-        return _mounted(path, {"name": "model-source", "persistentVolumeClaim": claim}, SOURCE_FOLDER)
-    if isinstance(source, LocalFile):
-        # The folder and not the file: the parts of a split model lie side by side.
-        node = {"path": posixpath.dirname(source.path), "type": "Directory"}
-        return _mounted(path, {"name": "model-source", "hostPath": node}, SOURCE_FOLDER)
+    volume = source_volume(model)
+    if volume is not None:
+        return _mounted(path, volume, SOURCE_FOLDER)
     if not fetches_itself(service):
         # Read-only for the container, not for the volume: a Job on the same node may be writing to it.
         claim = {"claimName": CACHE_CLAIM}
@@ -292,6 +319,18 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
         mounts=({"name": "models", "mountPath": CACHE_FOLDER, "readOnly": True},),
         init_containers=(fetch_container(model, settings),),
     )
+
+
+def source_volume(model: Model) -> dict[str, Any] | None:
+    """Return the volume on which a Model's weights are already; None for what has to be fetched."""
+    source = source_of(model.spec)
+    if isinstance(source, Elsewhere):
+        claim = {"claimName": claimed(source).claim, "readOnly": True}
+        return {"name": "model-source", "persistentVolumeClaim": claim}
+    if isinstance(source, LocalFile):
+        # The folder and not the file: the parts of a split model lie side by side.
+        return {"name": "model-source", "hostPath": {"path": posixpath.dirname(source.path), "type": "Directory"}}
+    return None
 
 
 def fetches_itself(service: InferenceService) -> bool:
