@@ -28,6 +28,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.link import Link
 from llmkube.k8s.names import CLAIM_LABEL, SLOT_ANNOTATION
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import AgentView, run_agent
@@ -265,20 +266,6 @@ class _Stream(httpx.AsyncByteStream):
         await self.inner.aclose()
 
 
-class Http(httpx.AsyncClient):
-    """httpx without cookies, redirects, hooks and merged defaults: nobody uses them here, and they took their time."""
-
-    def build_request(self, method, url, *, params=None, **options):
-        if isinstance(url, str):
-            return super().build_request(method, url, params=params)
-        return httpx.Request(method, url, headers=options["headers"], content=options["content"])
-
-    async def send(self, request, *, stream):
-        response = await self._transport.handle_async_request(request)
-        response.request = request
-        return response
-
-
 @attrs.define(eq=False)
 class Host:
     """One machine with its agent, and its own way to the API server.
@@ -321,10 +308,7 @@ class Host:
         self._stop, self._stopped = trio.CancelScope(), trio.Event()
         machine, rng = self.machine, random.Random(self.seed + 2 + 1000 * self.starts)
         with self._stop:
-            async with (
-                Http(transport=self.network, base_url="http://apiserver") as http,
-                open_http_client(machine.connect) as engines_http,
-            ):
+            async with open_http_client(machine.connect) as engines_http:
                 ports = Ports(
                     machine,
                     machine,
@@ -338,7 +322,8 @@ class Host:
                     memory=machine.memory,
                     learned=machine.learned,
                 )
-                await run_agent(Client(http), self.settings, ports, task_status=task_status)
+                client = Client(Link(self.network, "http://apiserver"))
+                await run_agent(client, self.settings, ports, task_status=task_status)
         self._stopped.set()
 
     async def stop_agent(self):
@@ -394,8 +379,8 @@ class Controller:
 
     async def _run(self):
         with self.scope:
-            async with Http(transport=self.network, base_url="http://apiserver") as http:
-                await run_controller(Client(http), self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
+            client = Client(Link(self.network, "http://apiserver"))
+            await run_controller(client, self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
 
 
 _open_network = Network  # the agents' is replaced by a test that records what they ask for
@@ -590,20 +575,20 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
         outer.start_soon(server.run_housekeeping)
         machine = Machine(outer, settings.grace_seconds, reach=reach)
         machine.memory = memory(machine) if memory else None
-        async with Http(transport=transport, base_url="http://apiserver") as direct:
-            controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
-            controller.start()
-            first = Host(settings, machine, seed, transport, outer)
-            world = World(Client(direct), first, seed, server, controller, transport, outer)
-            await world.start_agent()
-            yield world
-            for host in world.hosts.values():
-                host.machine.finish_requests()
-                await host.stop_agent()
-                assert not host.machine.live(), "an engine outlived its agent"
-                assert not host.machine.doubles, "two live engines for one service"
-            if not any(host.faults.down or host.faults.kind or host.network.dead for host in world.hosts.values()):
-                await _assert_withdrawn(world)
+        direct = Client(Link(transport, "http://apiserver"))
+        controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
+        controller.start()
+        first = Host(settings, machine, seed, transport, outer)
+        world = World(direct, first, seed, server, controller, transport, outer)
+        await world.start_agent()
+        yield world
+        for host in world.hosts.values():
+            host.machine.finish_requests()
+            await host.stop_agent()
+            assert not host.machine.live(), "an engine outlived its agent"
+            assert not host.machine.doubles, "two live engines for one service"
+        if not any(host.faults.down or host.faults.kind or host.network.dead for host in world.hosts.values()):
+            await _assert_withdrawn(world)
         outer.cancel_scope.cancel()
 
 

@@ -224,6 +224,9 @@ class ControllerConfig:
     look_seconds: int = setting(
         3600, help="Between two looks at the source of a Model with refreshPolicy OnChange.", minimum=60
     )
+    prune_cache: bool = setting(
+        False, help="Remove weights from each namespace's volume ten minutes after the last Model named them."
+    )
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
     )

@@ -18,7 +18,7 @@ from llmkube.cli.cluster import find_config
 from llmkube.cli.config import ControllerConfig, load
 from llmkube.cli.host import default_host_name
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.running import Stop, open_optional_port, open_service_nursery, run_until_signal
+from llmkube.cli.running import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
@@ -66,6 +66,7 @@ def controller(**flags: Any) -> None:
                 await tasks.start(run_server, probes_handler(ready, registry), probes.listeners)
             await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))
             acting.set()
+            settle_heap()
             log.info("controller started", apiServer=cluster.server)
             await trio.sleep_forever()
 
@@ -95,6 +96,7 @@ def _workloads(config: ControllerConfig) -> WorkloadSettings | None:
         ca_config_map=config.ca_config_map,
         priority_class_prefix=config.priority_class_prefix,
         look_seconds=config.look_seconds,
+        prune_cache=config.prune_cache,
         images=Images(registry=config.image_registry),
     )
 

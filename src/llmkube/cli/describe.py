@@ -56,7 +56,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         *(("progress", words) for words in progress(scene.model)),
         *(("last error", words) for words in last_error(service, scene.model)),
         *(("next retry", words) for words in next_retry(service, scene.model, now)),
-        *(("update", words) for words in update(service)),
+        *(("update", words) for words in update(service) if not last_error(service, scene.model)),
         ("model", _model_line(service, scene.model)),
         ("runtime", _runtime_line(service)),
         *(("host", words) for words in host_lines(scene)),

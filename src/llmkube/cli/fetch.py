@@ -15,7 +15,6 @@ size, digest and the header's facts; of a failure, its reason and a sentence.
 import contextlib
 import datetime
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -32,27 +31,24 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.fetch_chores import inspect_file, prune_folders
+from llmkube.cli.fetch_gauge import Gauge, run_gauge
+from llmkube.cli.lastwords import TERMINATION_LOG, tell, told_failure, told_gguf
 from llmkube.cli.options import HELP, guarded
-from llmkube.supervisor.status import fetch_reason, gguf_status
+from llmkube.cli.running import open_service_nursery
 from llmkube.supervisor.tokens import read_token_file
 from llmkube.weights.addresses import Policy, parse_networks
 from llmkube.weights.buckets import BucketAccess
 from llmkube.weights.cache import sweep
 from llmkube.weights.downloader import open_downloader
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
-from llmkube.weights.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.fetch import WeightsFile, fetch
 from llmkube.weights.gguf import read_header
 from llmkube.weights.hub import ENDPOINT
 from llmkube.weights.records import key_of, read_record, recall
 from llmkube.weights.source import BucketFile, HubRepository, LocalFile, Source, parse_source, part_names, pick
 from llmkube.weights.store import DIGEST, Store, open_store
 
-TERMINATION_LOG: Final = "/dev/termination-log"
-"""Where Kubernetes looks for a container's last words."""
-
-_LINE_SECONDS: Final = 10.0
-_TEXT_CHARS: Final = 256  # of each text of the header; Kubernetes keeps 4096 bytes in all
-_SENTENCE_CHARS: Final = 1500
 _KEPT_CHARS: Final = 300
 _VERSION_CHARS: Final = 16
 _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
@@ -74,6 +70,7 @@ class Order:
         access: For buckets.
         fresh: Compare what is there with what the servers have now.
         versions: Show each version in a folder of its own.
+        progress_port: Where it is told how far it is; None for nowhere.
     """
 
     sources: tuple[Source, ...]
@@ -87,12 +84,13 @@ class Order:
     access: BucketAccess = BucketAccess()
     fresh: bool = False
     versions: bool = False
+    progress_port: int | None = None
 
 
 @click.command("fetch", context_settings=HELP)
-@click.argument("source", envvar="LLMKUBE_SOURCE")
-@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder that engines read.")
-@click.option("--model-store", type=click.Path(path_type=Path), required=True, help="Folder for downloads; same disk.")
+@click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
+@click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
 @click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
@@ -101,15 +99,18 @@ class Order:
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
 @click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but fine.")
+@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that tells how far it is.")
+@click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Fetch nothing: read this file's header.")
+@click.option("--prune", "keys", metavar="KEY", multiple=True, help="Fetch nothing: remove this folder below --to.")
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="Where the result is told."
 )
 @guarded
 def fetch_weights(
     *,
-    source: str,
-    folder: Path,
-    model_store: Path,
+    source: str | None,
+    folder: Path | None,
+    model_store: Path | None,
     files: tuple[str, ...],
     beside: tuple[str, ...],
     sha256: str | None,
@@ -118,9 +119,15 @@ def fetch_weights(
     hf_token_file: Path | None,
     hub_endpoint: str,
     allow_private_sources: tuple[str, ...],
+    progress_port: int | None,
+    inspected: Path | None,
+    keys: tuple[str, ...],
     termination_log: Path,
 ) -> None:
     """Fetch a model into a folder, as a Model's Job does.
+
+    Instead of a SOURCE, --inspect names a file that is there already, whose header is told, and --prune folders below
+    --to to be removed, with what only they need of the store.
 
     SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
     or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), where
@@ -128,7 +135,16 @@ def fetch_weights(
     Exit code 2: what was asked for cannot be had, and another try would not help; 1: the network or the disk got in the
     way, and what has come is kept.
     """
-    try:
+    if sum((source is not None, inspected is not None, bool(keys))) != 1:
+        raise click.UsageError("give one of SOURCE, --inspect and --prune")
+
+    def work() -> dict[str, Any]:
+        if inspected is not None:
+            return inspect_file(inspected)
+        if folder is None or model_store is None:
+            raise click.UsageError("--to and --model-store are needed, except with --inspect")
+        if source is None:
+            return prune_folders(folder, model_store, keys)
         names, sources = _sources(source, files, beside)
         order = Order(
             sources=sources,
@@ -142,14 +158,19 @@ def fetch_weights(
             access=BucketAccess.read(os.environ),
             fresh=fresh,
             versions=versions,
+            progress_port=progress_port,
         )
-        result = trio.run(fetch_all, order)
+        return trio.run(fetch_all, order)
+
+    try:
+        result = work()
     except* LLMKubeError as group:
         error = _first(group)
-        _tell(termination_log, {"reason": fetch_reason(error), "message": str(error)[:_SENTENCE_CHARS]})
+        tell(termination_log, told_failure(error))
         raise CommandError(str(error), _exit_code(error)) from group
-    _tell(termination_log, result)
-    click.echo(f"{order.folder}: {format_bytes(result['sizeBytes'])}, {', '.join(result['files'])}")
+    tell(termination_log, result)
+    where = f"{folder}: " if folder is not None else ""
+    click.echo(f"{where}{_summary(result)}")
 
 
 async def fetch_all(order: Order) -> dict[str, Any]:
@@ -159,6 +180,15 @@ async def fetch_all(order: Order) -> dict[str, Any]:
         WeightsError: What was asked for is wrong; see `weights.errors`.
         FetchError: The disk or the network got in the way.
     """
+    gauge = Gauge(len(order.sources))
+    async with open_service_nursery() as nursery:
+        if order.progress_port is not None:
+            nursery.start_soon(run_gauge, gauge, order.progress_port)
+        return await _fetch_all(order, gauge)
+    raise AssertionError("a nursery hides no error")
+
+
+async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
     limiter = trio.CapacityLimiter(4)
     store = await trio.to_thread.run_sync(open_store, order.store, limiter=limiter)
 
@@ -179,12 +209,13 @@ async def fetch_all(order: Order) -> dict[str, Any]:
     ) as downloader:
         found, kept = [], ""
         for index, source in enumerate(order.sources):
+            gauge.begin(index + 1)
             try:
                 file = await fetch(
                     source,
                     store,
                     sha256=order.sha256 if index == 0 else None,
-                    progress=_Lines(),
+                    progress=gauge,
                     limiter=limiter,
                     downloader=downloader,
                     token=token,
@@ -264,15 +295,12 @@ def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -
         _drop_old(order.folder, version)
         sweep(store)
     record = read_record(store, key_of(getattr(order.sources[0], "identity", "")))
-    gguf = {
-        name: value[:_TEXT_CHARS] if isinstance(value, str) else value for name, value in gguf_status(facts).items()
-    }
     return {
         "path": f"{version}/{first}" if order.versions else first,
         "sizeBytes": sum(one.size_bytes for one in found),
         "sha256": found[0].sha256 or "",
         "files": list(files)[:16],
-        "gguf": gguf,
+        "gguf": told_gguf(facts),
         **({"etag": record.versions[0].etag} if record is not None and record.versions else {}),
         **({"kept": kept} if kept else {}),
     }
@@ -316,20 +344,7 @@ def _first(error: BaseExceptionGroup[LLMKubeError] | LLMKubeError) -> LLMKubeErr
     return error
 
 
-def _tell(log: Path, words: Mapping[str, Any]) -> None:
-    """Leave the last words; on a machine without such a place there is nobody to read them."""
-    with contextlib.suppress(OSError):
-        log.write_text(json.dumps(words, separators=(",", ":")), encoding="utf-8")
-
-
-@attrs.define(eq=False)
-class _Lines:
-    """Say how it goes, a line now and then: a container's log is no terminal."""
-
-    _last: tuple[str, str, int] = ("", "", -1)
-
-    def __call__(self, progress: Progress) -> None:
-        now = (progress.stage, progress.note, int(trio.current_time() // _LINE_SECONDS))
-        if now != self._last:
-            self._last = now
-            click.echo(str(progress), err=True)
+def _summary(result: Mapping[str, Any]) -> str:
+    if "removed" in result:
+        return f"removed {', '.join(result['removed']) or 'nothing'}, {format_bytes(result['freedBytes'])} freed"
+    return f"{format_bytes(result['sizeBytes'])}, {', '.join(result['files'])}"

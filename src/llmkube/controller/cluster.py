@@ -23,7 +23,10 @@ import trio
 from llmkube.controller.children import Children, owner_key
 from llmkube.controller.download import User
 from llmkube.controller.index import Index
+from llmkube.controller.inspection import is_inspected, is_mounted
+from llmkube.controller.jobresult import ended_at
 from llmkube.controller.memo import Memo
+from llmkube.controller.render.chores import PRUNE_JOB
 from llmkube.controller.render.marks import OURS
 from llmkube.controller.render.storage import fetches_itself
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
@@ -32,7 +35,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError
-from llmkube.k8s.names import SERVICE_LABEL, service_name
+from llmkube.k8s.names import SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.rbac import APPLY, FOLLOW, Need
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
@@ -125,6 +128,8 @@ class Cluster:
     pods_by_service: Index[Key, Place] = attrs.field(factory=Index, init=False)
     pods_by_job: Index[Key, Key] = attrs.field(factory=Index, init=False)
     jobs_by_model: Index[Key, Key] = attrs.field(factory=Index, init=False)
+    percents: dict[Key, int] = attrs.field(factory=dict, init=False)  # how far Jobs say that they are
+    pruning: set[str] = attrs.field(factory=set, init=False)  # namespaces for which a Job is being made that removes
     _plans: Memo[Key, ContainerPlan] = attrs.field(factory=Memo, init=False)
     deployments: Children[Deployment] = attrs.field(init=False)
     fronts: Children[Service] = attrs.field(init=False)
@@ -165,8 +170,27 @@ class Cluster:
         """
         mine, its = service.metadata, model.metadata
         made_from = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
-        make = functools.partial(container_plan_for, service, model, images=self.workloads.images, rendered=RENDERED)
+        make = functools.partial(self._plan, service, model)
         return self._plans.get(service.key, made_from, make)
+
+    def _plan(self, service: InferenceService, model: Model) -> ContainerPlan:
+        if model.status.gguf is not None and is_mounted(model):
+            # It is read beside pods that run: what it says comes too late for them, and must not replace them.
+            model = attrs.evolve(model, status=attrs.evolve(model.status, gguf=None))
+        return container_plan_for(service, model, images=self.workloads.images, rendered=RENDERED)
+
+    def running_users(self, model: Key) -> list[str]:
+        """Return the labels of the services that refer to a Model and have a pod that runs."""
+        labels = [label_value(service.key.name) for service in self.users(model)]
+        return [label for label in labels if any(_runs(pod) for pod in self._pods_behind((model.namespace, label)))]
+
+    def is_pruning(self, namespace: str) -> bool:
+        """Whether folders of a namespace's claim are being removed."""
+        job = self.jobs.get(Key(namespace, PRUNE_JOB))
+        return namespace in self.pruning or (job is not None and not ended_at(job))
+
+    def _pods_behind(self, place: Place) -> tuple[Pod, ...]:
+        return self.pods_at(self.pods_by_service.holders(place))
 
     def forget(self, service: Key) -> None:
         """Drop what is remembered of a service that is gone."""
@@ -223,11 +247,20 @@ class Cluster:
         for place in self.pods_by_service.put(key, [(key.namespace, service)] if service else []):
             for one in self.services_by_label.holders(place):
                 self.service_queue.add_nowait(one)
+                self._wake_unread(one)
         for of_job in self.pods_by_job.put(key, [Key(key.namespace, job)] if job else []):
             found = self.jobs.get(of_job)
             owner = owner_key(found, Model.RESOURCE.kind) if found else None
             if owner is not None:
                 self.model_queue.add_nowait(owner)
+
+    def _wake_unread(self, key: Key) -> None:
+        """Wake those Models of a service whose header is read once a pod of it runs."""
+        service = self.services.get(key)
+        for name in [service.spec.model_ref, *drafts_of(service)] if service is not None else []:
+            model = self.models.get(Key(key.namespace, name))
+            if model is not None and model.status.gguf is None and is_inspected(model):
+                self.model_queue.add_nowait(model.key)
 
     def _services_behind(self, front: Key) -> Iterable[Key]:
         keys = (service.key for service in self.services.values())
@@ -291,6 +324,10 @@ class Cluster:
             label_selector=OURS,
             rng=rng,
         )
+
+
+def _runs(pod: Pod) -> bool:
+    return pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
 
 
 def _by_name(key: Key) -> str:

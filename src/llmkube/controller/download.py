@@ -22,6 +22,9 @@ and when the look fails, the Model stays Ready with what it has; the condition U
 Weights are on a volume, and go with it: when the claim is not there any more, or was made anew, nothing that was
 remembered or told of the old one counts.
 
+A Job that fetches tells how far it is, in steps of five percent (`progress`). What is mounted is Ready at once; another
+Job reads its header meanwhile (`inspection`).
+
 That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
 and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
 """
@@ -35,7 +38,16 @@ import attrs
 
 from llmkube.base.units import format_bytes
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, settle
-from llmkube.controller.jobresult import Fetched, ended_at, is_complete, is_failed, read_failure, read_fetched
+from llmkube.controller.inspection import inspected_facts, is_inspected, judge_inspection
+from llmkube.controller.jobresult import (
+    Fetched,
+    Seen,
+    ended_at,
+    is_complete,
+    is_failed,
+    read_failure,
+    read_fetched,
+)
 from llmkube.controller.pods import trouble_of
 from llmkube.controller.render.storage import (
     CACHE_FOLDER,
@@ -51,7 +63,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
-from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import BucketFile, Elsewhere, HubRepository, LocalFile
 
@@ -88,15 +100,6 @@ class Supply:
     by: Bringer
     reason: str = ""
     message: str = ""
-
-
-@attrs.frozen
-class Seen:
-    """What is known of a Model's download: its Job, that Job's pods, and the claim: its own, or the namespace's."""
-
-    job: Job | None = None
-    pods: tuple[Pod, ...] = ()
-    claim: PersistentVolumeClaim | None = None
 
 
 def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSettings) -> Supply:
@@ -219,6 +222,7 @@ def derive_supplied_status(
         Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
         _quantization(model, facts.get("gguf") or {}),
         *([_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
+        *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),
     ]
     conditions = settle(said, model.status.conditions, generation=model.metadata.generation, now=now)
     return {
@@ -227,6 +231,11 @@ def derive_supplied_status(
         **({"lastUpdated": conditions[0]["lastTransitionTime"]} if ready else {}),
         "conditions": conditions,
     }
+
+
+def has_header_read(model: Model, supply: Supply) -> bool:
+    """Whether a Job reads the header of a file that nobody fetches."""
+    return supply.by in ("claim", "node") and is_inspected(model)
 
 
 def weights_path(model: Model, supply: Supply) -> str:
@@ -293,7 +302,8 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     if trouble is not None and not reason:
         return Verdict("Pending", trouble.reason, trouble.message)
     if any(pod.status.phase == "Running" for pod in seen.pods):
-        return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it")
+        share = "" if seen.percent is None else f": {seen.percent} %"
+        return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it{share}")
     if reason:
         return Verdict("Downloading", reason, f"{message}; the Job tries again")
     return Verdict("Pending", "Pending", f"Job {job.key.name} waits for its pod to start")
@@ -303,7 +313,8 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
     """Return what the status tells about the weights: from the fetch that has just ended, or as it stands there."""
     if supply.by != "job":
         path = weights_path(model, supply)
-        return {"path": path} if path else {}
+        read = inspected_facts(model, seen) if has_header_read(model, supply) else {}
+        return {**({"path": path} if path else {}), **read}
     status, key, news = model.status, cache_key(model.spec), _news(model, seen)
     if is_remembered(model) and news is None:
         facts: dict[str, Any] = {"size": status.size, "sha256": status.sha256, "path": status.path}

@@ -7,16 +7,19 @@ import attrs
 from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError
 from llmkube.controller.cluster import JOB_LABEL, Cluster
 from llmkube.controller.download import (
-    Seen,
     Supply,
     choose_supply,
     derive_supplied_status,
     forget_lost,
+    has_header_read,
     is_of_old_volume,
     is_remembered,
     look_in_seconds,
+    weights_path,
 )
-from llmkube.controller.jobresult import ended_at, is_complete, read_fetched
+from llmkube.controller.inspection import is_known
+from llmkube.controller.jobresult import Seen, ended_at, is_complete, read_fetched
+from llmkube.controller.render.chores import inspect_job
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.codec import decode
@@ -33,6 +36,9 @@ FINALIZER: Final = "inference.llmkube.dev/in-use"
 
 CLAIM_LOOK_SECONDS: Final = 10.0
 """Between two looks at a user's claim that is not bound: those are not watched."""
+
+PRUNING_LOOK_SECONDS: Final = 10.0
+"""Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
 
 NEEDS: Final = (
     # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
@@ -63,14 +69,14 @@ class Fetching:
             newest = forget_lost(newest, seen.claim)
         if not cached.metadata.deletion_timestamp:
             try:
-                await self._tend_jobs(newest, supply, seen)
+                seen = attrs.evolve(seen, obstacle=await self._tend_jobs(newest, supply, seen))
             except NameTakenError as error:
                 supply = Supply("nobody", "NameTaken", str(error))
                 self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
             except REFUSED as error:
                 supply = Supply("nobody", "Invalid", error.message)
             seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
-        if supply.by == "job" and is_of_old_volume(seen.job, seen.claim):
+        if _is_lost(supply, seen):
             seen = attrs.evolve(seen, job=None, pods=())
         names = [service.key.name for service in users]
         status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
@@ -96,40 +102,70 @@ class Fetching:
         return True
 
     async def _look(self, model: Model, supply: Supply) -> Seen:
-        if supply.by == "claim":
-            source = source_of(model.spec)
-            assert isinstance(source, Elsewhere), "choose_supply has looked"
-            try:
-                key = Key(model.key.namespace, claimed(source).claim)
-                return Seen(claim=await self.cluster.client.get(PersistentVolumeClaim, key))
-            except NotFoundError:
-                self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
-                return Seen()
         key = Key(model.key.namespace, job_name(model))
         pods = self.cluster.pods_at(self.cluster.pods_by_job.holders(key))
-        claim = self.cluster.claims.get(Key(model.key.namespace, CACHE_CLAIM))
-        return Seen(job=self.cluster.jobs.get(key), pods=pods, claim=claim)
+        seen = Seen(self.cluster.jobs.get(key), pods, percent=self.cluster.percents.get(key))
+        if supply.by == "node":
+            return seen
+        if supply.by != "claim":
+            return attrs.evolve(seen, claim=self.cluster.claims.get(Key(model.key.namespace, CACHE_CLAIM)))
+        source = source_of(model.spec)
+        assert isinstance(source, Elsewhere), "choose_supply has looked"
+        try:
+            claim = Key(model.key.namespace, claimed(source).claim)
+            return attrs.evolve(seen, claim=await self.cluster.client.get(PersistentVolumeClaim, claim))
+        except NotFoundError:
+            self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
+            return seen
 
-    async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> None:
-        """Make the Job that is needed, and end those of an earlier source.
+    async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Make the Job that is needed, and end those of an earlier source; return why one cannot be that nobody awaits.
 
         A Job's template cannot be changed, so one that exists stays as it is.
         """
-        name = job_name(model)
-        for key in self.cluster.jobs_by_model.holders(model.key):
-            if key.name != name or supply.by != "job" or is_of_old_volume(seen.job, seen.claim):
-                await self.cluster.jobs.remove(key, model.metadata.uid)
+        key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
+        reads = has_header_read(model, supply)
+        for one in self.cluster.jobs_by_model.holders(model.key):
+            if one != key or lost or not (reads or supply.by == "job"):
+                await self.cluster.jobs.remove(one, model.metadata.uid)
+        if lost:
+            return ""  # it is on its way out, and its end wakes the Model
+        if reads:
+            return await self._inspect(model, supply, seen)
         if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
-            return
-        key = Key(model.key.namespace, name)
-        if is_of_old_volume(seen.job, seen.claim):
-            return  # it is on its way out, and its end wakes the Model
-        if seen.job is None:
+            return ""
+        if seen.job is not None:
+            await self._clear_mute(model, seen)
+        elif self.cluster.is_pruning(model.key.namespace):
+            self.cluster.model_queue.add_after(model.key, PRUNING_LOOK_SECONDS)
+        else:
             await self._ensure_cache(model.key.namespace)
             await self.cluster.jobs.ensure(fetch_job(model, self.cluster.workloads))
-        elif is_complete(seen.job) and read_fetched(seen.pods) is None and await self._is_mute(key):
-            # What it fetched is on the volume; its successor finds that at once, and tells.
-            await self.cluster.jobs.remove(key, model.metadata.uid)
+        return ""
+
+    async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
+        beside = self.cluster.running_users(model.key)
+        if is_known(model, seen):
+            return ""
+        if seen.job is not None:
+            await self._clear_mute(model, seen)
+        elif beside:
+            try:
+                path = weights_path(model, supply)
+                await self.cluster.jobs.ensure(inspect_job(model, path, beside, self.cluster.workloads))
+            except NameTakenError as error:
+                return str(error)
+            except REFUSED as error:
+                return error.message
+        return ""
+
+    async def _clear_mute(self, model: Model, seen: Seen) -> None:
+        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
+        if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
+            return
+        if await self._is_mute(seen.job.key):
+            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
 
     async def _is_to_look(self, model: Model, seen: Seen) -> bool:
         """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
@@ -156,3 +192,8 @@ class Fetching:
             await self.cluster.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
         except AlreadyExistsError:
             return
+
+
+def _is_lost(supply: Supply, seen: Seen) -> bool:
+    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none."""
+    return supply.by != "node" and is_of_old_volume(seen.job, seen.claim)

@@ -19,12 +19,17 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
     for pod in pods:
         if pod.status.phase != "Running" or pod.metadata.deletion_timestamp:
             continue
-        host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
-        text = await read_text(f"http://{host}:{port}{plan.metrics_path}") if host else ""
+        text = await read_text(pod_url(pod, port, plan.metrics_path)) if pod.status.pod_ip else ""
         if not is_idle(text, plan.busy_metrics):
             return False
     await trio.lowlevel.checkpoint()
     return True
+
+
+def pod_url(pod: Pod, port: int, path: str) -> str:
+    """Return an address of a pod that has one."""
+    host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
+    return f"http://{host}:{port}{path}"
 
 
 async def read_text(url: str) -> str:

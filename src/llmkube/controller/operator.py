@@ -39,6 +39,8 @@ from llmkube.controller.loop import Reconciler, new_queue
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
 from llmkube.controller.namespace import run_namespace_keeper
+from llmkube.controller.progress import run_progress
+from llmkube.controller.pruning import Pruner
 from llmkube.controller.serving import Serving
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.slices import is_in_service, out_of_service
@@ -392,7 +394,11 @@ async def _run_reconcilers(
         ):
             await synced.wait()
         if controller.pods is not None:
-            nursery.start_soon(controller.pods.cluster.run_optional, rng)
+            cluster = controller.pods.cluster
+            nursery.start_soon(cluster.run_optional, rng)
+            nursery.start_soon(run_progress, cluster)
+            if cluster.workloads.prune_cache:
+                nursery.start_soon(Pruner(cluster).run)
         nursery.start_soon(controller.hosts.run_expiry)
         for reconciler in (
             Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),

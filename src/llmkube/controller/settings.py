@@ -30,6 +30,7 @@ class WorkloadSettings:
             leaves the class out, for clusters that have none of ours.
         shared_gpu_selector: Labels of the nodes whose GPUs are shared; for services that ask for a shared one.
         look_seconds: Between two looks whether the source of a Model with `refreshPolicy: OnChange` has changed.
+        prune_cache: Remove folders of a namespace's claim that no Model names any more.
         images: What the operator says about the engines' images.
         pod_monitors: Tell a Prometheus operator about the pods, where there is one.
     """
@@ -47,6 +48,7 @@ class WorkloadSettings:
     priority_class_prefix: str = ""
     shared_gpu_selector: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     look_seconds: float = 3600.0
+    prune_cache: bool = False
     images: Images = Images()
     pod_monitors: bool = True
 

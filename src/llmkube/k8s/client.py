@@ -11,6 +11,7 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 import contextlib
 import functools
 import json
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
@@ -33,6 +34,7 @@ from llmkube.k8s.errors import (
     excerpt,
     root_words,
 )
+from llmkube.k8s.link import Http, Link
 from llmkube.k8s.request import ApiRequest
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, has_name, resource_version_of
@@ -46,8 +48,11 @@ OPEN_SECONDS: Final = 30.0
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 """A page of 500 objects of kube-apiserver's largest practical size; more is not an API server."""
 
-URLS: Final = 1024
-"""Addresses that are remembered: the same few objects are written again and again, and httpx parses a URL slowly."""
+URLS: Final = 4096
+"""Addresses that are remembered: the same objects are written again and again, and httpx parses a URL slowly."""
+
+_NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
+_OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-length"})
 
 _DROPPED: Final = "ConnectionDropped"
 
@@ -69,8 +74,11 @@ class Listing(Generic[T]):
 class Client:
     """Talk to one API server; `http` brings its address and its credentials."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: Http) -> None:
         self._http = http
+        self._server = str(http.base_url).rstrip("/")
+        self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
+        self._headers += [(b"Host", http.base_url.netloc), (b"Accept", build.JSON.encode())]
         self._url = functools.lru_cache(maxsize=URLS)(self._resolve)
 
     async def get(self, kind: type[T], key: Key) -> T:
@@ -232,18 +240,24 @@ class Client:
             raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
 
     async def _open(self, request: ApiRequest) -> httpx.Response:
-        headers = {"Accept": build.JSON}
+        headers = [*self._headers]
         if request.content_type:
-            headers["Content-Type"] = request.content_type
+            headers.append((b"Content-Type", request.content_type.encode()))
+        if request.method != "GET":
+            headers.append((b"Content-Length", b"%d" % len(request.body)))
         with _translated(request):
-            url = self._url(request.path, request.params)
-            outgoing = self._http.build_request(
-                request.method, url, headers=headers, content=request.body or None, timeout=None
+            outgoing = httpx.Request(
+                request.method,
+                self._url(request.path, request.params),
+                headers=headers,
+                stream=httpx.ByteStream(request.body),
+                extensions=_NO_DEADLINES,
             )
             return await self._http.send(outgoing, stream=True)
 
     def _resolve(self, path: str, params: tuple[tuple[str, str], ...]) -> httpx.URL:
-        return self._http.build_request("GET", path, params=params).url
+        query = f"?{urllib.parse.urlencode(params)}" if params else ""
+        return httpx.URL(self._server + path + query)
 
 
 def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> float | None:
@@ -267,14 +281,9 @@ async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
     Raises:
         ConfigError: A certificate or key of the configuration cannot be used.
     """
-    async with httpx.AsyncClient(
-        transport=AuthTransport(config),
-        base_url=config.server,
-        headers={"User-Agent": f"llmkube/{__version__}"},
-        timeout=None,  # noqa: S113 (deadlines are the callers', see above)
-        trust_env=False,  # a proxy is the kubeconfig's to name
-    ) as http:
-        yield Client(http)
+    headers = {"User-Agent": f"llmkube/{__version__}", "Accept-Encoding": "gzip"}
+    async with AuthTransport(config) as transport:
+        yield Client(Link(transport, config.server, headers))
 
 
 def _expect_kind(request: ApiRequest, answer: Any, *kinds: str) -> dict[str, Any]:
@@ -303,30 +312,47 @@ async def _read_body(request: ApiRequest, response: httpx.Response) -> bytes:
     if response.is_closed:
         return response.content  # a server in this process has handed it over in one piece
     body = bytearray()
-    async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+    async with contextlib.aclosing(response):
+        chunks = _chunks_of(response)
         with _translated(request):
             async for chunk in chunks:
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
-                    raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
-    return bytes(body)
+                    break
+            else:
+                return bytes(body)
+        await _unwind(chunks)
+    raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
 
 
-@asynccontextmanager
-async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
-    """Iterate over a body; on exit the generators that httpx nests are unwound from the innermost outwards.
+def _chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Iterate over a body; without an encoding as the transport hands it over, for httpx would only pass it on."""
+    if "content-encoding" in response.headers:
+        return response.aiter_bytes()
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    return response.stream.__aiter__()
+
+
+async def _unwind(chunks: AsyncIterator[bytes]) -> None:
+    """End a body that was not read to its end: the generators that httpx nests, from the innermost outwards.
 
     `aclose()` on the outermost would leave the inner ones to the garbage collector. A read under a cancelled scope ends
     all of them where they wait.
     """
-    chunks = response.aiter_bytes()
+    with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError):  # noqa: ASYNC100 (reads block)
+        unwinding.cancel()
+        async for _ in chunks:
+            pass
+
+
+@asynccontextmanager
+async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    """Iterate over a body that may be left before its end."""
+    chunks = _chunks_of(response)
     try:
         yield chunks
     finally:
-        with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError):  # noqa: ASYNC100 (reads block)
-            unwinding.cancel()
-            async for _ in chunks:  # noqa: ASYNC102 (the scope is cancelled already: nothing waits here)
-                pass
+        await _unwind(chunks)  # noqa: ASYNC102 (the scope in it is cancelled already: nothing waits here)
 
 
 @contextlib.contextmanager

@@ -63,6 +63,7 @@ def owned(
     name: str,
     labels: Mapping[str, str],
     body: Mapping[str, Any],
+    *,
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says.

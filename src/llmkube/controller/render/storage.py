@@ -232,10 +232,10 @@ def job_spec(
         **pod,
     }
     return {
+        **more,
         "ttlSecondsAfterFinished": JOB_TTL_SECONDS,
         "podFailurePolicy": {"rules": rules},
         "template": {"metadata": {"labels": dict(labels)}, "spec": whole},
-        **more,
     }
 
 

@@ -50,6 +50,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
         self, config: ClusterConfig, *, connect: Connect | None = None, utcnow: Callable[[], datetime] = _utcnow
     ) -> None:
         self._config = config
+        self._headers = httpx.Headers(config.headers).raw
         self._connect = connect or (lambda context: _open_pool(context, config.proxy_url))
         self._credentials = make_credentials(config.identity, utcnow)
         self._lane = _Lane(self._connect, config.tls, None)
@@ -74,9 +75,9 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
     async def _send(self, request: httpx.Request, credential: Credential) -> httpx.Response:
         lane = await self._choose_lane(credential.certificate)
-        headers = [*request.headers.multi_items(), *self._config.headers]
+        headers = [*request.headers.raw, *self._headers]
         if credential.authorization:
-            headers.append(("Authorization", credential.authorization))
+            headers.append((b"Authorization", credential.authorization.encode()))
         extensions = dict(request.extensions)
         if self._config.tls.server_name:
             extensions["sni_hostname"] = self._config.tls.server_name
@@ -120,8 +121,9 @@ class _Lane:
 
     async def __aexit__(self, *_: object) -> None:
         self._answers -= 1
-        with trio.move_on_after(CLOSE_SECONDS, shield=True):
-            await self._close_if_unused()
+        if self._retired:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await self._close_if_unused()
 
     async def retire(self) -> None:
         """Close when the last answer has ended."""
