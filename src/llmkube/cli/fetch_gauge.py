@@ -51,11 +51,21 @@ class Gauge:
         )
 
 
-async def run_gauge(gauge: Gauge, port: int) -> Never:
-    """Answer on every address of the pod until cancelled; a port that cannot be had costs the answers alone."""
+async def run_gauge(
+    gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> Never:
+    """Answer on every address of the pod until cancelled; a port that cannot be had costs the answers alone.
+
+    Args:
+        gauge: What is told.
+        port: Where; 0 takes a free one.
+        task_status: Is told the port, or 0 when there is none.
+    """
     try:
         listeners = await trio.open_tcp_listeners(port)
     except OSError as exc:
         click.echo(f"nobody is told how far it is: cannot listen on port {port}: {exc.strerror or exc}", err=True)
+        task_status.started(0)
         await trio.sleep_forever()
+    task_status.started(listeners[0].socket.getsockname()[1])
     await run_server(gauge.handle, listeners, limits=_LIMITS)
