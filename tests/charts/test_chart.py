@@ -9,10 +9,12 @@ from click.testing import CliRunner
 from kubernetes.client import models
 
 from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
+from controller.podobjects import SETTINGS, cluster_model
 from llmkube import __version__
 from llmkube.cli.controller import controller
 from llmkube.cli.listing import list_objects
 from llmkube.cli.main import cli
+from llmkube.controller.render.storage import PROGRESS_PORT, fetch_job
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.names import SERVICE_LABEL
@@ -377,9 +379,12 @@ def test_custom_certificates_are_mounted_where_openssl_looks():
 
 
 def test_the_network_policy_lets_the_controller_work():
-    """Out: names, the API server on 443 and 6443, and engines. In: the probes' port alone, and nothing without one."""
+    """Out: names, the API server, engines, and pods that fetch. In: the probes' port alone, and nothing without one."""
     policy = named(rendered("everything"), "NetworkPolicy")["llmkube-controller"]["spec"]
-    *others, engines = policy["egress"]
+    *others, engines, fetches = policy["egress"]
+    labels = fetch_job(cluster_model(), SETTINGS)["spec"]["template"]["metadata"]["labels"]
+    assert fetches["to"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert [port["port"] for port in fetches["ports"]] == [PROGRESS_PORT]
     assert engines["to"][0]["podSelector"]["matchExpressions"][0]["key"] == "inference.llmkube.dev/service"
     ports = [{(port["port"], port["protocol"]) for port in rule["ports"]} for rule in others]
     assert ports == [{(53, "UDP"), (53, "TCP")}, {(443, "TCP"), (6443, "TCP")}]

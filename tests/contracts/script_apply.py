@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from contracts.nouns import MAPS, NOWHERE, SERVICES, WIDGETS, config_map, service, widget
+from contracts.nouns import GADGETS, MAPS, NOWHERE, SERVICES, WIDGETS, config_map, gadget, service, widget
 from contracts.session import ABSENT_UID, APPLY, GROUP, Operation, Session
 
 
@@ -136,4 +136,28 @@ async def chapter_kubectl_apply(s: Session) -> None:
     await s.post(WIDGETS, widget("a", parts, annotations=annotations), fieldManager=csa)
     await s.apply(path, widget("a", {"size": 4, "parts": [{"name": "a", "weight": 2}]}), "kubectl")
     await s.apply(path, widget("a", {"size": 4, "colour": "blue"}), "kubectl")
+    await s.get(path)
+
+
+async def chapter_apply_less(s: Session) -> None:
+    """What a container is left with when an apply takes all out of it: null, which a kind may refuse."""
+    for name, *specs in (
+        ("free", {"anything": {"a": 1}}, {"anything": {}}, {}),
+        ("deep", {"anything": {"a": {"b": {"c": 1}}}}, {"anything": {"a": {"b": {}}}}, {"anything": {"a": {}}}),
+        ("some", {"anything": {"a": 1, "b": 2}}, {"anything": {"a": 1}}),
+        ("map", {"map": {"a": 1}}, {"map": {}}),
+        ("defaulted", {"nested": {"deep": {"y": "q"}}}, {"nested": {"deep": {}}}, {"nested": {}}),
+        ("listed", {"items": [{"key": "a"}], "tags": ["a"]}, {"items": [], "tags": []}),
+        ("row", {"anything": {"a": [1]}}, {"anything": {"a": []}}),
+        ("never full", {"anything": {}}, {"anything": {}}, {}),
+    ):
+        path = f"{GADGETS}/{name.replace(' ', '-')}"
+        for spec in specs:
+            await s.apply(path, gadget(name.replace(" ", "-"), spec), "one")
+        await s.get(path)
+    path = f"{GADGETS}/two"
+    await s.apply(path, gadget("two", {"anything": {"a": 1}}), "one")
+    await s.apply(path, gadget("two", {"anything": {}}), "other")
+    await s.apply(path, gadget("two", {"anything": {}}), "one")
+    await s.apply(path, gadget("two", {}), "one")
     await s.get(path)

@@ -161,7 +161,8 @@ async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypat
 
         async def misread(self, kind, **place):
             listing = await whole(self, kind, **place)
-            strange = {"metadata": {"name": "strange", "namespace": "ml", "resourceVersion": "1"}, "spec": {"source": []}}
+            tag = {"name": "strange", "namespace": "ml", "resourceVersion": "1"}
+            strange = {"metadata": tag, "spec": {"source": []}}
             return attrs.evolve(listing, raw=(*listing.raw, strange)) if kind is Model else listing
 
         with monkeypatch.context() as broken:

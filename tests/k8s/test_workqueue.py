@@ -1,6 +1,7 @@
 """Keys are worked on one at a time each, once for many wishes, and later when they fail."""
 
 import random
+from functools import partial
 
 import pytest
 import trio
@@ -186,3 +187,22 @@ async def test_a_bug_in_the_work_ends_the_workers(queue):
     queue.add_nowait("a")
     with pytest.RaisesGroup(ZeroDivisionError):
         await run_workers(queue, handle, workers=2)
+
+
+async def test_a_delay_too_short_for_the_clock_is_over_all_the_same(queue, autojump_clock):
+    """A key that comes back after next to nothing does not stop the clock, however large its number has become."""
+    await trio.sleep(80_000)
+    times = []
+
+    async def handle(key):
+        await trio.lowlevel.checkpoint()
+        times.append(trio.current_time())
+        return 1e-14 if len(times) < 5 else None
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run_workers, queue, handle, workers=1))
+        queue.add_nowait("a")
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert times == sorted(set(times))
+    assert len(times) == 5

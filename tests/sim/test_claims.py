@@ -8,6 +8,7 @@ import trio
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.names import CLAIM_LABEL
 from llmkube.k8s.selectors import parse_selector
 from llmkube.supervisor import claims
 from llmkube.supervisor.lifecycle import Reason
@@ -378,3 +379,22 @@ async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
         await world.until(world.phase, "Ready", "plain")
         assert world.live("plain") == ["mini"]
         assert world.live("chosen") == ["sim"]
+
+
+async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
+    """A claim that somebody removes as soon as it is there is written once a second, and its engine serves on."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (host,) = world.live("chat")
+        removed = 0
+        with trio.move_on_after(10):
+            while True:
+                for lease in (await world.client.list(Lease, label_selector=f"{CLAIM_LABEL}=chat")).items:
+                    await world.client.delete(Lease, lease.key)
+                    removed += 1
+                await trio.sleep(0.01)
+        assert 5 < removed < 15
+        await world.until(world.claims, {0: host}, seconds=5)
+        assert sum(len(one.machine.spawned) for one in world.hosts.values()) == 1

@@ -67,7 +67,7 @@ class Pruner:
         for namespace, known in self._named.items():
             for key in known:
                 if key in named.get(namespace, ()):
-                    pass
+                    self._since.pop((namespace, key), None)
                 else:
                     self._since.setdefault((namespace, key), now)
 
@@ -76,7 +76,7 @@ class Pruner:
         claim = self.cluster.claims.get(Key(namespace, CACHE_CLAIM))
         if claim is None:  # all of it went with the volume
             for key in self._named.pop(namespace):
-                pass
+                self._since.pop((namespace, key), None)
             return
         job = self.cluster.jobs.get(Key(namespace, PRUNE_JOB))
         if job is not None and is_complete(job) and self._heard.get(namespace) != job.metadata.uid:
@@ -84,7 +84,7 @@ class Pruner:
             keys = job.metadata.annotations.get(PRUNED, "").split(",")
             log.info("folders removed", namespace=namespace, folders=keys)
             for key in keys:
-                pass
+                self._since.pop((namespace, key), None)
                 self._named[namespace].discard(key)
         due = trio.current_time() - PATIENCE_SECONDS
         doomed = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}

@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
-from typing import Generic, Never, TypeVar
+from typing import Final, Generic, Never, TypeVar
 
 import trio
 
@@ -13,6 +13,9 @@ from llmkube.base.errors import WorldError
 K = TypeVar("K", bound=Hashable)
 
 RETRY = Backoff(base_seconds=0.5, cap_seconds=300.0, factor=2.0, jitter=0.2)
+
+LEAST_SECONDS: Final = 0.001
+"""A shorter wait is as long: added to a clock's large number it might come to nothing, and never be over."""
 
 
 class WorkQueue(Generic[K]):
@@ -42,7 +45,7 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, seconds: float) -> None:
         """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""
-        due = trio.current_time() + seconds
+        due = trio.current_time() + max(seconds, LEAST_SECONDS)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
             self._idle.unpark()

@@ -40,6 +40,9 @@ WORKERS: Final = 4
 LEISURE_SECONDS: Final = 0.25
 """A host that is alone writes its claim after the engine has been started, and not just then."""
 
+AGAIN_SECONDS: Final = 1.0
+"""The least time between two times that a slot is taken: somebody who keeps removing the claim is not raced."""
+
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 
@@ -83,6 +86,7 @@ class Claimant:
     _claims: dict[Key, Claim] = attrs.field(factory=dict)  # by Lease, as the watch or an answer to us says last
     _by_service: dict[Key, set[Key]] = attrs.field(factory=dict)
     _due: dict[Key, tuple[Take, float]] = attrs.field(factory=dict)
+    _taken_at: dict[Key, float] = attrs.field(factory=dict)  # for as long as it is not taken again
     _unheard: set[Key] = attrs.field(factory=set)  # services that no list has named, with claims of ours
 
     def __attrs_post_init__(self) -> None:
@@ -234,7 +238,10 @@ class Claimant:
         return None
 
     async def _take(self, interest: _Interest, take: Take) -> float | None:
-        wish = interest.wish
+        wish, now = interest.wish, trio.current_time()
+        self._taken_at = {key: at for key, at in self._taken_at.items() if now < at + AGAIN_SECONDS}
+        if wish.key in self._taken_at:
+            return self._taken_at[wish.key] + AGAIN_SECONDS - now
         remaining = await self._hesitate(interest, take)
         if remaining > 0:
             return remaining
@@ -316,6 +323,7 @@ class Claimant:
                 raise  # the namespace is missing
             return key
         self._note(key, claims.claim_of(lease))
+        self._taken_at[wish.key] = trio.current_time()
         log.info("claimed", name=wish.key.name, namespace=wish.key.namespace, replica=take.slot)
         return None
 

@@ -24,10 +24,6 @@ LOOK_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 30.0
 """The least time between two corrections of the same words."""
 
-SOON_SECONDS: Final = 0.001
-"""A wait that is shorter is over: added to a clock's large number it may come to nothing, and never end."""
-
-
 def contradicted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
     """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
 
@@ -84,7 +80,7 @@ class Corrections:
             return None
         now = trio.current_time()
         wait_seconds = self._corrected_at.get(slot, now - PAUSE_SECONDS) + PAUSE_SECONDS - now
-        if wait_seconds > SOON_SECONDS:
+        if wait_seconds > 0:
             return wait_seconds
         self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
         self._corrected_at[slot] = now

@@ -93,7 +93,7 @@ class ModelStatus:
     size: str = field('Size for people, such as "4.5 GiB".', "")
     sha256: str = field("Digest of the file, when it was computed.", "")
     gguf: GGUFStatus | None = field("Facts from the file's header.")
-    cache_key: str = field("Folder of the weights within a shared cache.", "")
+    cache_key: str = field("Stands for the source that size and header are of; their folder within a shared cache.", "")
     cache_volume: str = field("UID of the claim that holds the weights; another one holds them no more.", "")
     staged_files: tuple[str, ...] = field("The files that were fetched, when there are several.", ())
     accelerator_ready: bool | None = field("Whether something in the cluster can serve the accelerator.")
