@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 
 import httpx
 import pytest
@@ -145,6 +146,17 @@ async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
             assert set(json.loads(answer)) == {"file", "files", "stage", "doneBytes", "totalBytes"}
             assert (await ask("/")).status == httpx.codes.NOT_FOUND
             nursery.cancel_scope.cancel()
+
+
+def test_telling_ends_with_the_fetch(run, tmp_path):
+    """A fetch that tells how far it is ends as one that does not, and lets go of its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    there = ("--to", tmp_path / "v" / "k", "--model-store", tmp_path / "v" / ".store")
+    for _ in range(2):
+        done = run("builtin://demo", *there, "--progress-port", port)
+        assert done.exit_code == 0, done.output
+        assert "cannot listen" not in done.output
 
 
 async def test_a_port_that_is_taken_costs_only_the_answers(capsys):

@@ -6,9 +6,11 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import FETCHED, SETTINGS
+from k8s.api_calls import undeclared
 from llmkube.controller.pruning import PATIENCE_SECONDS
 from llmkube.controller.render.chores import PRUNE_JOB
 from llmkube.controller.render.storage import cache_key
+from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -51,7 +53,7 @@ async def finish(hands):
 
 
 async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock):
-    """Ten minutes after the deletion a Job removes that folder alone, once; then nothing is written."""
+    """Ten minutes after the deletion a Job removes that folder alone, once; no right is used that others do not use."""
     async with open_pods(workloads=PRUNING) as hands:
         await hands.bring_up()
         key = await key_of(hands)
@@ -68,6 +70,7 @@ async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock)
         writes = len(hands.cluster.writes)
         await trio.sleep(2 * LONG)
         assert len(hands.cluster.writes) == writes
+        assert undeclared(set(hands.cluster.faults.calls), PROGRAM) == set()
 
 
 async def test_nothing_is_removed_unasked(autojump_clock):

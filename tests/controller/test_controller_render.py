@@ -10,10 +10,12 @@ import yaml
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from llmkube.controller.cluster import RENDERED
 from llmkube.controller.download import User, choose_supply, without_effect
+from llmkube.controller.render.chores import inspect_job, prune_job
 from llmkube.controller.render.marks import DIGEST
 from llmkube.controller.render.monitoring import pod_monitor
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import (
+    CACHE_CLAIM,
     Storage,
     cache_claim,
     cache_key,
@@ -26,6 +28,8 @@ from llmkube.controller.render.storage import (
     source_of,
 )
 from llmkube.controller.render.workload import deployment, front
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container import ScalingMetric
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.errors import SourceError
@@ -48,6 +52,11 @@ TUNED = attrs.evolve(
 def in_pods(service, the_plan, *, model=None, settings=SETTINGS, replicas=1, path=PATH):
     storage = serving_storage(service, model or cluster_model(), path, settings)
     return deployment(service, the_plan, settings, replicas=replicas, storage=storage)
+
+
+def shared_claim():
+    tag = {"name": CACHE_CLAIM, "namespace": "ml", "uid": "c-1"}
+    return decode(PersistentVolumeClaim, {"metadata": tag})
 
 
 def planned(service, model):
@@ -76,6 +85,8 @@ MANIFESTS = {
     "claim": lambda: cache_claim("ml", SETTINGS),
     "claim-tuned": lambda: cache_claim("ml", TUNED),
     "job": lambda: fetch_job(cluster_model(), SETTINGS),
+    "job-inspect": lambda: inspect_job(cluster_model("pvc://c/a/b.gguf"), "/model-source/a/b.gguf", ["chat"], SETTINGS),
+    "job-prune": lambda: prune_job(shared_claim(), ["0123456789abcdef", "fedcba9876543210"], SETTINGS),
     "job-everything": lambda: fetch_job(
         cluster_model(
             "org/repo@v1",

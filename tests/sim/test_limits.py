@@ -8,6 +8,14 @@ from sim.world import agent_settings, open_world
 QUICK = agent_settings(lease_renew_seconds=5.0)
 
 
+def supervisor_tasks():
+    """How many tasks run the supervisor's code."""
+    tasks = [trio.lowlevel.current_root_task()]
+    for task in tasks:
+        tasks.extend(child for nursery in task.child_nurseries for child in nursery.child_tasks)
+    return sum(task.name.startswith("llmkube.supervisor") for task in tasks)
+
+
 async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock):
     """For ten minutes nothing can be opened: what serves stays, and what has died is started when that is over."""
     async with open_world(settings=QUICK) as world:
@@ -23,6 +31,19 @@ async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock):
         world.machine.no_descriptors = False
         await world.until(world.ready_addresses, 1, "embed", seconds=90)
         assert len(world.machine.starts("chat")) == 1
+
+
+async def test_a_service_at_rest_is_five_tasks(autojump_clock):
+    """Itself, planner, runner, incarnation and the watch for its exit: every other task ends with what it was for."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply("chat")
+        await world.until(world.ready_addresses, 1, "chat")
+        await trio.sleep(60)
+        before = supervisor_tasks()
+        await world.apply("embed")
+        await world.until(world.ready_addresses, 1, "embed")
+        await trio.sleep(60)
+        assert supervisor_tasks() - before == 5
 
 
 async def test_an_engine_that_no_signal_ends_gets_no_second_one(autojump_clock):

@@ -130,6 +130,17 @@ async def test_a_download_tells_how_far_it_is(open_host, autojump_clock):
         await host.world.until(host.world.phase, "Ready")
 
 
+async def test_services_of_one_file_share_what_its_header_says(open_host, autojump_clock):
+    """A header of hundreds of tensors is in memory once, however many services run its file."""
+    async with open_host(files(a=DEMO)) as host:
+        await host.deploy("chat")
+        await host.wait_fetched("Fetched")
+        model = await host.world.client.get(Model, Key("default", "chat"))
+        _, one = await Machine.fetch(None, model, lambda _: None)
+        _, other = await Machine.fetch(None, model, lambda _: None)
+        assert one is other
+
+
 async def test_a_wrong_digest_is_final_until_the_spec_changes(open_host, autojump_clock):
     """Both digests are named, three downloads are made and no fourth in hours, and the right digest heals it."""
     slow = Slow()

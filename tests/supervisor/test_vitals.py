@@ -125,7 +125,7 @@ def test_who_waits_at_the_door_is_seen():
 
 def test_without_a_table_the_port_is_tried(monkeypatch):
     """Where the kernel has no table of listeners, a connection tells."""
-    monkeypatch.setattr(vitals, "_listening_ports", lambda: None)
+    monkeypatch.setattr(vitals, "_listening_ports", lambda _: None)
     sweep = Sweep(count=1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -103,6 +103,21 @@ class Account:
 
 
 @attrs.frozen
+class Room:
+    """What a host has for engines.
+
+    Attributes:
+        total_bytes: Its memory.
+        limit_bytes: What engines may take of it.
+        free_bytes: What a service that comes now could take: of that limit, and of what the host has.
+    """
+
+    total_bytes: int
+    limit_bytes: int
+    free_bytes: int
+
+
+@attrs.frozen
 class MemoryView:
     """A host's memory at one moment, for people and metrics.
 

@@ -77,6 +77,7 @@ class _Running:
     desired: Mailbox[Desired]
     life: trio.CancelScope
     reporter: Reporter
+    runner: Runner
 
 
 @attrs.define(eq=False)
@@ -181,7 +182,7 @@ class _Agent:
         while True:
             version = self.reach.version
             for running in self.running.values():
-                running.reporter.moved()
+                running.runner.moved()
             await self.reach.wait_newer(version)
 
     def tell_memory(self, decision: Decision, before: Decision | None) -> None:
@@ -273,8 +274,10 @@ class _Agent:
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
         reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
         reporter.speaks = self.claimant.speaks(wish)
+        found = left.engine if left else None
+        runner = Runner(reporter, self.ports, self.settings, self.parting, found, self.ledger)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
-        self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter)
+        self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter, runner)
         self.ledger.follow(key, _terms(wish))
         if left is not None and left.engine is not None:
             self.ledger.adopt(key, need_of(left.launch, None))
@@ -287,10 +290,8 @@ class _Agent:
             running.reporter.moved()
         running.reporter.greet(adopting=left is not None and left.engine is not None)
         first: Target = left.launch if left else Idle(Reason.PENDING)
-        found = left.engine if left else None
-        runner = Runner(running.reporter, self.ports, self.settings, self.parting, found, self.ledger)
         with self._listed(key), running.life:
-            await run_service(running.desired, runner, first)
+            await run_service(running.desired, running.runner, first)
         if running.life.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
             running.reporter.farewell()
@@ -357,7 +358,7 @@ async def _run_shielded(
         ports,
         reach,
         services=lambda: len(agent.running),
-        memory=ledger.view,
+        memory=ledger.room,
         woke=wakes.put_nowait,
         returned=agent.outbox.repeat_nowait,
         named=claimant.named,

@@ -106,6 +106,7 @@ class Incarnation:
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
     _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
         self.voice = Voice(self.site.reporter)
@@ -129,6 +130,13 @@ class Incarnation:
             self.ended.set()
         if not self.serves:
             task_status.started()
+
+    def moved(self) -> None:
+        """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
+        if self._host and not self.site.reporter.reach.value.serves(self._host):
+            key = self.site.reporter.key
+            log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
+            self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -172,11 +180,12 @@ class Incarnation:
             )
             if found is None or not await self._answers_at_once(_url(record) + self.launch.plan.ready_path):
                 self.voice.say(view)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_when_moved, record.host)
-                failure = await self._serve(child, record, view, claim)
-                nursery.cancel_scope.cancel(reason="the engine ended")
-            return failure
+            self._host = record.host
+            self.moved()
+            try:
+                return await self._serve(child, record, view, claim)
+            finally:
+                self._host = ""
 
     @asynccontextmanager
     async def _spawned(self) -> AsyncIterator[tuple[Child, EngineRecord]]:
@@ -218,17 +227,6 @@ class Incarnation:
 
     async def _note(self, record: EngineRecord) -> None:
         await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record))
-
-    async def _end_when_moved(self, host: str) -> None:
-        """End it when the address that it listens on is not this host's any more."""
-        reach = self.site.reporter.reach
-        while True:
-            version = reach.version
-            if not reach.value.serves(host):
-                key = self.site.reporter.key
-                log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=host)
-                self.scope.cancel(reason=f"{host} is not this host's address any more")
-            await reach.wait_newer(version)
 
     async def _answers_at_once(self, url: str) -> bool:
         with trio.move_on_after(CONFIRM_SECONDS):

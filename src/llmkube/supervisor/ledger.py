@@ -19,7 +19,7 @@ import trio
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import admission
-from llmkube.supervisor.accounts import Account, Claim, MemoryView, Rules
+from llmkube.supervisor.accounts import Account, Claim, MemoryView, Room, Rules
 from llmkube.supervisor.admission import Block, Host, Need, Refusal, Terms, Waiting, Way
 from llmkube.supervisor.budget import Budget, host_budget
 from llmkube.supervisor.eviction import Candidate, Cause, Decision, Evict, Look, Mode, Skip
@@ -306,16 +306,24 @@ class Ledger:
         """The figures of every service that runs or waits here."""
         return {key: seat.account() for key, seat in self._seats.items() if seat.claims() or seat.waiting}
 
-    def view(self) -> MemoryView | None:
-        """A snapshot for people and metrics; None before the first look."""
+    def room(self) -> Room | None:
+        """What there is for engines; None before the first look."""
         if self._decision is None:
             return None
         host = self.host()
+        free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
+        return Room(self._sample.total_bytes, self._budget.limit_bytes, free_bytes)
+
+    def view(self) -> MemoryView | None:
+        """A snapshot for people and metrics; None before the first look."""
+        room = self.room()
+        if self._decision is None or room is None:
+            return None
         return MemoryView(
             self._decision.level,
             self._sample,
             self._budget,
-            max(0, min(host.free_bytes, host.headroom_bytes)),
+            room.free_bytes,
             self.accounts(),
             dict(self.evictions),
             dict(self.skips),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -58,9 +59,10 @@ class LocalWeights:
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
     _previews: dict[str, GGUFFacts] = attrs.field(factory=dict)  # by the identity of a source
+    _headers: WeakValueDictionary[str, GGUFFacts] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
-        """Make the file present, then read its header."""
+        """Make the file present, then read its header; services of one file share what it says, hundreds of tensors."""
         source = pick(parse_source(model.spec.source), model.spec.files)
         sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
         bound = partial(
@@ -78,7 +80,11 @@ class LocalWeights:
             weights = await self._verified_in_place(bound, sha256)
         else:
             weights = await bound(sha256=sha256)
-        return weights, await self.run_sync(partial(read_header, weights.path))
+        facts = self._headers.get(weights.identity)
+        if facts is None:
+            facts = await self.run_sync(partial(read_header, weights.path))
+            facts = self._headers.setdefault(weights.identity, facts)
+        return weights, facts
 
     async def preview(self, model: Model) -> GGUFFacts | None:
         """Read the header of a file that is elsewhere, once for as long as this lives."""

@@ -3,6 +3,8 @@
 It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
 """
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import wait_any
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.budget import own_cap
 from llmkube.supervisor.desired import Desired
@@ -39,23 +42,26 @@ async def run_planner(
     desired: Mailbox[Desired], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
 ) -> None:
     """Never return: keep the target in line with the newest wish; a newer wish interrupts work on an older one."""
-    backoff = Backoff(cap_seconds=reporter.settings.retry_cap_seconds)
     while True:
-        version, wish, failures = desired.version, desired.value, 0
-        reporter.follow(wish)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_interrupt, desired, version, nursery.cancel_scope)
-            line = _ProgressLine(target, reporter)
-            nursery.start_soon(line.run)
-            while not await _plan(target, reporter, ports, ledger, line):
-                failures += 1
-                await trio.sleep(backoff.delay(failures, ports.rng))
-            await trio.sleep_forever()
+        version = desired.version
+        reporter.follow(desired.value)
+        await _plan_unless_newer(partial(desired.wait_newer, version), target, reporter, ports, ledger)
+        await desired.wait_newer(version)  # the planner of a service at rest is one task that waits
 
 
-async def _interrupt(desired: Mailbox[Desired], version: int, scope: trio.CancelScope) -> None:
-    await desired.wait_newer(version)
-    scope.cancel(reason="a newer wish arrived")
+async def _plan_unless_newer(
+    newer: Callable[[], Awaitable[object]], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
+) -> None:
+    """Return when there is nothing more to do for this wish, or a newer one has arrived."""
+    line = _ProgressLine(target, reporter)
+
+    async def plan() -> None:
+        backoff, failures = Backoff(cap_seconds=reporter.settings.retry_cap_seconds), 0
+        while not await _plan(target, reporter, ports, ledger, line):
+            failures += 1
+            await trio.sleep(backoff.delay(failures, ports.rng))
+
+    await wait_any(plan, newer, line.run)
 
 
 async def _plan(

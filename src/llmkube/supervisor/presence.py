@@ -42,7 +42,7 @@ from llmkube.k8s.names import (
     host_id,
 )
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.accounts import MemoryView
+from llmkube.supervisor.accounts import Room
 from llmkube.supervisor.addresses import Reach, settle
 from llmkube.supervisor.ports import HostFacts, Ports
 from llmkube.supervisor.power import Reading, slept_seconds
@@ -151,7 +151,7 @@ class Presence:
     returned: Callable[[], None]
     named: trio.Event
     present: trio.Event
-    memory: Callable[[], MemoryView | None] = lambda: None
+    memory: Callable[[], Room | None] = lambda: None
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
     _missed: int = 0  # renewals in a row that did not work, or that nobody was awake for
@@ -266,9 +266,11 @@ class Presence:
         Raises:
             HostNameTakenError: It was another machine, and so it is alive.
         """
-        facts, budget_bytes, seen = self.ports.facts(), 0, self.memory()
-        if seen is not None:
-            facts, budget_bytes = HostFacts(seen.sample.total_bytes, seen.free_bytes), seen.budget.limit_bytes
+        room, budget_bytes = self.memory(), 0
+        if room is None:
+            facts = self.ports.facts()
+        else:
+            facts, budget_bytes = HostFacts(room.total_bytes, room.free_bytes), room.limit_bytes
         report = HostReport(facts, self._engine, self.services(), self.reach.value, self.ports.machine, budget_bytes)
         manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
         while True:

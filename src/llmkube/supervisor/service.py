@@ -97,6 +97,8 @@ class Runner:
     _site: Site = attrs.field(init=False)
     _current: Incarnation | None = None  # the engine that serves, or will
     _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
+    _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
+    _content: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # nothing to do while the engine runs
     _state: RestartState = RestartState()
     _attempts: RestartState = RestartState()  # to replace the one that serves
     _attempted: str = ""  # the digest of the plan that they were about
@@ -121,19 +123,38 @@ class Runner:
                 await self._begin(goal, target, incarnations)
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.reporter.current()
-                await wait_any(self._current.ended.wait, partial(target.wait_newer, version))
+                with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
+                    await target.wait_newer(version)
             else:
                 await self._replace(self._current, goal, target, incarnations)
             if self._current is not None and self._current.ended.is_set():
                 ended, self._current = self._current, None
                 await self._mourn(ended.failure, target)
 
+    async def _live(
+        self, engine: Incarnation, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Have an engine; started when it serves, or has ended before it did."""
+        self._engines.append(engine)
+        try:
+            await engine.run(task_status=task_status)
+        finally:
+            self._engines.remove(engine)
+        if engine is self._current:
+            self._content.cancel(reason="the engine has ended")
+
+    def moved(self) -> None:
+        """This host is reached in another way: say so, and end what listens on an address that it has lost."""
+        self.reporter.moved()
+        for engine in self._engines:
+            engine.moved()
+
     # -- the steps ------------------------------------------------------------------------------------------------
 
     async def _rest(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
         key = self.reporter.key
-        engines = [each for each in (self._current, self._retiring) if each is not None and not each.ended.is_set()]
+        engines = tuple(self._engines)
         if engines:
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
@@ -152,7 +173,7 @@ class Runner:
         self._current = engine = Incarnation(self._site, goal, found)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, engine, target, CONFIRMED_SECONDS if found else 0.0)
-            await incarnations.start(engine.run)
+            await incarnations.start(self._live, engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
     async def _replace(
@@ -192,7 +213,7 @@ class Runner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, target, 0.0)
             nursery.start_soon(_lead_when_alone, current, successor)
-            await incarnations.start(successor.run)
+            await incarnations.start(self._live, successor)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()

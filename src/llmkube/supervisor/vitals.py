@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -84,7 +85,7 @@ class Sweep:
         if self._count % FAMILY_SWEEPS == 0 or any(age < YOUNG_SWEEPS for age in self._ages.values()):
             self._families = families([patient.pid for patient in patients])
         look_at_ports = self._count % PORT_SWEEPS == 0
-        ports = _listening_ports() if look_at_ports else None
+        ports = _listening_ports({patient.port for patient in patients}) if look_at_ports else None
         looks = {}
         for patient in patients:
             members = (patient.pid, *self._families.get(patient.pid, ()))
@@ -256,17 +257,19 @@ def _sign_by_psutil(pid: int) -> Sign | None:
         return None
 
 
-def _listening_ports() -> Mapping[int, bool] | None:
+def _listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
     """Every TCP port that somebody listens on, and whether anybody waits there; None where there is no such table.
 
     Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes nobody has
-    read: one table for the whole host.
+    read: one table for the whole host. That of IPv6 is read only for ports that the other one does not have.
     """
     if sys.platform != "linux":
         return None
     listening: set[bytes] = set()
     waiting: set[bytes] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if wanted <= {int(port, 16) for port in listening}:
+            break
         try:
             links = _LINK.findall(Path(table).read_bytes())
         except OSError:  # no IPv6 here
