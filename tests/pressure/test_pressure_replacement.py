@@ -298,7 +298,24 @@ async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
         assert said.observed_generation == found.metadata.generation
 
 
+async def the_journal_cannot_be_written():
+    """A successor that has been loaded is not ended because the disk is full: it takes over when there is room."""
+    async with serving_world(ONE) as world:
+        async with watched(world):
+            world.machine.scripts["chat"] = Script(load_seconds=10)
+            await serve(world, "chat", 10, contextSize=2048)
+            await world.until(count, 2, world, seconds=10)
+            world.machine.disk_full = True
+            await trio.sleep(60)
+            assert len(engines(world)) == 2
+            assert await up_to_date(world) == ("False", "Replacing")
+            world.machine.disk_full = False
+            await world.until(up_to_date, ("True", "UpToDate"), world, seconds=5)
+        assert len(world.machine.starts("chat")) == 2
+
+
 TIMELINES = (
+    the_journal_cannot_be_written,
     an_edit_where_both_fit,
     an_edit_where_only_one_fits,
     an_edit_that_asks_for_too_much,

@@ -71,9 +71,10 @@ class OwnedProcess:
         """Have its log file called otherwise; it goes on writing into it, since it holds it open."""
         try:
             await trio.to_thread.run_sync(self._log_path.replace, path)
-        except FileNotFoundError:
-            log.warning("the log is not there any more", path=str(self._log_path))
-        self._log_path = path
+        except OSError as error:
+            log.warning("the log keeps its name", path=str(self._log_path), error=str(error))
+        else:
+            self._log_path = path
 
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this port."""

@@ -45,6 +45,9 @@ log = structlog.get_logger(__name__)
 LAST_LINES: Final = 20
 """How much of an engine's own words goes into a condition."""
 
+NOTE_AGAIN_SECONDS: Final = 1.0
+"""Between two tries of a successor to be written into the journal."""
+
 CONFIRM_SECONDS: Final = 0.15
 """How long an adopted engine may take to answer before its endpoint is made not-ready."""
 
@@ -225,6 +228,16 @@ class Incarnation:
             )
             yield child, record
 
+    async def _noted(self, record: EngineRecord) -> bool:
+        """Whether the journal has taken it."""
+        try:
+            await self._note(record)
+        except WorldError as error:
+            key = self.site.reporter.key
+            log.warning("cannot take over yet", name=key.name, namespace=key.namespace, error=str(error))
+            return False
+        return True
+
     async def _note(self, record: EngineRecord) -> None:
         await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record))
 
@@ -291,7 +304,8 @@ class Incarnation:
     async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
         path = self.site.log_path
-        await self._note(record)
+        while not await self._noted(record):  # noqa: ASYNC110 - a disk tells nobody; what serves can wait
+            await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(path))
         await child.log_to(path)
