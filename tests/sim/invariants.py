@@ -298,21 +298,26 @@ class Wishes:
     specs: dict[str, dict] = attrs.field(factory=dict)
     labels: dict[str, str] = attrs.field(factory=dict)
     touched: dict[str, float] = attrs.field(factory=dict)
+    _hand: trio.Lock = attrs.field(factory=trio.Lock)  # a user says one thing after the other
 
     async def apply(self, world, name, **changes):
         """Create or change a service."""
-        self.touched[name] = trio.current_time()
-        self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
-        labels = {"team": self.labels[name]} if name in self.labels else None
-        with trio.CancelScope(shield=True):  # what is wished is said, also when the faults stop just now
-            await world.apply(name, labels=labels, **self.specs[name])
+        async with self._hand:
+            self.touched[name] = trio.current_time()
+            self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
+            labels = {"team": self.labels[name]} if name in self.labels else None
+            with trio.CancelScope(shield=True):  # what is wished is said, also when the faults stop just now
+                await world.apply(name, labels=labels, **self.specs[name])
 
     async def delete(self, world, name):
         """Delete a service."""
-        self.touched[name] = trio.current_time()
-        self.specs.pop(name)
-        with trio.CancelScope(shield=True):
-            await world.delete(name)
+        async with self._hand:
+            if name not in self.specs:
+                return  # somebody was faster
+            self.touched[name] = trio.current_time()
+            self.specs.pop(name)
+            with trio.CancelScope(shield=True):
+                await world.delete(name)
 
 
 def _ref(kind, name):
