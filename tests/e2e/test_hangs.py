@@ -30,6 +30,8 @@ from llmkube.supervisor import health
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.engines import LocalEngines
+from llmkube.supervisor.incarnation import Site
+from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Command, Parting, Ports
 from llmkube.supervisor.progress import Limits
@@ -189,7 +191,8 @@ async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path
             lambda: views.append(reporter.view),
             Mailbox(Reach(None)),
         )
-        runner = Runner(reporter, Ports(engines, None, Nowhere(), http, utcnow, rng), host, Parting())
+        ports = Ports(engines, None, Nowhere(), http, utcnow, rng)
+        runner = Runner(Site(reporter, ports, host, Parting(), Ledger(watched=False)))
         nursery.start_soon(runner.run, Mailbox(launched(MODEL, await engines.info())))
         await until(lambda: views and views[-1].ready)
         assert views[-1].port != taken

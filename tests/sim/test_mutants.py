@@ -106,7 +106,7 @@ async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
 
-async def as_before(runner, current, goal, target, incarnations):
+async def as_before(runner, current, goal, target):
     await target.wait_newer(target.version)
 
 

@@ -37,6 +37,7 @@ from llmkube.supervisor.corrections import Corrections
 from llmkube.supervisor.desired import Desired, desired_here, model_key
 from llmkube.supervisor.eviction import Decision, Evict, Skip
 from llmkube.supervisor.hostmem import Level
+from llmkube.supervisor.incarnation import Site
 from llmkube.supervisor.journal import Entry
 from llmkube.supervisor.learned import need_of
 from llmkube.supervisor.ledger import Ledger
@@ -275,7 +276,7 @@ class _Agent:
         reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
         reporter.speaks = self.claimant.speaks(wish)
         found = left.engine if left else None
-        runner = Runner(reporter, self.ports, self.settings, self.parting, found, self.ledger)
+        runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
         self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter, runner)
         self.ledger.follow(key, _terms(wish))

@@ -30,13 +30,10 @@ from llmkube.supervisor.admission import Refusal, Way
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.incarnation import Incarnation, Site
 from llmkube.supervisor.journal import EngineRecord
-from llmkube.supervisor.ledger import Ledger, reason_word
+from llmkube.supervisor.ledger import reason_word
 from llmkube.supervisor.lifecycle import Failure, Reason, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.measuring import context_hint
 from llmkube.supervisor.planner import run_planner
-from llmkube.supervisor.ports import Parting, Ports
-from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Idle, Launch, Target
 
 log = structlog.get_logger(__name__)
@@ -57,12 +54,13 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         runner: Keeps the engine in line.
         first: The target until the planner has made one: what an earlier agent left, if it did.
     """
-    backoff, failures, reporter = Backoff(), 0, runner.reporter
+    backoff, failures, site = Backoff(), 0, runner.site
+    reporter = site.reporter
     while True:
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(run_planner, desired, target, reporter, runner.ports, runner.ledger)
+                nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
                 nursery.start_soon(runner.run, target)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
@@ -70,7 +68,7 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
             reporter.say(ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}"))
         first = Idle(Reason.PENDING)
         failures += 1
-        await trio.sleep(backoff.delay(failures, runner.ports.rng))
+        await trio.sleep(backoff.delay(failures, site.ports.rng))
 
 
 @attrs.define(eq=False)
@@ -78,23 +76,15 @@ class Runner:
     """Keep one engine in line with its target.
 
     Attributes:
-        reporter: Says what is true of the service.
-        ports: The outside world.
-        settings: The host's.
-        parting: Whether the engine stays when this is cancelled.
+        site: Where its engines live.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
-        ledger: Who may take how much of this host's memory.
         policy: When a failed attempt is repeated.
     """
 
-    reporter: Reporter
-    ports: Ports
-    settings: AgentSettings
-    parting: Parting
+    site: Site
     adoptable: EngineRecord | None = None
-    ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
     policy: RestartPolicy = RestartPolicy()
-    _site: Site = attrs.field(init=False)
+    _incarnations: trio.Nursery = attrs.field(init=False)  # open while `run` runs; it owns every engine's task
     _current: Incarnation | None = None  # the engine that serves, or will
     _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
     _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
@@ -103,16 +93,13 @@ class Runner:
     _attempts: RestartState = RestartState()  # to replace the one that serves
     _attempted: str = ""  # the digest of the plan that they were about
 
-    def __attrs_post_init__(self) -> None:
-        self._site = Site(self.reporter, self.ports, self.settings, self.parting, self.ledger)
-
     async def run(self, target: Mailbox[Target]) -> None:
         """Never return: run what the target says, again after every exit, later and later if it does not hold."""
         self._current, self._retiring, self._state = None, None, RestartState()
-        async with trio.open_nursery() as incarnations:
-            await self._keep_in_line(target, incarnations)
+        async with trio.open_nursery() as self._incarnations:
+            await self._keep_in_line(target)
 
-    async def _keep_in_line(self, target: Mailbox[Target], incarnations: trio.Nursery) -> Never:
+    async def _keep_in_line(self, target: Mailbox[Target]) -> Never:
         while True:
             version, goal = target.version, target.value
             if isinstance(goal, Idle):
@@ -120,13 +107,13 @@ class Runner:
                 await target.wait_newer(version)
                 self._state = RestartState()
             elif self._current is None:
-                await self._begin(goal, target, incarnations)
+                await self._begin(goal, target)
             elif self._current.launch.plan.digest == goal.plan.digest:
-                self.reporter.current()
+                self.site.reporter.current()
                 with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
                     await target.wait_newer(version)
             else:
-                await self._replace(self._current, goal, target, incarnations)
+                await self._replace(self._current, goal, target)
             if self._current is not None and self._current.ended.is_set():
                 ended, self._current = self._current, None
                 await self._mourn(ended.failure, target)
@@ -145,7 +132,7 @@ class Runner:
 
     def moved(self) -> None:
         """This host is reached in another way: say so, and end what listens on an address that it has lost."""
-        self.reporter.moved()
+        self.site.reporter.moved()
         for engine in self._engines:
             engine.moved()
 
@@ -153,7 +140,7 @@ class Runner:
 
     async def _rest(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
-        key = self.reporter.key
+        key = self.site.reporter.key
         engines = tuple(self._engines)
         if engines:
             zero = goal.reason == Reason.SCALED_TO_ZERO
@@ -165,64 +152,62 @@ class Runner:
         for each in engines:
             await each.ended.wait()
         self._current = None
-        self.reporter.say(ServiceView(goal.reason, goal.message))
+        self.site.reporter.say(ServiceView(goal.reason, goal.message))
 
-    async def _begin(self, goal: Launch, target: Mailbox[Target], incarnations: trio.Nursery) -> None:
+    async def _begin(self, goal: Launch, target: Mailbox[Target]) -> None:
         """Have an engine where there is none; return when it serves, or has ended."""
         found, self.adoptable = self.adoptable, None
-        self._current = engine = Incarnation(self._site, goal, found)
+        self._current = engine = Incarnation(self.site, goal, found)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, engine, target, CONFIRMED_SECONDS if found else 0.0)
-            await incarnations.start(self._live, engine)
+            await self._incarnations.start(self._live, engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
-    async def _replace(
-        self, current: Incarnation, goal: Launch, target: Mailbox[Target], incarnations: trio.Nursery
-    ) -> None:
+    async def _replace(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
-        key, version = self.reporter.key, target.version
+        key, version = self.site.reporter.key, target.version
         if self._attempted != goal.plan.digest:
             self._attempted, self._attempts = goal.plan.digest, RestartState()
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
             await wait_any(self._retiring.ended.wait, *until)
             return
-        way = self.ledger.replacement(key, await self._site.need(goal))
+        way = self.site.ledger.replacement(key, await self.site.need(goal))
         if way is Way.INSTEAD and not self._attempts.failures:
             log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
         elif way is Way.BESIDE:
-            await self._hand_over(current, goal, target, incarnations)
+            await self._hand_over(current, goal, target)
         else:  # what serves is not given up for what cannot start, or has failed to
             if isinstance(way, Refusal):
                 message = way.message + context_hint(goal, way.room_bytes)
-                self.reporter.outdated(reason_word(way.block), f"{message}; the engine of the older spec serves on")
-            await wait_any(self.ledger.decided.wait, *until)
+                self.site.reporter.outdated(
+                    reason_word(way.block), f"{message}; the engine of the older spec serves on"
+                )
+            await wait_any(self.site.ledger.decided.wait, *until)
 
-    async def _hand_over(
-        self, current: Incarnation, goal: Launch, target: Mailbox[Target], incarnations: trio.Nursery
-    ) -> None:
+    async def _hand_over(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
-        key, version = self.reporter.key, target.version
+        key, version = self.site.reporter.key, target.version
         log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
-        self.reporter.outdated(
+        self.site.reporter.outdated(
             "Replacing", "the engine of the newest spec is loading; the one before serves until then"
         )
-        successor = Incarnation(self._site, goal, before=current)
+        successor = Incarnation(self.site, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, target, 0.0)
             nursery.start_soon(_lead_when_alone, current, successor)
-            await incarnations.start(self._live, successor)
+            await self._incarnations.start(self._live, successor)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
-            incarnations.start_soon(self._retire, current)
+            self._incarnations.start_soon(self._retire, current)
         elif successor.voice.leads:  # the old one has ended meanwhile
             self._current = successor
         elif successor.failure is not None:
-            self._attempts, delay = after_failure(self.policy, self._attempts, successor.failure, self.ports.rng)
-            self.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
+            self._attempts, delay = after_failure(self.policy, self._attempts, successor.failure, self.site.ports.rng)
+            self.site.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
             with trio.move_on_after(delay):
                 await wait_any(partial(target.wait_newer, version), current.ended.wait)
             if target.version != version:
@@ -230,8 +215,8 @@ class Runner:
 
     async def _retire(self, old: Incarnation) -> None:
         """Let an engine end when nobody is sent to it any more."""
-        with trio.move_on_after(self.settings.withdraw_seconds):
-            await self.reporter.wait_endpoint_heard()
+        with trio.move_on_after(self.site.settings.withdraw_seconds):
+            await self.site.reporter.wait_endpoint_heard()
         await trio.sleep(FOLLOW_SECONDS)
         old.scope.cancel(reason="its successor serves")
 
@@ -240,17 +225,17 @@ class Runner:
         if failure is None:  # superseded or evicted: the next one starts with a clean record
             self._state = RestartState()
             return
-        self._state, delay = after_failure(self.policy, self._state, failure, self.ports.rng)
+        self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
         log.warning(
             "inference service failed",
-            name=self.reporter.key.name,
-            namespace=self.reporter.key.namespace,
+            name=self.site.reporter.key.name,
+            namespace=self.site.reporter.key.namespace,
             reason=str(failure.reason),
             failures=self._state.failures,
             retry_seconds=round(delay, 1),
             message=failure.message.partition("\n")[0],
         )
-        self.reporter.failed(failure, self._state.failures, delay)
+        self.site.reporter.failed(failure, self._state.failures, delay)
         version = target.version
         with trio.move_on_after(delay):
             await target.wait_newer(version)
@@ -260,7 +245,7 @@ class Runner:
 
     async def _end_when_superseded(self, engine: Incarnation, target: Mailbox[Target], patience: float) -> None:
         """End an engine that does not serve yet when another plan, or none, should run, after so many seconds."""
-        key = self.reporter.key
+        key = self.site.reporter.key
         await trio.sleep(patience)
         while True:
             version, goal = target.version, target.value
@@ -275,7 +260,7 @@ class Runner:
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
         if goal.reason == Reason.SCALED_TO_ZERO:
-            await self.ports.journal.remove(self.reporter.key)
+            await self.site.ports.journal.remove(self.site.reporter.key)
 
 
 async def _lead_when_alone(current: Incarnation, successor: Incarnation) -> None:
