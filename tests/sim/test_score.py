@@ -45,6 +45,6 @@ def test_a_failing_timeline_is_shrunk(monkeypatch):
     monkeypatch.setattr(Reporter, "_publish_endpoint", publish)
     names = ("create", "clock-set", "edit", "bad-flag", "reset", "label", "memory-moves")
     happenings = tuple(score.Happening(1.0 + 100 * number, name, 0) for number, name in enumerate(names))
-    short = score.shrink(score.Timeline(1, 1, 30.0, False, happenings), quiet_minutes=0)
+    short = score.shrink(score.Timeline(1, 1, 30.0, False, False, happenings), quiet_minutes=0)
     assert [happening.name for happening in short.happenings] == ["create", "bad-flag"]
     assert score.play(short, quiet_minutes=0).violations

@@ -39,6 +39,13 @@ class Forgetful:
         await trio.lowlevel.checkpoint()
 
 
+class Slow:
+    """Model files that nobody lives to see."""
+
+    async def preview(self, model):
+        await trio.sleep_forever()
+
+
 class Alone:
     """Claims on a host that has no rivals."""
 
@@ -60,7 +67,7 @@ def new_agent():
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
     rng = random.Random(0)
-    ports = Ports(None, None, Forgetful(), None, utcnow, rng)
+    ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
     claimant = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
     return _Agent(
