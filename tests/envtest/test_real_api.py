@@ -28,7 +28,7 @@ from llmkube.supervisor.endpoints import endpoints_manifest, service_manifest, s
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.presence import lease_manifest
 from llmkube.supervisor.settings import AgentSettings
-from llmkube.supervisor.status import Conditions, model_status, service_status
+from llmkube.supervisor.status import OF_SERVICE, Conditions, model_status, service_status
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
 
@@ -234,7 +234,7 @@ async def test_agent_and_controller_write_one_status_together(
     conditions.set("Accepted", True, "Accepted", "fine", generation=1, now=NOW)
     conditions.set("Loaded", False, "Loading", "x" * 10_000, generation=1, now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
-    of_service = {"Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured"}  # always all five
+    of_service = set(OF_SERVICE)  # always all of them
     said: list[tuple[type[Object], dict[str, Any], set[str]]] = [
         (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),
