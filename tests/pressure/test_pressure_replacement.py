@@ -3,6 +3,7 @@
 import math
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -226,6 +227,26 @@ async def the_agent_is_killed_after_the_switch():
             assert old.exit is not None
             await trio.sleep(60)
         assert len(world.machine.starts("chat")) == 2
+
+
+async def test_a_log_that_was_not_renamed_is_when_the_next_agent_comes(autojump_clock):
+    """An agent killed between the journal's line and the log's new name leaves a mark, on which the next one acts."""
+    async with serving_world(ONE) as world:
+        await serve(world, "chat", 10, contextSize=2048)
+        await world.until(count, 2, world, seconds=10)
+        await world.until(count, 1, world, seconds=60)
+        key, (engine,) = Key("default", "chat"), engines(world)
+        entry = world.machine.entries[key]
+        assert not entry.engine.next_log
+        assert engine.log.name == "chat.log"
+        await world.kill_agent()
+        world.machine.entries[key] = attrs.evolve(entry, engine=attrs.evolve(entry.engine, next_log=True))
+        engine.log = engine.log.with_name("chat.log.next")
+        await world.start_agent()
+        await trio.sleep(5)
+        assert not world.machine.entries[key].engine.next_log
+        assert engine.log.name == "chat.log"
+        assert engine.exit is None
 
 
 @pytest.mark.parametrize("wish", ["delete", "suspend", "edit"])

@@ -34,6 +34,9 @@ API_SETTLES_SECONDS = 40.0
 HEARING_SECONDS = 200.0
 """After an outage a watch that has fallen silent may take this long to be opened again."""
 
+SAID_SECONDS = 3600.0
+"""A user's own way to the API server has no faults; but the clock may jump meanwhile."""
+
 COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "stuck", "restless", "bugs")
 
 
@@ -306,7 +309,7 @@ class Wishes:
             self.touched[name] = trio.current_time()
             self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
             labels = {"team": self.labels[name]} if name in self.labels else None
-            with trio.CancelScope(shield=True):  # what is wished is said, also when the faults stop just now
+            with trio.fail_after(SAID_SECONDS, shield=True):  # also when the faults stop just now
                 await world.apply(name, labels=labels, **self.specs[name])
 
     async def delete(self, world, name):
@@ -316,7 +319,7 @@ class Wishes:
                 return  # somebody was faster
             self.touched[name] = trio.current_time()
             self.specs.pop(name)
-            with trio.CancelScope(shield=True):
+            with trio.fail_after(SAID_SECONDS, shield=True):
                 await world.delete(name)
 
 

@@ -98,6 +98,7 @@ class SimChild:
     owners: int = 0  # how many agents look after it: one, or none while none runs
     spawned_at: float = 0.0
     odd: bool = False  # it has misbehaved, and may be ended for that
+    log: Path | None = None
 
     async def last_lines(self, count):
         await trio.lowlevel.checkpoint()
@@ -105,6 +106,7 @@ class SimChild:
 
     async def log_to(self, path):
         await trio.lowlevel.checkpoint()
+        self.log = path
 
     async def listens(self, port):
         await trio.lowlevel.checkpoint()
@@ -259,7 +261,7 @@ class Machine:
         if not self._may_start(name, argv):
             self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
-        child.cookie, child.closed = command.cookie, child.script.deaf
+        child.cookie, child.closed, child.log = command.cookie, child.script.deaf, command.log_path
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())

@@ -235,6 +235,19 @@ async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):
         assert not alive(record.pid)
 
 
+async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
+    """An engine whose agent was killed before or after it had renamed the log has its own words under the new name."""
+    beside = tmp_path / "log.next"
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        (tmp_path / "log").rename(beside)
+        async with adopt_child(record, beside, Ending(record.cookie, 5, Parting()), log_cap_bytes=1 << 20) as child:
+            for _ in range(2):  # the second time the file has its new name already
+                child._log_path = beside
+                await child.log_to(tmp_path / "log")
+                assert await child.last_lines(1) == ("up",)
+
+
 async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
     """The end of a process that somebody else has started is noticed at once, with an unknown code."""
     with trio.fail_after(20):

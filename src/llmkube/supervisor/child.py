@@ -68,9 +68,14 @@ class OwnedProcess:
         return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count)
 
     async def log_to(self, path: Path) -> None:
-        """Have its log file called otherwise; it goes on writing into it, since it holds it open."""
+        """Have its log file called otherwise; it goes on writing into it, since it holds it open.
+
+        One that is not there under its old name has been renamed before, by an agent that could not note it any more.
+        """
         try:
             await trio.to_thread.run_sync(self._log_path.replace, path)
+        except FileNotFoundError:
+            self._log_path = path
         except OSError as error:
             log.warning("the log keeps its name", path=str(self._log_path), error=str(error))
         else:

@@ -222,11 +222,21 @@ class Incarnation:
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
         site, key = self.site, self.site.reporter.key
-        async with site.ports.engines.adopt_child(record, site.log_path, site.parting) as child:
+        log_path = next_log(site.log_path) if record.next_log else site.log_path
+        async with site.ports.engines.adopt_child(record, log_path, site.parting) as child:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )
+            if record.next_log:  # its agent was killed while it took over from another one
+                record = await self._named(child, record)
             yield child, record
+
+    async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
+        """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
+        await child.log_to(self.site.log_path)
+        record = attrs.evolve(record, next_log=False)
+        await self._noted(record)  # if not, the next agent looks once more
+        return record
 
     async def _noted(self, record: EngineRecord) -> bool:
         """Whether the journal has taken it."""
@@ -234,7 +244,7 @@ class Incarnation:
             await self._note(record)
         except WorldError as error:
             key = self.site.reporter.key
-            log.warning("cannot take over yet", name=key.name, namespace=key.namespace, error=str(error))
+            log.warning("not written into the journal", name=key.name, namespace=key.namespace, error=str(error))
             return False
         return True
 
@@ -303,12 +313,12 @@ class Incarnation:
 
     async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
-        path = self.site.log_path
+        record = attrs.evolve(record, next_log=True)
         while not await self._noted(record):  # noqa: ASYNC110 - a disk tells nobody; what serves can wait
             await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
-            await self.before.child.log_to(old_log(path))
-        await child.log_to(path)
+            await self.before.child.log_to(old_log(self.site.log_path))
+        await self._named(child, record)
         self.site.ledger.takes_over(claim)
         self.voice.lead()
         self.before = None

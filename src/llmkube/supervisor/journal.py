@@ -51,6 +51,7 @@ class EngineRecord:
         log_offset: Where its own output begins in the service's log file, in bytes.
         pid: Its process id; 0 while only the intent is known.
         started: What tells it from another process with the same pid (`processes.start_of`).
+        next_log: Whether its log may still be called as that of a successor is.
     """
 
     cookie: str
@@ -59,6 +60,7 @@ class EngineRecord:
     log_offset: int = 0
     pid: int = 0
     started: str = ""
+    next_log: bool = False
 
 
 @attrs.frozen
