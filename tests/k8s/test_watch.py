@@ -9,7 +9,7 @@ import trio
 
 from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, status, status_object, watching
 from llmkube.k8s.builtins import ConfigMap
-from llmkube.k8s.codec import DecodeError
+from llmkube.k8s.codec import DecodeError, encode
 from llmkube.k8s.errors import ApiError, GoneError, ServerError, TransportError, WatchDataError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import MAX_LINE_BYTES, READ_IDLE_SECONDS, parse_event
@@ -86,6 +86,14 @@ def test_a_malformed_object_does_not_spoil_its_event():
     assert one.key == Key("default", "a")
     with pytest.raises(DecodeError, match="data"):
         _ = one.object
+
+
+def test_whoever_hears_the_same_line_shares_its_object():
+    """Two watches in one process read a change once, without its managedFields; another change is another object."""
+    said = {**config_map("a", 5), "metadata": {"name": "a", "namespace": "default", "managedFields": [{}]}}
+    one, same, other = (parse_event(ConfigMap, event(kind, said)) for kind in ("ADDED", "ADDED", "MODIFIED"))
+    assert one.object is same.object is not other.object
+    assert "managedFields" not in encode(one.object)["metadata"]
 
 
 async def test_silence_is_an_error_after_the_read_idle_deadline(autojump_clock):

@@ -17,6 +17,7 @@ from llmkube.apiserver.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.jsonvalues import is_object, same
 from llmkube.apiserver.managed import Entry, Managers, Writer
 from llmkube.apiserver.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
+from llmkube.apiserver.renewal import Renewal, renew
 from llmkube.apiserver.schema import JsonObject, Schema
 from llmkube.base.errors import UserError
 
@@ -124,13 +125,17 @@ def server_side_apply(
     if (applied.get("metadata") or {}).get("managedFields") is not None:
         raise ApplyRefusedError("metadata.managedFields must be nil")
     version = _check_version(live, applied)
-    for misfit in misfits(applied, schema):
-        raise misfit
-    base = _bare(live if live is not None else zero or {})
+    base = managed.left_out(live if live is not None else zero or {})
     managers = _managers_before_apply(live, base, version, schema, zero)
     writer = managed.applier(manager, subresource)
 
     last = managers.get(writer)
+    if last is not None and (renewed := _renewed(base, applied, managers, writer, schema=schema, reset=reset)):
+        if renewed.changed:
+            managers[writer] = attrs.evolve(last, time=now)
+        return _written(live, renewed.object, managed.capped(managers))
+    if (misfit := next(misfits(applied, schema), None)) is not None:
+        raise misfit
     named = paths_of(applied, schema).without_below(reset)
     owned = named.difference(_IDENTITY)
     managers[writer] = Entry(named, version, last.time if last else "")
@@ -166,8 +171,8 @@ def record_write(
     forgets everybody. The other arguments are those of `server_side_apply`. An object that does not fit its schema (an
     item of a keyed list lacks its key) is written down as nobody's: refusing it is validation's part, which knows more.
     """
-    base = _bare(live if live is not None else zero or {})
-    wanted = _bare(new)
+    base = managed.left_out(live if live is not None else zero or {})
+    wanted = managed.left_out(new)
     managers = _managers_of_update(live, new, by_subresource=bool(subresource))
     if live is not None and not managers:
         return _written(live, wanted, managers)  # nobody has kept track of this object, until somebody applies it
@@ -219,14 +224,6 @@ def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -
     return version
 
 
-def _bare(obj: Mapping[str, Any]) -> JsonObject:
-    """Return the object without `managedFields`, which is never merged; it shares everything else."""
-    metadata = obj.get("metadata")
-    if not is_object(metadata):
-        return dict(obj)
-    return {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
-
-
 def _managers_before_apply(
     live: Mapping[str, Any] | None,
     base: JsonObject,
@@ -255,6 +252,27 @@ def _managers_of_update(live: Mapping[str, Any] | None, new: Mapping[str, Any], 
         return managed.parse(sent) or stored
     except FieldSetError:
         return stored  # a client that does not understand the field must not destroy it
+
+
+def _renewed(
+    base: JsonObject,
+    applied: Mapping[str, Any],
+    managers: Managers,
+    writer: Writer,
+    *,
+    schema: Schema,
+    reset: FieldSet,
+) -> Renewal | None:
+    """Return what comes of an apply that only renews values of its manager's own; None if it may do more."""
+    last = managers[writer]
+    if last.api_version != applied.get("apiVersion") or last.fields.elements & reset.members:
+        return None
+    renewed = renew(base, applied, last.fields, schema)
+    if renewed is None or last.fields.intersection(_IDENTITY):
+        return None
+    others = [entry.fields for other, entry in managers.items() if other != writer]
+    shared = any(path in fields for path in renewed.changed for fields in others)
+    return None if shared else renewed
 
 
 def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:

@@ -18,6 +18,7 @@ from llmkube.apiserver.failures import (
     plain_internal,
     unprocessable,
 )
+from llmkube.apiserver.jsonvalues import ABSENT
 from llmkube.apiserver.lastapplied import apply_as
 from llmkube.apiserver.merge import MergeError
 from llmkube.apiserver.options import WriteOptions
@@ -74,7 +75,7 @@ class Applying:
         if stored is None:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
-            bodies.check_shape(_of_clients(merged))
+            bodies.check_shape(_of_clients(merged, old))
         new = self._admission.applied(tx, target, old, merged)
         if new is None:
             return answered(target, old or {}, warnings=warnings)
@@ -103,12 +104,14 @@ class Applying:
             raise _not_typed(target, wanted["metadata"], str(exc)) from exc
 
 
-def _of_clients(merged: JsonObject) -> JsonObject:
-    """Return what clients can have got wrong: not what is written down about them."""
-    metadata = merged.get("metadata")
+def _of_clients(merged: JsonObject, old: Object | None) -> JsonObject:
+    """Return what the client can have got wrong: neither what is written down about it, nor what was there before."""
+    metadata, before = merged.get("metadata"), {} if old is None else old["metadata"]
     if not isinstance(metadata, dict):
         return merged
-    return {"metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+    fresh = {name: value for name, value in metadata.items() if value is not before.get(name, ABSENT)}
+    fresh.pop("managedFields", None)
+    return {"metadata": fresh}
 
 
 def _not_typed(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:

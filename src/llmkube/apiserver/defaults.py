@@ -1,10 +1,12 @@
 """What is left out is filled in, what is unknown is dropped: an object takes its stored shape before it is judged."""
 
+import operator
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from llmkube.apiserver.fielderrors import at, at_index
-from llmkube.apiserver.jsonvalues import ABSENT, copy, is_list, is_object
+from llmkube.apiserver.jsonvalues import ABSENT, SCALARS, copy, is_list, is_object
 from llmkube.apiserver.schema import JsonObject, Schema
 
 
@@ -71,9 +73,8 @@ def drop_empty(value: Any, schema: Schema) -> None:
 def fill(value: Any, schema: Schema) -> None:
     """Fill defaults in, in place."""
     if isinstance(value, dict):
-        for name, inner in schema.properties.items():
-            missing = name not in value or (value[name] is None and not inner.nullable)
-            if missing and inner.has_default:
+        for name, inner in schema.defaulted.items():
+            if name not in value or (value[name] is None and not inner.nullable):
                 value[name] = copy(inner.raw["default"])
         for name in value:  # the keys stay as they are from here on
             below = schema.child(name)
@@ -89,18 +90,56 @@ def fill(value: Any, schema: Schema) -> None:
             fill(value[index], schema.items)
 
 
-def nullify(value: Any, schema: Schema) -> None:
-    """Write the empty lists as null, in place, that a built-in kind's Go structure writes so."""
+def nullified(value: Any, schema: Schema) -> Any:
+    """Return the value with the empty lists as null that a built-in kind's Go structure writes so.
+
+    It shares what does not change; of a value in which nothing does, it is that value itself.
+    """
+    if not _may_be_null(schema):
+        return value
     if isinstance(value, dict):
-        for name, item in value.items():
-            inner = schema.child(name)
-            if inner is not None and item == [] and inner.raw.get("default", ABSENT) is None:
-                value[name] = None
-            elif inner is not None:
-                nullify(item, inner)
-    elif isinstance(value, list) and schema.items is not None:
-        for item in value:
-            nullify(item, schema.items)
+        parts = {name: _nullified_field(item, inner) for name, item in value.items() if (inner := schema.child(name))}
+        return value if all(value[name] is part for name, part in parts.items()) else {**value, **parts}
+    if isinstance(value, list) and schema.items is not None:
+        items = [nullified(item, schema.items) for item in value]
+        return value if all(map(operator.is_, value, items)) else items
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _may_be_null(schema: Schema) -> bool:
+    """Whether anything below is null when it is empty, as in few kinds."""
+    return any(field.raw["default"] is None or _may_be_null(field) for field in schema.defaulted.values()) or any(
+        _may_be_null(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+    )
+
+
+def _nullified_field(item: Any, schema: Schema) -> Any:
+    return None if item == [] and schema.raw.get("default", ABSENT) is None else nullified(item, schema)
+
+
+def is_complete(value: Any, schema: Schema) -> bool:
+    """Whether a value is surely in its stored shape: nothing unknown, null or empty in it, no default left out.
+
+    Where it is, pruning and filling in would change nothing. Some values are said not to be although they are: a null
+    that is allowed, an empty list that stays.
+    """
+    if type(value) is dict:
+        return value.keys() >= schema.defaulted.keys() and all(
+            _is_complete_field(item, inner) if (inner := schema.child(name)) else schema.preserve_unknown
+            for name, item in value.items()
+        )
+    if type(value) is list and schema.items is not None:
+        return all(item is not None and is_complete(item, schema.items) for item in value)
+    return type(value) in SCALARS or type(value) is list
+
+
+def _is_complete_field(item: Any, schema: Schema) -> bool:
+    if type(item) is str:
+        return True  # as most values are
+    if not item and (item is None or schema.type == "array" or schema.additional is not None):
+        return False
+    return is_complete(item, schema)
 
 
 def zero(schema: Schema) -> JsonObject:

@@ -64,10 +64,10 @@ class FieldSet:
 
     def __iter__(self) -> Iterator[Path]:
         """Every path: at each level the members first, then what is below."""
-        for element in self._elements():
+        for element in self._ordered():
             if element in self.members:
                 yield (element,)
-        for element in self._elements():
+        for element in self._ordered():
             for path in self.below(element):
                 yield (element, *path)
 
@@ -115,6 +115,11 @@ class FieldSet:
             },
         )
 
+    @cached_property
+    def elements(self) -> frozenset[str]:
+        """Every element that is in the set itself or has something of the set below it."""
+        return self.members | self.children.keys()
+
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Self:
         """Gather paths into a set."""
@@ -156,13 +161,13 @@ class FieldSet:
 
     def _written(self) -> dict[str, Any]:
         written: dict[str, Any] = {}
-        for element in self._elements():
+        for element in self._ordered():
             inner = self.below(element)._written()  # noqa: SLF001 (its own kind)
             written[element] = {".": {}, **inner} if inner and element in self.members else inner
         return written
 
-    def _elements(self) -> list[str]:
-        return sorted(self.members | self.children.keys(), key=lambda text: (_ORDER[text[0]], text))
+    def _ordered(self) -> list[str]:
+        return sorted(self.elements, key=lambda text: (_ORDER[text[0]], text))
 
 
 NOTHING: Final = FieldSet()

@@ -19,8 +19,10 @@ ABSENT: Final = _Absent()
 """No value at all, where None is JSON's null."""
 
 _SORTED: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-_NO_OBJECTS: Final = _SCALARS | {list, tuple, _Absent}
+SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+"""The types of JSON's values that hold no others."""
+
+_NO_OBJECTS: Final = SCALARS | {list, tuple, _Absent}
 
 
 def same(left: Any, right: Any) -> bool:
@@ -28,7 +30,7 @@ def same(left: Any, right: Any) -> bool:
     if left is right:
         return True
     kind = type(left)
-    if kind is type(right) and kind in _SCALARS:
+    if kind is type(right) and kind in SCALARS:
         return bool(left == right)
     if kind is bool or type(right) is bool or kind is str:
         return False
@@ -85,7 +87,7 @@ def json_type(value: Any) -> str:
 def copy(value: Any) -> Any:
     """Return a deep copy; the copy's containers are plain dicts and lists."""
     if is_object(value):
-        return {name: item if type(item) in _SCALARS else copy(item) for name, item in value.items()}
+        return {name: item if type(item) in SCALARS else copy(item) for name, item in value.items()}
     if is_list(value):
-        return [item if type(item) in _SCALARS else copy(item) for item in value]
+        return [item if type(item) in SCALARS else copy(item) for item in value]
     return value

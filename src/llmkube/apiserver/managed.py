@@ -12,6 +12,7 @@ import attrs
 
 from llmkube.apiserver.byidentity import ByIdentity
 from llmkube.apiserver.fieldset import FieldSet, FieldSetError
+from llmkube.apiserver.jsonvalues import is_object
 from llmkube.apiserver.schema import JsonObject
 
 Operation = Literal["Apply", "Update"]
@@ -95,6 +96,14 @@ def parse_or_none(raw: Any) -> Managers:
         return parse(raw)
     except FieldSetError:
         return {}
+
+
+def left_out(obj: Mapping[str, Any]) -> JsonObject:
+    """Return an object without `managedFields`, which is never merged; it shares everything else."""
+    metadata = obj.get("metadata")
+    if not is_object(metadata):
+        return dict(obj)
+    return {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
 
 
 def to_json(managers: Mapping[Writer, Entry]) -> list[JsonObject]:

@@ -56,7 +56,7 @@ def paths_of(value: Any, schema: Schema) -> FieldSet:
     Raises:
         MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
     """
-    return fieldset.NOTHING if _is_leaf(schema, value) else _owned(value, schema, ())
+    return fieldset.NOTHING if is_leaf(schema, value) else _owned(value, schema, ())
 
 
 def _owned(value: Any, schema: Schema, path: Path) -> FieldSet:
@@ -64,7 +64,7 @@ def _owned(value: Any, schema: Schema, path: Path) -> FieldSet:
     members = set()
     children = {}
     for element, item, inner, own in _parts(value, schema, path):
-        leaf = _is_leaf(inner, item)
+        leaf = is_leaf(inner, item)
         if leaf or own:
             members.add(element)
         if not leaf and (below := _owned(item, inner, (*path, element))):
@@ -80,7 +80,7 @@ def _parts(value: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, S
             yield fieldset.field(name), item, _child(schema, name), itself
     elif is_list(value):
         inner = schema.items or ANYTHING
-        for element, item in zip(_elements(value, schema, path), value, strict=True):
+        for element, item in zip(elements_of(value, schema, path), value, strict=True):
             yield element, item, inner, True
 
 
@@ -130,13 +130,18 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
     """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
-    wanted, fits, said = _SHAPES[schema.type]
-    if not fits(value):
+    wanted, shaped, said = _SHAPES[schema.type]
+    if not shaped(value):
         yield MergeError(path, f"expected {wanted}, got {said(value)}")
     elif schema.type == "object":
         yield from _misfit_fields(value, schema, path)
     elif schema.type == "array" and schema.items is not None:
         yield from _misfit_items(value, schema, path)
+
+
+def fits(value: Any, schema: Schema) -> bool:
+    """Whether a value's own type is the schema's, whatever is in it."""
+    return value is None or schema.int_or_string or not schema.type or _SHAPES[schema.type][1](value)
 
 
 def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
@@ -207,8 +212,8 @@ def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
 
 def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, path: Path) -> list[Any]:
     """Merge items of the same key; applied items keep their order, live ones their place between shared neighbours."""
-    left = _elements(live, schema, path)
-    right = _elements(applied, schema, path)
+    left = elements_of(live, schema, path)
+    right = elements_of(applied, schema, path)
     _check_no_repeats(right, path)
     first_live: dict[str, Any] = {}
     for element, item in zip(left, live, strict=True):
@@ -239,7 +244,7 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
 
 def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
     """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
-    if not unwanted or _is_leaf(schema, value):
+    if not unwanted or is_leaf(schema, value):
         return value
     if is_object(value):
         kept = {}
@@ -251,7 +256,7 @@ def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
     inner = schema.items or ANYTHING
     left = [
         remove(item, unwanted.below(element), inner)
-        for element, item in zip(_elements(value, schema, ()), value, strict=True)
+        for element, item in zip(elements_of(value, schema, ()), value, strict=True)
         if element not in unwanted.members
     ]
     return left or (None if value else left)
@@ -276,7 +281,7 @@ def _child(schema: Schema, name: str) -> Schema:
     return schema.child(name) or ANYTHING
 
 
-def _is_leaf(schema: Schema, value: Any) -> bool:
+def is_leaf(schema: Schema, value: Any) -> bool:
     """Whether the value is owned as one: a scalar, or a container that the schema or its silence makes atomic."""
     if is_object(value):
         return schema.map_atomic or schema.type not in {"", "object"}
@@ -295,18 +300,23 @@ def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     if not (before and old) and not (after and new):
         return True
     if before and after:
-        return is_object(old) != is_object(new) or _is_leaf(schema, old) or _is_leaf(schema, new)
+        return is_object(old) != is_object(new) or is_leaf(schema, old) or is_leaf(schema, new)
     one, other = (old, new) if before else (new, old)
     if other is not None and other is not ABSENT:
         return True  # the type changed under a schema that says nothing
-    return _is_leaf(schema, one)
+    return is_leaf(schema, one)
 
 
 def _is_container(value: Any) -> bool:
     return is_object(value) or is_list(value)
 
 
-def _elements(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
+def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
+    """Return how the items of a keyed list or a set are told apart.
+
+    Raises:
+        MergeError: As for `paths_of`.
+    """
     elements = []
     for index, item in enumerate(items):
         try:
@@ -345,7 +355,7 @@ def _by_element(items: Any, schema: Schema, path: Path) -> dict[str, Any]:
     if not is_list(items):
         return {}
     found: dict[str, Any] = {}
-    for element, item in zip(_elements(items, schema, path), items, strict=True):
+    for element, item in zip(elements_of(items, schema, path), items, strict=True):
         found.setdefault(element, item)
     return found
 
@@ -360,13 +370,13 @@ def _check_no_repeats(elements: Sequence[str], path: Path) -> None:
 
 def _check_unique(applied: Any, schema: Schema, path: Path) -> None:
     """Refuse repeats anywhere in a value that is taken over whole."""
-    if _is_leaf(schema, applied):
+    if is_leaf(schema, applied):
         return
     if is_object(applied):
         for name, item in applied.items():
             _check_unique(item, _child(schema, name), (*path, fieldset.field(name)))
     elif is_list(applied):
-        elements = _elements(applied, schema, path)
+        elements = elements_of(applied, schema, path)
         _check_no_repeats(elements, path)
         for element, item in zip(elements, applied, strict=True):
             _check_unique(item, schema.items or ANYTHING, (*path, element))

@@ -31,13 +31,16 @@ _FIXED: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimes
 def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Callable[[str], str]) -> list[FieldError]:
     """Return what is wrong with the metadata of an object of the right types; `old` is stored, on an update."""
     metadata = obj.get("metadata") or {}
+    before = {} if old is None else old.get("metadata") or {}
     errors = list(_check_name(metadata, name_rule))
-    errors += _check_labels(metadata)
-    errors += _check_annotations(metadata)
+    if metadata.get("labels") != before.get("labels"):
+        errors += _check_labels(metadata)
+    if metadata.get("annotations") != before.get("annotations"):
+        errors += _check_annotations(metadata)
     errors += _check_owners(metadata)
     errors += _check_finalizers(metadata)
     if old is not None:
-        errors += 2 * list(_check_change(metadata, old.get("metadata") or {}))  # kube-apiserver looks at it twice
+        errors += 2 * list(_check_change(metadata, before))  # kube-apiserver looks at it twice
     return errors
 
 

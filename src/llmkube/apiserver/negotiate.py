@@ -4,6 +4,7 @@ Protobuf is not spoken except for the OpenAPI v2 document, so a client that pref
 """
 
 import re
+from functools import lru_cache
 from typing import Final, Literal
 
 import attrs
@@ -65,6 +66,7 @@ def parse_accept(header: str) -> list[MediaType]:
     return choices or [MediaType("*/*")]
 
 
+@lru_cache(maxsize=64)  # each client has one or two
 def negotiate(header: str) -> Shape:
     """Return the shape of the answer that the client likes best among those the server has.
 

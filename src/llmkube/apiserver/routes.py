@@ -1,6 +1,7 @@
 """A path names a resource: where it is, is known before anything is looked up."""
 
 import urllib.parse
+from functools import lru_cache
 
 import attrs
 
@@ -20,6 +21,7 @@ class Route:
 _OF_NAMESPACES = frozenset({"status", "finalize"})  # /namespaces/NAME/status is the namespace's own
 
 
+@lru_cache(maxsize=1024)  # clients ask for the same few again and again
 def parse_path(raw_path: str) -> Route | None:
     """Return the route of a raw (still percent-encoded) path; None when it names no resource."""
     parts = [urllib.parse.unquote(part) for part in raw_path.strip("/").split("/")]

@@ -74,6 +74,7 @@ class Schema:
     not_: "Schema | None" = None
     patch_merge_key: str = ""
     patch_strategies: frozenset[str] = frozenset()  # of "merge", "replace", "retainKeys"
+    defaulted: Mapping[str, "Schema"] = _NOTHING  # those of the properties that are filled in when they are left out
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -86,11 +87,12 @@ class Schema:
         if embedded:  # an object inside an object has a name tag of its own, declared or not
             text = {"type": "string"}
             properties = {"apiVersion": text, "kind": text, "metadata": OBJECT_META, **properties}
+        fields = {name: cls.parse(sub) for name, sub in properties.items()}
         return cls(
             raw=raw,
             type=raw.get("type", ""),
             nullable=bool(raw.get("nullable", False)),
-            properties={name: cls.parse(sub) for name, sub in properties.items()},
+            properties=fields,
             additional=cls.parse(additional) if is_object(additional) else None,
             items=cls.parse(items) if is_object(items) else None,
             preserve_unknown=bool(raw.get("x-kubernetes-preserve-unknown-fields", False)) or additional is True,
@@ -106,6 +108,7 @@ class Schema:
             not_=cls.parse(raw["not"]) if isinstance(raw.get("not"), Mapping) else None,
             patch_merge_key=raw.get("x-kubernetes-patch-merge-key", ""),
             patch_strategies=frozenset(strategies.split(",")) if strategies else frozenset(),
+            defaulted={name: field for name, field in fields.items() if field.has_default},
         )
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Final, TypedDict
 
 import attrs
 
-from llmkube.apiserver import builtins, defaults, fieldset, gotext, metadata, validate
+from llmkube.apiserver import builtins, defaults, fieldset, gotext, managed, metadata, validate
 from llmkube.apiserver.catalog import CRDS
 from llmkube.apiserver.fielderrors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.fieldset import FieldSet
@@ -69,9 +69,11 @@ def complete(
 
     A null that was sent counts as left out; one that an apply has left in a custom object stays, to be refused.
     """
+    fill = _behaviour(kind).fill
+    if fill is None and defaults.is_complete(obj, kind.schema):  # what an apply has renewed
+        return {**obj, **_stored_metadata(obj)}, ()
     completed, unknown = defaults.prune(obj, kind.schema)
-    if isinstance(completed.get("metadata"), Mapping):
-        completed["metadata"] = metadata.stored_form(completed["metadata"])
+    completed |= _stored_metadata(completed)
     if kind.builtin:
         defaults.empty_nulls(completed, kind.schema)
     if kind.builtin or not applied:
@@ -79,10 +81,14 @@ def complete(
     if kind.builtin:
         defaults.drop_empty(completed, kind.schema)
     defaults.fill(completed, kind.schema)
-    fill = _behaviour(kind).fill
     if fill is not None and validate.well_typed(completed, kind.schema):
         fill(completed)
     return completed, unknown if kind.builtin else tuple(sorted(unknown))
+
+
+def _stored_metadata(obj: Mapping[str, Any]) -> JsonObject:
+    tag = obj.get("metadata")
+    return {"metadata": metadata.stored_form(tag)} if isinstance(tag, Mapping) else {}
 
 
 def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
@@ -120,9 +126,7 @@ def prepare(
     `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
     everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
     """
-    prepared = _editable(obj, deep=kind.builtin)
-    if kind.builtin:
-        defaults.nullify(prepared, kind.schema)
+    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits(kind))
     if old is None:
         _reset_status(kind, prepared)
         _make_ready(kind, prepared, None)
@@ -139,6 +143,11 @@ def prepare(
     if not through_status:
         _make_ready(kind, prepared, old)
     return prepared
+
+
+def _edits(kind: KindInfo) -> bool:
+    """Whether objects of the kind are edited in place, more than their metadata, on the way to the store."""
+    return _behaviour(kind).prepare is not None
 
 
 def _make_ready(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
@@ -211,9 +220,12 @@ def _of_metadata(error: FieldError) -> bool:
 def _of_schema(
     kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str
 ) -> list[FieldError]:
-    """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status."""
+    """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status.
+
+    What is written down about managers is the server's own, and so is nothing to judge.
+    """
     if subresource != "status" or kind.builtin or "status" not in obj:
-        return validate.bounds(obj, old, kind.schema, repeats=not kind.builtin)
+        return validate.bounds(managed.left_out(obj), old, kind.schema, repeats=not kind.builtin)
     schema, before = kind.schema.child("status"), (old or {}).get("status")
     errors = validate.bounds(obj["status"], before, schema, "status") if schema is not None else []
     return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]

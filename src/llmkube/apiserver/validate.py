@@ -124,9 +124,9 @@ def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, pa
         if not value.get(name):
             yield required(at(path, name))
     for name, item in value.items():
-        inner = schema.child(name)
-        if inner is not None:
-            yield from _judge(item, old.get(name), inner, at(path, name))
+        inner, before = schema.child(name), old.get(name)
+        if inner is not None and (item is None or item is not before):
+            yield from _judge(item, before, inner, at(path, name))
 
 
 def _has_type(value: Any, schema: Schema) -> bool:

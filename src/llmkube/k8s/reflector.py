@@ -17,6 +17,7 @@ a restore of etcd, kube-apiserver accepts a resourceVersion from its future and 
 import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final, Generic, Never, TypeVar
 
 import attrs
@@ -28,7 +29,7 @@ from llmkube.k8s.client import Client, Listing
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError, WatchSilentError
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.watch import Watch, WatchEvent, resource_version_of
+from llmkube.k8s.watch import Watch, WatchEvent, resource_version_of, without_managed_fields
 
 T = TypeVar("T", bound=Object)
 
@@ -119,7 +120,7 @@ class Cache(Generic[T]):
             return not is_older(event.resource_version, self._versions.get(key, "")) and self._forget(key)
         if key not in self._versions and is_older(event.resource_version, before):
             return False  # a replayed event of an object that has been deleted since
-        return self._store(event.kind, key, event.raw)
+        return self._store(event.kind, key, event.raw, lambda: event.object)
 
     def is_doubtful(self, listing: Listing[T]) -> bool:
         """Say whether a list contradicts what is known so much that a second read must confirm it."""
@@ -161,14 +162,15 @@ class Cache(Generic[T]):
         gone = sorted(self._versions.keys() - present.keys())
         for key in gone:
             self._forget(key)
-        return gone + [key for key, raw in present.items() if self._store(listing.kind, key, raw)]
+        kind = listing.kind
+        return gone + [key for key, raw in present.items() if self._store(kind, key, raw, partial(_read, kind, raw))]
 
     def _forget(self, key: Key) -> bool:
         self._objects.pop(key, None)
         self._misfits.pop(key, None)
         return self._versions.pop(key, None) is not None
 
-    def _store(self, kind: type[T], key: Key, raw: Mapping[str, Any]) -> bool:
+    def _store(self, kind: type[T], key: Key, raw: Mapping[str, Any], read: Callable[[], T]) -> bool:
         version = resource_version_of(raw)
         known = self._versions.get(key)
         if known and (version == known or is_older(version, known)):
@@ -176,7 +178,7 @@ class Cache(Generic[T]):
         self._versions[key] = version
         self.doubted.discard(key)
         try:
-            self._objects[key] = decode(kind, _without_managed_fields(raw))
+            self._objects[key] = read()
             self._misfits.pop(key, None)
         except DecodeError as error:
             _log.warning("cannot read object", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
@@ -328,6 +330,10 @@ async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None
                 notify(event.key)
 
 
+def _read(kind: type[T], raw: Mapping[str, Any]) -> T:
+    return decode(kind, without_managed_fields(raw))
+
+
 def is_mass_deletion(lost: int, before: int) -> bool:
     """Say whether deletions take more than half of what there was; one alone is somebody's deed, whatever it leaves."""
     return lost > 1 and 2 * lost > before
@@ -345,11 +351,3 @@ def is_older(version: str, than: str) -> bool:
 def newest(known: str, version: str) -> str:
     """Return the position after an event: never backwards, whatever a confused server sends."""
     return known if not version or is_older(version, known) else version
-
-
-def _without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out who owns which field: half of an object's size, and an update without it leaves it alone."""
-    metadata = raw.get("metadata")
-    if not isinstance(metadata, Mapping) or "managedFields" not in metadata:
-        return raw
-    return {**raw, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}

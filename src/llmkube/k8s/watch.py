@@ -12,6 +12,7 @@
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 import attrs
@@ -35,9 +36,13 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """No object is larger: etcd refuses requests above 1.5 MiB and kube-apiserver bodies above 3 MiB."""
 
 
-@attrs.frozen
+SHARED_EVENTS: Final = 16
+"""Agent and controller in one process watch the same objects, and hear of a change at nearly the same time."""
+
+
+@attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class WatchEvent(Generic[T]):
-    """One change; the object is decoded when it is looked at, so events that nobody reads cost little."""
+    """One change; the object is decoded when it is looked at, once, so events that nobody reads cost little."""
 
     kind: type[T]
     type: EventType  # below `kind`: from here on, `type` means this field
@@ -53,10 +58,14 @@ class WatchEvent(Generic[T]):
         """Where to resume after this event."""
         return resource_version_of(self.raw)
 
-    @property
+    @cached_property
     def object(self) -> T:
-        """The object after the change, or as it was last when it was deleted; DecodeError when it is malformed."""
-        return decode(self.kind, self.raw)
+        """The object after the change, or as it was last when it was deleted, without its managedFields.
+
+        Raises:
+            DecodeError: It is malformed.
+        """
+        return decode(self.kind, without_managed_fields(self.raw))
 
 
 class Watch(Generic[T]):
@@ -133,8 +142,9 @@ class Watch(Generic[T]):
             )
 
 
+@lru_cache(maxsize=SHARED_EVENTS)
 def parse_event(kind: type[T], line: bytes) -> WatchEvent[T]:
-    """Read one line of a watch; raises what `Watch.next_event` documents."""
+    """Read one line of a watch; raises what `Watch.next_event` documents. Whoever hears the same line shares it."""
     resource = kind.RESOURCE
     try:
         event = json.loads(line)
@@ -159,6 +169,14 @@ def has_name(obj: Any) -> bool:
     """Say whether JSON data is an object that `Key.of` can name."""
     metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
     return isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) and metadata["name"] != ""
+
+
+def without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out who owns which field: half of an object's size, and an update without it leaves it alone."""
+    metadata = raw.get("metadata")
+    if not isinstance(metadata, Mapping) or "managedFields" not in metadata:
+        return raw
+    return {**raw, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
 
 
 def resource_version_of(obj: Mapping[str, Any]) -> str:
