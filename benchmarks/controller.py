@@ -381,9 +381,8 @@ NOTES: Final = (
     """Of kopf's requests, one patch per service keeps what it remembers in an annotation; it writes that anew after
     each edit of a label. A restart applies everything again.""",
     """A restart includes the start of the interpreter and all imports.""",
-    """A new service costs three writes and two reads here (whether a stranger's Deployment or Service has its name),
-    and four writes there. Most of the processor time of a request of ours is spent in httpx and httpcore; kopf was not
-    profiled. The server's share includes what the stopwatch asks for.""",
+    """A new service costs three writes here, and four there. Most of the processor time of a request of ours is spent
+    in httpx and httpcore; kopf was not profiled. The server's share includes what the stopwatch asks for.""",
 )
 
 

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import httpx
+import trio
 
-from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of
+from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, widget
 from contracts.widgets import GROUP
 
 OURS = "llmkube-controller"
@@ -13,7 +14,7 @@ LABELS = {"app.kubernetes.io/managed-by": OURS}
 
 
 async def apply(lab: Lab, path: str, manifest: dict[str, Any], **params: str) -> httpx.Response:
-    """Apply as the controller does: under its own name, and by force only where that is asked for."""
+    """Apply under the controller's name, and by force only where that is asked for."""
     params = {"fieldManager": OURS, **params}
     return await lab.http.patch(path, content=json.dumps(manifest), headers=APPLY, params=params)
 
@@ -62,6 +63,17 @@ def workload(lab: Lab, kind: str, owner: dict[str, Any], **labels: str) -> tuple
     return f"{root}/namespaces/{lab.namespace}/{plural}/chat", {**manifest, "spec": spec}
 
 
+NO_VERSION = "9223372036854775807"
+"""Of no object: what counts versions does so in 64 bits with a sign."""
+
+MANY = 8
+
+
+def only_new(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest whose apply can create, and do nothing else."""
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": NO_VERSION}}
+
+
 KINDS = ("Service", "Deployment", "Job", "HorizontalPodAutoscaler", "PodDisruptionBudget", "PersistentVolumeClaim")
 
 
@@ -93,6 +105,34 @@ async def check_somebody_elses_object_is_left_alone(lab: Lab) -> None:
     answer = await apply(lab, path, manifest)
     assert ("FieldManagerConflict", ".spec.selector") in causes_of(status_of(answer, 409, "Conflict"))
     assert (await lab.get(path))["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+
+
+async def check_a_service_may_be_made_and_not_changed(lab: Lab) -> None:
+    """An apply with a version that no object has creates; onto what exists it is a conflict, and so it is if forced."""
+    await _made_and_not_changed(lab, *workload(lab, "Service", await lab.widget("owner")))
+
+
+async def check_a_custom_object_may_be_made_and_not_changed(lab: Lab) -> None:
+    """The same of an object whose kind a definition has brought."""
+    await _made_and_not_changed(lab, f"{lab.widgets}/a", widget("a"))
+
+
+async def check_of_many_who_make_an_object_one_does(lab: Lab) -> None:
+    """Whoever comes at the same time is refused, and nothing of theirs is in it."""
+    path, manifest = workload(lab, "Service", await lab.widget("owner"))
+    codes: dict[str, int] = {}
+
+    async def make(name: str) -> None:
+        metadata = {**manifest["metadata"], "labels": {name: "was-here"}}
+        answer = await apply(lab, path, only_new({**manifest, "metadata": metadata}), fieldManager=name, force="true")
+        codes[name] = answer.status_code
+
+    async with trio.open_nursery() as nursery:
+        for number in range(MANY):
+            nursery.start_soon(make, f"m{number}")
+    assert sorted(codes.values()) == [201, *[409] * (MANY - 1)]
+    [first] = [name for name, code in codes.items() if code == 201]
+    assert (await lab.get(path))["metadata"]["labels"] == {first: "was-here"}
 
 
 async def check_a_deletion_may_name_the_uid(lab: Lab) -> None:
@@ -179,6 +219,13 @@ async def workloads_are_made_and_changed_by_apply(lab: Lab) -> None:
         await _made_and_changed(lab, kind)
 
 
+async def workloads_may_be_made_and_not_changed(lab: Lab) -> None:
+    """An apply of them, too, can be one that creates or is a conflict."""
+    owner = await lab.widget("owner")
+    for kind in KINDS[1:]:
+        await _made_and_not_changed(lab, *workload(lab, kind, owner))
+
+
 async def workloads_go_with_their_owner(lab: Lab) -> None:
     """All of them are collected once their owner is gone."""
     owner = await lab.widget("owner")
@@ -213,6 +260,7 @@ async def a_template_changes_field_by_field(lab: Lab) -> None:
 
 WORKLOAD_CHECKS = (
     workloads_are_made_and_changed_by_apply,
+    workloads_may_be_made_and_not_changed,
     workloads_go_with_their_owner,
     a_template_changes_field_by_field,
 )
@@ -235,6 +283,27 @@ async def _made_and_changed(lab: Lab, kind: str) -> None:
     answer = await apply(lab, path, manifest, force="true")
     assert (answer.status_code, answer.json()["metadata"]["labels"]) == (200, LABELS)
     assert _entry(answer.json())["operation"] == "Apply"
+
+
+async def _made_and_not_changed(lab: Lab, path: str, manifest: dict[str, Any]) -> None:
+    """Each of our applies is as harmless to a stranger's object as can be: he has made it with the very same fields."""
+    collection = path.rpartition("/")[0]
+    answer = await apply(lab, path, only_new(manifest))
+    assert answer.status_code == 201, answer.text
+    made = answer.json()["metadata"]
+    assert made["resourceVersion"] != NO_VERSION
+    assert "deletionTimestamp" not in made
+    assert "f:resourceVersion" not in json.dumps(made["managedFields"])
+    theirs = {**manifest, "metadata": {"name": "theirs"}}
+    await lab.create(collection, theirs, fieldManager="somebody")
+    mine = {**manifest, "metadata": {**manifest["metadata"], "name": "theirs"}}
+    for params in ({}, {"force": "true"}):
+        answer = await apply(lab, f"{collection}/theirs", only_new(mine), **params)
+        assert causes_of(status_of(answer, 409, "Conflict")) == []
+        there = (await lab.get(f"{collection}/theirs"))["metadata"]
+        assert OURS not in {entry["manager"] for entry in there["managedFields"]}
+        assert "ownerReferences" not in there
+    assert (await apply(lab, f"{collection}/theirs", mine)).status_code == 200, "it would have been no conflict"
 
 
 def _entry(made: dict[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from typing import Any
 import attrs
 import pytest
 
-from contracts import check_reads, check_writes, script_objects, script_writes
+from contracts import check_controllers, check_reads, check_writes, script_apply, script_objects, script_writes
 from contracts.compare import differences
 from contracts.lab import Lab, open_lab
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
-from llmkube.apiserver import admission, answers, defaults, strategy, writing
+from llmkube.apiserver import admission, answers, applying, defaults, strategy, writing
 from llmkube.apiserver.store import Change, Store
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
@@ -74,6 +74,18 @@ MUTANTS = [
         _accept_stale,
         checks=(check_writes.check_updates_need_the_current_version,),
         chapter=script_writes.chapter_updates,
+    ),
+    Mutant(
+        "an apply does not look at the version",
+        applying,
+        "check_version",
+        _accept_stale,
+        checks=(
+            check_controllers.check_a_service_may_be_made_and_not_changed,
+            check_controllers.check_a_custom_object_may_be_made_and_not_changed,
+            check_controllers.check_of_many_who_make_an_object_one_does,
+        ),
+        chapter=script_apply.chapter_apply,
     ),
     Mutant(
         "a status patch touches spec",

@@ -1,6 +1,7 @@
 """An embedded API server in memory under virtual time, a controller on it, and hands that play the hosts."""
 
 import datetime
+import json
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -69,9 +70,13 @@ class Faults(httpx.AsyncBaseTransport):
         self.events = 0  # pieces of watches, so far
         self.crash_at = 0  # the change, from 1, that is the last of this controller
         self.crash_after = False  # it is answered by the server, but not to the controller
+        self.refuse_at = 0  # the change, from 1, that the server cannot make just then
+        self.lose_at = 0  # the change, from 1, that is made, while the answer is lost on its way
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
         self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
         self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
+        self.latecomers: set[str] = set()  # resources of which a stranger makes one just before our first write arrives
+        self.strangers: list[Any] = []  # what they have made, as it was then
         self.stale = False  # reads are answered from before the newest write, whoever wrote it
         self.crashed = trio.Event()
 
@@ -86,13 +91,11 @@ class Faults(httpx.AsyncBaseTransport):
             message = self.refusals[call.resource]
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}
             return httpx.Response(422, json={**status, "metadata": {}, "message": message}, request=request)
+        if request.method == "PATCH" and call.resource in self.latecomers:
+            self.latecomers.discard(call.resource)
+            await self._come_before(request)
         if request.method != "GET":
-            self.changes += 1
-            if self.changes == self.crash_at:
-                if self.crash_after:
-                    await self._inner.handle_async_request(request)
-                self.crashed.set()
-                await trio.sleep_forever()  # until somebody buries the controller
+            return await self._change(request)
         if self.stale and request.method == "GET" and "watch=" not in str(request.url):
             return await self._read_stale(request)
         response = await self._inner.handle_async_request(request)
@@ -101,6 +104,33 @@ class Faults(httpx.AsyncBaseTransport):
             self._streams.append(response.stream)
             response.stream = _Breaking(response.stream, self)
         return response
+
+    async def _change(self, request: httpx.Request) -> httpx.Response:
+        """Let a change through, unless it is the one at which something breaks."""
+        self.changes += 1
+        number = self.changes  # others come while this one waits
+        if number == self.crash_at:
+            if self.crash_after:
+                await self._inner.handle_async_request(request)
+            self.crashed.set()
+            await trio.sleep_forever()  # until somebody buries the controller
+        if number == self.refuse_at:
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}, "code": 503}
+            return httpx.Response(503, json={**status, "message": "no leader"}, request=request)
+        response = await self._inner.handle_async_request(request)
+        if number == self.lose_at:
+            raise httpx.ReadError("the connection broke")
+        return response
+
+    async def _come_before(self, request: httpx.Request) -> None:
+        """Have a stranger make what this request is about, with the same spec: an apply onto that is no conflict."""
+        manifest = json.loads(await request.aread())
+        theirs = {**manifest, "metadata": {"name": manifest["metadata"]["name"]}}
+        url = request.url.copy_with(path=request.url.path.rpartition("/")[0], query=None)
+        create = httpx.Request("POST", url, headers=request.headers, content=json.dumps(theirs))
+        create.headers["content-type"] = "application/json"
+        response = await self._inner.handle_async_request(create)
+        self.strangers.append(json.loads(await response.aread()))
 
     async def _read_stale(self, request: httpx.Request) -> httpx.Response:
         """Answer from the version before the newest one; a get is picked out of such a list."""

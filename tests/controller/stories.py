@@ -101,6 +101,10 @@ def _find_room(name: str) -> Act:
     return act
 
 
+def _running_pod(name: str) -> Act:
+    return lambda hands: hands.service_pod({"phase": "Running", "conditions": []}, name=name)
+
+
 def _wait(seconds: float) -> Act:
     async def act(_: Hands) -> None:
         await trio.sleep(seconds)
@@ -190,6 +194,22 @@ STORIES: Final[Mapping[str, Sequence[Act]]] = {
             _service(),
         ),
         lambda hands: hands.bind("weights"),
+    ),
+    "a pod runs on the user's claim": (
+        _both(
+            _create(PersistentVolumeClaim, "weights", {}),
+            lambda hands: hands.bind("weights"),
+            _model(source="pvc://weights/a/b.gguf"),
+            _service(),
+        ),
+        _running_pod("chat"),  # now the header is read beside it
+        _model(source="pvc://weights/a/c.gguf"),
+    ),
+    "the source is edited under running pods": (
+        _both(_model(), _service(replicas=2)),
+        _running_pod("chat"),
+        _model(source="hf://org/repo/other.gguf"),
+        _running_pod("chat"),
     ),
     "each pod fetches": (
         _both(_model(), _service(modelCache={"persistence": "Ephemeral"}, resources={"ephemeralStorage": "9Gi"})),

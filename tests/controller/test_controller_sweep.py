@@ -1,10 +1,12 @@
-"""Whatever breaks, and wherever, the same objects come of it: crashes, broken watches, stale reads, over many stories.
+"""Whatever breaks, and wherever, the same objects come of it: over many stories, by every kind of `FAULTS`.
 
-The points are sampled; LLMKUBE_SWEEP=whole tries every one (some minutes).
+The points are sampled; LLMKUBE_SWEEP=whole tries every one (about half an hour), and `-rA` then shows how many.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -14,6 +16,7 @@ from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.stories import STORIES
 from llmkube.controller.fetching import Fetching
+from llmkube.controller.loop import Reconciler
 from llmkube.controller.render.storage import cache_claim
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
@@ -21,7 +24,7 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError
-from llmkube.k8s.reflector import Cache
+from llmkube.k8s.reflector import RECHECK_SECONDS, Cache, _Collection
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -44,7 +47,28 @@ VOLATILE = {
 LONG_ENOUGH = 90.0
 """Seconds of virtual time: a watch that breaks is opened again within a few, a failed reconcile is tried again."""
 
+OLD_ENOUGH = sum(RECHECK_SECONDS) + 15.0
+"""Seconds after which a reflector no longer lists again because its first list was empty: a broken watch is resumed."""
+
 QUIET = 1800.0
+
+FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "crash before a write": ("crash_at", {}),
+    "crash after a write": ("crash_at", {"crash_after": True}),
+    "crash, and begin from old reads": ("crash_at", {"crash_after": True, "stale": True}),
+    "write refused": ("refuse_at", {}),
+    "answer to a write lost": ("lose_at", {}),
+    "watch breaks before an event": ("break_at", {}),
+    "watch is forgotten before an event": ("forget_at", {}),
+}
+"""Each with what says where in a story it happens, and what else there is to it.
+
+All but the old reads have a defect below that they show; for those none is known that ends elsewhere.
+"""
+
+AT_EVENTS: Final = frozenset({"break_at", "forget_at"})
+"""Their places are counted in events of watches, those of the others in changes."""
+
 WHOLE = os.environ.get("LLMKUBE_SWEEP") == "whole"
 
 
@@ -65,7 +89,7 @@ def lasting(value):
 
 
 async def play(story, *, quiet_seconds=60.0, **faults):
-    """Act by act with these faults; nothing is written in the quiet after the last."""
+    """Act by act with these faults, which begin in the first; nothing is written in the quiet after the last."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         network = hands.cluster.faults
         for name, value in faults.items():
@@ -74,6 +98,8 @@ async def play(story, *, quiet_seconds=60.0, **faults):
         nursery.start_soon(hands.cluster.run_again, settings)
         kubernetes = await nursery.start(run_in_scope, hands.run_kubernetes)
         others = await nursery.start(run_in_scope, run_others, hands) if network.stale else kubernetes
+        await trio.sleep(OLD_ENOUGH)
+        network.events = 0
         for act in STORIES[story]:
             await act(hands)
             await trio.sleep(LONG_ENOUGH)
@@ -113,9 +139,12 @@ async def run_others(hands):
         await hands.client.apply(Service, manifest, field_manager=KUBE)
 
 
-def points(count, drawn):
-    """The places to try, from 1: all of them, or one that depends on what is drawn."""
-    return range(1, count + 1) if WHOLE else (1 + drawn % count,)
+def points(fault, end, drawn):
+    """The faults of one kind to try, at each of its places: all of them, or one that depends on what is drawn."""
+    place, besides = FAULTS[fault]
+    count = end.events if place in AT_EVENTS else end.changes
+    places = range(1, count + 1) if WHOLE else (1 + drawn % count,)
+    return [{place: at, **besides} for at in places]
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -127,14 +156,12 @@ async def test_the_same_objects_come_of_it(story, autojump_clock):
     expected = await play(story, quiet_seconds=QUIET)
     assert expected.objects
     drawn = 7 * list(STORIES).index(story)
-    faults = [
-        *({"crash_at": at} for at in points(expected.changes, drawn)),
-        *({"crash_at": at, "crash_after": True} for at in points(expected.changes, drawn + 5)),
-        *({"crash_at": at, "stale": True} for at in points(expected.changes, drawn + 10)),
-        *({"break_at": at} for at in points(expected.events, drawn)),
-        *({"forget_at": at} for at in points(expected.events, drawn + 30)),
-    ]
-    assert [fault for fault in faults if (await play(story, **fault)).objects != expected.objects] == []
+    elsewhere, tried = [], {}
+    for number, fault in enumerate(FAULTS):
+        tried[fault] = points(fault, expected, drawn + 5 * number)
+        elsewhere += [one for one in tried[fault] if (await play(story, **one)).objects != expected.objects]
+    print(f"{story}:", ", ".join(f"{fault} {len(some)}" for fault, some in tried.items()))  # noqa: T201 (for -rA)
+    assert elsewhere == []
 
 
 # -- what the sweep must notice ---------------------------------------------------------------------------------------
@@ -146,38 +173,62 @@ async def _insist_on_a_new_claim(self, namespace):
     await self.cluster.client.create(claim, field_manager="llmkube-controller")
 
 
-def _keep_what_is_gone(self, key):
-    return False
+def _keep_what_is_gone(self, listing, replace=Cache.replace):
+    """A cache that adds what a list has, and takes nothing away."""
+    self._forget = lambda _: False
+    changed = replace(self, listing)
+    del self._forget
+    return changed
+
+
+def _give_up(self, key, failure):
+    """A loop that tries nothing twice: an event will come."""
+    return "retry"
+
+
+@asynccontextmanager
+async def _watch_from_now(self, position, timeout_seconds):
+    """A reflector that goes on where the server is by now, and not where it has come to itself."""
+    listing = await self.list()
+    now = {"resource_version": listing.resource_version, "namespace": self.namespace}
+    selected = {"label_selector": self.label_selector, "timeout_seconds": timeout_seconds}
+    async with self.client.open_watch(self.kind, **now, **selected) as watch:
+        yield watch
 
 
 @attrs.frozen
 class Defect:
-    """A function that does something else instead, and the fault that shows it, from this point on."""
+    """A function that does something else instead, and the kind of fault that shows it, from this place on."""
 
+    fault: str
     story: str
     place: type
     function: str
     instead: Callable
-    fault: str
-    begin: int
+    begin: int = 1
 
 
-@pytest.mark.parametrize(
-    "defect",
-    [
-        Defect("labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim, "crash_at", begin=1),
-        Defect("all is taken away", Cache, "_forget", _keep_what_is_gone, "forget_at", begin=90),
-    ],
-    ids=lambda defect: defect.function,
+DEFECTS = (
+    Defect("crash before a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("crash after a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("write refused", "labels come and go", Reconciler, "_failed", _give_up, begin=17),
+    Defect("answer to a write lost", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("watch breaks before an event", "labels come and go", _Collection, "open_watch", _watch_from_now),
+    Defect("watch is forgotten before an event", "all is taken away", Cache, "replace", _keep_what_is_gone, begin=68),
 )
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.fault)
 async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
-    """A controller with the defect ends elsewhere, or errs, after one of the faults."""
+    """A controller with the defect ends elsewhere, or errs, after one of the faults, and only then."""
     expected = await play(defect.story)
     monkeypatch.setattr(defect.place, defect.function, defect.instead)
+    assert (await play(defect.story)).objects == expected.objects
+    place, besides = FAULTS[defect.fault]
     at, noticed = defect.begin, False
-    while not noticed and at < defect.begin + 25:
+    while not noticed and at < defect.begin + 6:
         try:
-            noticed = (await play(defect.story, **{defect.fault: at})).objects != expected.objects
+            noticed = (await play(defect.story, **{place: at}, **besides)).objects != expected.objects
         except* AssertionError:
             noticed = True
         at += 1

@@ -3,12 +3,12 @@
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
   carries a digest of itself (`render.marks.DIGEST`), which differs then.
-* **Made** once the server has been asked whether a stranger's object has that name: the cache holds only those with our
-  label. An apply alone would not tell: onto an object that sets none of our fields it is no conflict, but a merge. It
-  does not force, so whoever comes in between with some of our fields has made it a conflict, and nothing is changed.
-* **Changed** by an apply that forces, onto the very version that was compared: who wrote in between is not overwritten.
-* An object with our label but another owner (a predecessor of the same name that is still being collected) is left
-  alone until it is gone.
+* **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
+  what has our label, so it cannot tell whether a stranger's object has that name, and a plain apply would not either:
+  onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a refusal.
+* **Changed** by an apply onto the very version that was compared: who wrote in between is not overwritten.
+* An object of another owner (a stranger's, or that of a predecessor of the same name that is still being collected) is
+  left alone until it is gone.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,13 @@ REFUSED: Final = (BadRequestError, InvalidError, SchemaMismatchError)
 TAKEN_LOOK_SECONDS: Final = 60.0
 """Between two tries to make an object whose name is taken: what others make is not watched."""
 
-_STRANGERS: Final = "exists and was made by somebody else; rename this one, or delete that"
+NO_VERSION: Final = str(2**63 - 1)
+"""A resourceVersion that no object has: etcd counts its writes in 64 bits with a sign, from 1.
+
+kube-apiserver (1.36) compares it where an object exists, in the transaction that writes: 409, nothing is changed. Where
+there is none it creates, and drops it. No other field does that: an apply ignores a wrong creationTimestamp and
+generation, keeps a deletionTimestamp in what it creates, and does not create with a uid.
+"""
 
 
 class NameTakenError(UserError):
@@ -80,7 +86,7 @@ class Children(Generic[T]):
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
-        Only the write that makes it is preceded by a read. Whoever hands over the same manifest again (the same object,
+        A read comes only after a refusal to make it. Whoever hands over the same manifest again (the same object,
         unchanged) is spared the comparison.
 
         Raises:
@@ -90,19 +96,21 @@ class Children(Generic[T]):
         """
         await trio.lowlevel.checkpoint()
         key = Key.of(manifest)
-        owner = manifest["metadata"]["ownerReferences"][0]
         live = self.get(key)
         if live is None:
-            return await self._make(key, manifest, owner["uid"])
+            try:
+                return await self._apply(key, manifest, NO_VERSION)
+            except ConflictError as refusal:
+                live = await self._unseen(key, refusal)
         if self._is_known(manifest, live):
             return live
+        owner = manifest["metadata"]["ownerReferences"][0]
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
-            raise self._taken(key, f"belongs to another {owner['kind']}, or is being deleted; it is left alone")
+            raise self._taken(live, owner["kind"])
         if self._is_so(manifest, live):
             self._compared[key] = (manifest, live)
             return live
-        versioned = {**manifest["metadata"], "resourceVersion": live.metadata.resource_version}
-        return await self._apply(key, manifest, {**manifest, "metadata": versioned}, force=True)
+        return await self._apply(key, manifest, live.metadata.resource_version)
 
     async def remove(self, key: Key, owner_uid: str) -> None:
         """Delete the object if it is there and this owner's."""
@@ -121,21 +129,16 @@ class Children(Generic[T]):
         self._applied.pop(key, None)
         self._compared.pop(key, None)
 
-    async def _make(self, key: Key, manifest: Mapping[str, Any], owner_uid: str) -> T:
+    async def _unseen(self, key: Key, refusal: ConflictError) -> T:
+        """Return what the cache lacks: it lags behind, or somebody has taken our label off, or it is a stranger's."""
         try:
-            found = await self.client.get(self.kind, key)
+            return await self.client.get(self.kind, key)
         except NotFoundError:
-            pass
-        else:  # this owner's: the cache lags behind, or somebody has taken our label off, or a host has made it
-            if not is_owned(found, owner_uid):
-                raise self._taken(key, _STRANGERS)
-        try:
-            return await self._apply(key, manifest, manifest, force=False)
-        except ConflictError as error:
-            raise self._taken(key, _STRANGERS) from error
+            raise refusal from None  # gone again: the next look makes it
 
-    async def _apply(self, key: Key, manifest: Mapping[str, Any], body: Mapping[str, Any], *, force: bool) -> T:
-        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER, force=force)
+    async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
+        body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
+        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
         self._applied[key] = _Applied(manifest, answer)
         return answer
 
@@ -156,8 +159,11 @@ class Children(Generic[T]):
             return False
         return bool(_projected(manifest, encode(last.answer)) == _projected(manifest, there))
 
-    def _taken(self, key: Key, why: str) -> NameTakenError:
-        return NameTakenError(f'{self.kind.RESOURCE.kind} "{key.name}" {why}')
+    def _taken(self, live: T, owner: str) -> NameTakenError:
+        why = f"belongs to another {owner}, or is being deleted; it is left alone"
+        if owner_key(live, owner) is None:
+            why = "exists and was made by somebody else; rename this one, or delete that"
+        return NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
 
 
 def _is_same(one: Object, other: Object) -> bool:

@@ -131,6 +131,7 @@ class Cluster:
     percents: dict[Key, int] = attrs.field(factory=dict, init=False)  # how far Jobs say that they are
     pruning: set[str] = attrs.field(factory=set, init=False)  # namespaces for which a Job is being made that removes
     _plans: Memo[Key, ContainerPlan] = attrs.field(factory=Memo, init=False)
+    _users: dict[Key, tuple[InferenceService, Model, User]] = attrs.field(factory=dict, init=False)
     deployments: Children[Deployment] = attrs.field(init=False)
     fronts: Children[Service] = attrs.field(init=False)
     autoscalers: Children[HorizontalPodAutoscaler] = attrs.field(init=False)
@@ -195,9 +196,19 @@ class Cluster:
     def forget(self, service: Key) -> None:
         """Drop what is remembered of a service that is gone."""
         self._plans.forget(service)
+        self._users.pop(service, None)
 
     def user(self, service: InferenceService, model: Model) -> User:
-        """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
+        """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file.
+
+        A Model asks this of all its services whenever one comes: those that have not changed answer at once.
+        """
+        known = self._users.get(service.key)
+        if known is None or known[0] is not service or known[1] is not model:
+            known = self._users[service.key] = (service, model, self._user(service, model))
+        return known[2]
+
+    def _user(self, service: InferenceService, model: Model) -> User:
         own = fetches_itself(service)
         if service.spec.model_ref != model.key.name:  # it is the draft, and that is always a file
             return User(fetches_itself=own)

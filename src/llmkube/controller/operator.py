@@ -74,7 +74,7 @@ _EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Wa
 
 _Label = tuple[str, str]  # namespace and value of SERVICE_LABEL
 
-GATHER_SECONDS: Final = 0.05
+GATHER_SECONDS: Final = 0.2
 """How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
 
 
@@ -205,7 +205,7 @@ class _Controller:
         if cached is None:
             self.model_writer.forget(key)
             return
-        if self.models.misfit(key):
+        if self.models.misfit(key) or self.model_writer.is_gone(cached):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
         try:
             if self.pods is not None and not self._ours(cached):
@@ -232,7 +232,7 @@ class _Controller:
             if self.pods is not None:
                 self.pods.services.forget(key)
             return
-        if self.services.misfit(key):
+        if self.services.misfit(key) or self.service_writer.is_gone(cached):
             return
         model_key = Key(key.namespace, cached.spec.model_ref)
         model = self.models.get(model_key)

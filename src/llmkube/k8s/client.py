@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
@@ -191,8 +191,10 @@ class Client:
         async with contextlib.aclosing(response), _open_chunks(response) as chunks:
 
             async def receive() -> bytes:
-                with _translated(request):
+                try:
                     return await anext(chunks, b"")
+                except httpx.HTTPError as error:
+                    raise _translated(request, error) from error
 
             yield Watch(kind, receive)
 
@@ -245,7 +247,7 @@ class Client:
             headers.append((b"Content-Type", request.content_type.encode()))
         if request.method != "GET":
             headers.append((b"Content-Length", b"%d" % len(request.body)))
-        with _translated(request):
+        try:
             outgoing = httpx.Request(
                 request.method,
                 self._url(request.path, request.params),
@@ -254,6 +256,8 @@ class Client:
                 extensions=_NO_DEADLINES,
             )
             return await self._http.send(outgoing, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _translated(request, error) from error
 
     def _resolve(self, path: str, params: tuple[tuple[str, str], ...]) -> httpx.URL:
         query = f"?{urllib.parse.urlencode(params)}" if params else ""
@@ -314,13 +318,15 @@ async def _read_body(request: ApiRequest, response: httpx.Response) -> bytes:
     body = bytearray()
     async with contextlib.aclosing(response):
         chunks = _chunks_of(response)
-        with _translated(request):
+        try:
             async for chunk in chunks:
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     break
             else:
                 return bytes(body)
+        except httpx.HTTPError as error:
+            raise _translated(request, error) from error
         await _unwind(chunks)
     raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
 
@@ -355,12 +361,8 @@ async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator
         await _unwind(chunks)  # noqa: ASYNC102 (the scope in it is cancelled already: nothing waits here)
 
 
-@contextlib.contextmanager
-def _translated(request: ApiRequest) -> Generator[None, None, None]:
-    """Translate what httpx raises while sending and reading."""
-    try:
-        yield
-    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
-        raise TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=_DROPPED) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise TransportError(f"{request.call}: {root_words(error)}") from error
+def _translated(request: ApiRequest, error: httpx.HTTPError | httpx.InvalidURL) -> TransportError:
+    """Say what httpx has raised while sending or reading."""
+    if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
+        return TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=_DROPPED)
+    return TransportError(f"{request.call}: {root_words(error)}")

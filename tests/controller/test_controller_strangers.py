@@ -1,0 +1,61 @@
+"""A stranger who takes a name between the controller's look and its write keeps what he has made, of every kind."""
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.podcluster import open_pods
+from controller.podkinds import install
+from llmkube.controller import children
+from llmkube.controller.children import TAKEN_LOOK_SECONDS
+from llmkube.controller.cluster import MONITOR_LOOK_SECONDS, NEEDS
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import HTTPRoute, Job, PodMonitor, ServiceLevelObjective
+
+MADE = [need.kind for need in NEEDS if "create" in need.verbs]
+EVERYTHING = {
+    "replicas": 2,
+    "autoscaling": {"maxReplicas": 3},
+    "slo": {"objective": "99"},
+    "endpoint": {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}},
+}
+
+
+async def bring_up_with_latecomer(hands, kind):
+    """Bring a service up while a stranger races the controller for one object; return that, before and after."""
+    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await trio.sleep(MONITOR_LOOK_SECONDS)
+    faults = hands.cluster.faults
+    faults.latecomers.add(kind.RESOURCE.plural)
+    await hands.create_model()
+    await hands.create_service(**EVERYTHING)
+    await trio.sleep(SETTLED)
+    if kind is not Job:
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+    [before] = faults.strangers
+    key = Key.of(before)
+    return key, before, await hands.client.get_json(kind.RESOURCE.path("ml", key.name))
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.RESOURCE.kind)
+async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
+    """His object stays as he made it and the name is told to be taken; once it is gone, ours takes its place."""
+    async with open_pods() as hands:
+        key, before, after = await bring_up_with_latecomer(hands, kind)
+        assert after == before
+        where = hands.model_where if kind is Job else hands.where
+        assert await where() == "Failed/NameTaken"
+        await hands.client.delete(kind, key)
+        await trio.sleep(TAKEN_LOOK_SECONDS + SETTLED)
+        assert (await hands.json(kind, key.name))["metadata"]["ownerReferences"]
+        assert await where() != "Failed/NameTaken"
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.RESOURCE.kind)
+async def test_without_a_version_the_latecomer_loses(kind, autojump_clock, monkeypatch):
+    """A controller that makes objects by a plain apply takes his over: the race is one, and the test above notices."""
+    monkeypatch.setattr(children, "NO_VERSION", "")
+    async with open_pods() as hands:
+        _, before, after = await bring_up_with_latecomer(hands, kind)
+        assert after != before
