@@ -1,4 +1,6 @@
+import pytest
 import trio
+import trio.testing
 
 from llmkube.base.tick import skip_ticks, skips_so_far, wait_tick
 
@@ -77,3 +79,82 @@ async def test_a_skip_is_not_lost_on_who_was_busy(autojump_clock):
     before = trio.current_time()
     assert not await wait_tick(5, skips=skips_so_far())
     assert trio.current_time() > before
+
+
+async def test_who_is_content_sleeps_on(autojump_clock):
+    """While `content` says True the caller is not woken, and is asked once per tick; the others wake as always."""
+    asked, woken = [], []
+
+    def content():
+        asked.append(trio.current_time())
+        return len(asked) < 4
+
+    async def wait_twice():
+        for _ in range(2):
+            await wait_tick(10)
+            woken.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_twice)
+        assert not await wait_tick(10, content=content)
+    assert asked == [10, 20, 30, 40]
+    assert woken == [10, 20]
+    assert trio.current_time() == 40
+
+
+async def test_the_content_are_asked_on_when_the_one_who_sleeps_for_all_goes(autojump_clock):
+    """Whoever sleeps for all may be woken or cancelled: another one takes over, and nobody is asked twice or missed."""
+    asked = {name: [] for name in "abc"}
+
+    async def doze(name, ticks):
+        def content():
+            asked[name].append(trio.current_time())
+            return len(asked[name]) < ticks
+
+        await wait_tick(10, content=content)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(doze, "a", 1)
+        nursery.start_soon(doze, "b", 3)
+        with trio.move_on_after(15):
+            await doze("c", 9)
+    assert asked == {"a": [10], "b": [10, 20, 30], "c": [10]}
+
+
+async def test_an_error_in_content_is_its_own_callers(autojump_clock):
+    """Nobody else meets it, and the caller wakes to find it by itself."""
+    others = []
+
+    async def other():
+        others.append(await wait_tick(10))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not await wait_tick(10, content=lambda: 1 / 0)
+        assert trio.current_time() == 10
+    assert others == [False]
+
+
+async def test_a_skip_wakes_the_content(autojump_clock):
+    """After a sleep of the machine nobody sleeps on, whatever it was content with."""
+    async with trio.open_nursery() as nursery:
+
+        async def skip():
+            await trio.sleep(25)
+            skip_ticks()
+
+        nursery.start_soon(skip)
+        assert await wait_tick(10, content=lambda: True)
+    assert trio.current_time() == 25
+
+
+@pytest.mark.parametrize("number", [43, 81, 86])
+async def test_a_tick_is_never_now(autojump_clock, number):
+    """At a multiple that divides to a little less by rounding, the next tick is still one period away."""
+    period = 0.1
+    autojump_clock.jump(number * period - trio.current_time())
+    assert trio.current_time() // period == number - 1  # what rounding does to it
+    start = trio.current_time()
+    await wait_tick(period)
+    assert trio.current_time() == pytest.approx(start + period)

@@ -31,6 +31,15 @@ async def test_keys_come_in_order_and_once(queue):
     assert [await take(queue) for _ in range(3)] == ["a", "b", "c"]
 
 
+async def test_urgent_keys_come_before_all_others():
+    """However many came before it, an urgent key is the next one; among themselves they come in order, and once."""
+    queue = WorkQueue(random.Random(1), STEADY, str.isupper)
+    for key in "abCaDC":
+        queue.add_nowait(key)
+    assert len(queue) == 4
+    assert [await take(queue) for _ in range(4)] == ["C", "D", "a", "b"]
+
+
 async def test_a_key_that_is_added_while_held_comes_again_but_not_at_the_same_time(queue, autojump_clock):
     """Work on one key never overlaps, and a wish during the work is not lost."""
     queue.add_nowait("a")

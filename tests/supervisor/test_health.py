@@ -77,7 +77,7 @@ async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller
         nursery.cancel_scope.cancel()
 
 
-async def watched(engine, http, changes, look=None, limits=LIMITS):
+async def watched(engine, http, changes, look=None, limits=LIMITS, *, glance=None):
     """Watch the engine as a service does; return why it hangs, when it does."""
 
     async def still():
@@ -85,7 +85,8 @@ async def watched(engine, http, changes, look=None, limits=LIMITS):
         return Look("S", 1.0)
 
     plan = LaunchPlan((), (), "llamacpp", "chat")
-    return await health.watch(health.Engine(http, "http://127.0.0.1:1", plan), look or still, changes.append, limits)
+    asked = health.Engine(http, "http://127.0.0.1:1", plan)
+    return await health.watch(asked, look or still, changes.append, limits, glance=glance)
 
 
 async def test_a_busy_engine_stays_in_service(autojump_clock):
@@ -162,6 +163,50 @@ async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
 
             assert "stopped (state T)" in await watched(engine, http, [], look)
             assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
+    """Each tick takes a glance; the task looks only when it has something to do, which is seldom."""
+    engine, glances, looks, start = Engine(), [], [], trio.current_time()
+    engine.status = 200
+
+    def glance():
+        glances.append(trio.current_time())
+        return Look("S", 1.0, listening=True, waiting=False)
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        looks.append(trio.current_time())
+        return Look("S", 1.0, listening=True, waiting=False)
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.move_on_after(3600):
+            await watched(engine, http, [], look, glance=glance)
+        nursery.cancel_scope.cancel()
+    ticks = int((trio.current_time() - start) / LIMITS.tick_seconds)
+    assert len({*glances, *looks}) == pytest.approx(ticks, abs=1)
+    assert len(looks) < ticks / 20
+
+
+async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_clock):
+    """It makes no difference to a stopped process that its looks are taken by glances: 9 s at most."""
+    engine = Engine()
+    engine.status = 200
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 100.001
+
+        def glance():
+            return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+
+        async def look():
+            await trio.lowlevel.checkpoint()
+            return glance()
+
+        assert "stopped (state T)" in await watched(engine, http, [], look, glance=glance)
+        assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
         nursery.cancel_scope.cancel()
 
 

@@ -23,12 +23,21 @@ class WorkQueue(Generic[K]):
 
     Delayed keys need no task of their own: of those who wait in `acquire` one wakes at the earliest time, and a new key
     wakes one. The size is bounded by the number of different keys.
+
+    Args:
+        rng: Spreads the delays.
+        backoff: How long a key that has failed waits.
+        urgent: Which keys come before all others.
     """
 
-    def __init__(self, rng: random.Random, backoff: Backoff = RETRY) -> None:
+    def __init__(
+        self, rng: random.Random, backoff: Backoff = RETRY, urgent: Callable[[K], bool] = lambda _: False
+    ) -> None:
         self._rng = rng
         self._backoff = backoff
+        self._is_urgent = urgent
         self._ready: dict[K, None] = {}  # a set that remembers the order of arrival
+        self._urgent: dict[K, None] = {}
         self._due: dict[K, float] = {}
         self._held: set[K] = set()
         self._again: set[K] = set()
@@ -39,8 +48,8 @@ class WorkQueue(Generic[K]):
         """Ask for a key to be worked on as soon as a worker is free."""
         if key in self._held:
             self._again.add(key)
-        elif key not in self._ready:
-            self._ready[key] = None
+        elif key not in (ready := self._urgent if self._is_urgent(key) else self._ready):
+            ready[key] = None
             self._idle.unpark()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -63,7 +72,7 @@ class WorkQueue(Generic[K]):
 
     def __len__(self) -> int:
         """The number of keys that wait for a worker now; delayed ones are not counted."""
-        return len(self._ready)
+        return len(self._urgent) + len(self._ready)
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[K, None]:
@@ -86,9 +95,9 @@ class WorkQueue(Generic[K]):
                 for key in [key for key, due in self._due.items() if due <= now]:
                     del self._due[key]
                     self.add_nowait(key)
-                if self._ready:
-                    key = next(iter(self._ready))
-                    del self._ready[key]
+                if ready := self._urgent or self._ready:
+                    key = next(iter(ready))
+                    del ready[key]
                     return key
                 with trio.move_on_at(min(self._due.values(), default=float("inf"))):
                     await self._idle.park()

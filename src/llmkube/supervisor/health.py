@@ -16,7 +16,7 @@ import trio
 from llmkube.base.http import Headers, HttpClient, HttpError, Response
 from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.progress import Answer, Ask, Limits, Load, Look, Watch, step, step_load
+from llmkube.supervisor.progress import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load
 
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
@@ -31,6 +31,7 @@ SECOND_LOOK_SECONDS = 4.0
 
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
+Glance = Callable[[], Look | None]
 
 OUR_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Why a connection cannot be opened that is no fault of the engine's."""
@@ -127,39 +128,80 @@ class Engine:
         return "/v1/completions", {"model": self.plan.alias, "prompt": "a", "max_tokens": 1}
 
 
-async def watch(engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits) -> str:
+@attrs.define(eq=False)
+class _Inquiry:
+    """The question that is with an engine now, and what it has answered since the look before."""
+
+    engine: Engine
+    asking: bool = False
+    answer: Answer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a question, or an answer that no look has taken into account."""
+        return self.asking or self.answer is not None
+
+    async def put(self, question: Ask) -> None:
+        """Ask; one question at a time."""
+        self.answer = await (self.engine.one_token() if question is Ask.TOKEN else self.engine.counters())
+        self.asking = False
+
+    def add_to(self, seen: Look) -> Look:
+        """Return a look together with what has been asked and answered since the one before."""
+        if not self.is_open:
+            return seen
+        seen, self.answer = attrs.evolve(seen, asked=True, answer=self.answer), None
+        return seen
+
+
+async def watch(
+    engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits, *, glance: Glance | None = None
+) -> str:
     """Return what stands still and for how long, when the engine hangs; `changed` hears whether it can be reached.
 
     A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
-    """
-    state, reachable, answer, hung = Watch(), True, None, ""
-    asking, skips = False, skips_so_far()
+    Nor is this task woken at each tick: a look from which nothing follows is taken by `glance`, on the way past.
 
-    async def put(question: Ask) -> None:
-        nonlocal answer, asking
-        answer = await (engine.one_token() if question is Ask.TOKEN else engine.counters())
-        asking = False
+    Args:
+        engine: Whom to ask.
+        look: Look at its process.
+        changed: Called when it can be reached, or cannot be any more.
+        limits: How long what may stand still.
+        glance: The same as `look` without waiting; None when only `look` can tell.
+    """
+    state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine), ""
+    skips = skips_so_far()
+
+    def content() -> bool:
+        """Take one look, unless something follows from it: then it is for the task to take."""
+        nonlocal state
+        if glance is None or inquiry.is_open or (seen := glance()) is None:
+            return False
+        after, verdict = step(state, seen, trio.current_time(), limits)
+        if verdict is not FINE or after.stopped_looks:
+            return False
+        state = after
+        return True
 
     async with trio.open_nursery() as nursery:
         while not hung:
             if state.stopped_looks:
                 await trio.sleep(SECOND_LOOK_SECONDS)
-            elif await wait_tick(limits.tick_seconds, skips=skips):  # the machine has slept: what was said is old
+            elif await wait_tick(limits.tick_seconds, skips=skips, content=content):
+                # the machine has slept: what was said is old
                 skips = skips_so_far()
                 state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
             seen = await look()
             if seen is None:  # it has ended, which somebody else is told
                 continue
-            if asking or answer is not None:
-                seen, answer = attrs.evolve(seen, asked=True, answer=answer), None
-            state, verdict = step(state, seen, trio.current_time(), limits)
+            state, verdict = step(state, inquiry.add_to(seen), trio.current_time(), limits)
             hung = verdict.hung
             if verdict.reachable != reachable:
                 reachable = verdict.reachable
                 changed(reachable)
-            if verdict.ask is not Ask.NOTHING and not asking:
-                asking = True
-                nursery.start_soon(put, verdict.ask)
+            if verdict.ask is not Ask.NOTHING and not inquiry.asking:
+                inquiry.asking = True
+                nursery.start_soon(inquiry.put, verdict.ask)
         nursery.cancel_scope.cancel(reason="the engine hangs")
     return hung
 

@@ -15,6 +15,7 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.tick import wait_tick
+from llmkube.k8s.builtins import Endpoints, EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.names import SERVICE_LABEL
@@ -63,7 +64,7 @@ class Outbox:
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._queue = WorkQueue(self.rng, RETRY)
+        self._queue = WorkQueue(self.rng, RETRY, _sends_requests)
 
     def put_nowait(self, slot: Slot, manifest: dict[str, Any] | None) -> None:
         """Say something new about a slot, or with None that its object shall be gone; repeating oneself is free."""
@@ -167,6 +168,11 @@ class Outbox:
     def _wake(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
+
+
+def _sends_requests(slot: Slot) -> bool:
+    """Whether clients follow what it says: on that every stop waits, and what people read can come after it."""
+    return slot.kind in {Endpoints, EndpointSlice}
 
 
 async def _versions(client: Client, kind: type[Object], namespace: str | None, label: str) -> dict[Key, str] | None:

@@ -136,6 +136,7 @@ class Verdict:
 
 
 FINE: Final = Verdict()
+"""Of a look from which nothing follows; no other verdict says the same."""
 
 
 @attrs.define
