@@ -1,80 +1,24 @@
 """An edit changes what serves: beside the old engine where memory holds both, else after it, and never for nothing."""
 
 import math
-from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor import incarnation, service
 from llmkube.supervisor.incarnation import Incarnation
 from llmkube.supervisor.ledger import Ledger
 from llmkube.supervisor.service import Runner
 from llmkube.supervisor.voice import Voice
-from pressure.hosts import events, pressed_world, running, serve
+from pressure.hosts import events, running, serve
+from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
 from sim.machine import Script
-from sim.memory import shape_of
+from sim.mutation import is_caught
 from sim.stage import clean
-
-ONE = {"chat": (10, "normal")}
-
-
-class Watcher:
-    """Looks ten times a second whether the service is published, and where."""
-
-    def __init__(self, world):
-        self.world, self.gaps, self.ports = world, 0, []
-
-    async def run(self):
-        """Never return."""
-        while True:
-            ready = [child for child in self.world.machine.live("chat") if child.ready]
-            published = await self.world.ready_addresses("chat")
-            self.gaps += not (ready and published)
-            view = self.world.agent.services().get(Key("default", "chat"))
-            if view is not None and view.port not in self.ports:
-                self.ports.append(view.port)
-            await trio.sleep(0.1)
-
-
-@asynccontextmanager
-async def serving_world(services):
-    """A host of 64 GiB on which the service is served."""
-    async with pressed_world(services) as world:
-        await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
-        yield world
-
-
-@asynccontextmanager
-async def watched(world):
-    """Watch a service for the time of the block; it must have answered all the while."""
-    watcher = Watcher(world)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watcher.run)
-        yield watcher
-        nursery.cancel_scope.cancel()
-    assert not watcher.gaps, f"for {watcher.gaps / 10} s nothing answered"
-
-
-async def up_to_date(world):
-    """What the service says of its newness, in two words."""
-    found = await world.condition("UpToDate", "chat")
-    return found[:2] if found else None
-
-
-def engines(world):
-    """The live engines of the service, the oldest first."""
-    return world.machine.live("chat")
-
-
-async def count(world):
-    await trio.lowlevel.checkpoint()
-    return len(engines(world))
 
 
 async def an_edit_where_both_fit():
@@ -130,12 +74,6 @@ async def an_edit_that_asks_for_too_much():
         await world.delete("other")
         await world.until(up_to_date, ("True", "UpToDate"), world, seconds=60)
         assert len(world.machine.starts("chat")) == 2
-
-
-async def large(world, source):
-    """Have the service's Model come from a file of 30 GiB."""
-    world.machine.shapes[source] = shape_of(30)
-    await world._apply(Model, "chat", {"source": source, "hardware": {"accelerator": "metal"}})
 
 
 async def a_successor_that_crashes():
@@ -348,11 +286,6 @@ TIMELINES = (
 )
 
 
-def play(timeline):
-    """Run a timeline on a virtual clock."""
-    trio.run(timeline, clock=MockClock(autojump_threshold=0))
-
-
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 def test_replacement(timeline):
     """The timeline's own sentence."""
@@ -413,11 +346,4 @@ def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
     owner, attribute, replacement, timeline = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, replacement)
-    caught = None
-    try:
-        play(timeline)
-    except AssertionError as error:
-        caught = error
-    except ExceptionGroup as group:
-        caught = group.subgroup(AssertionError)  # the others are connections that break off as the world comes down
-    assert caught, "the bug has gone unnoticed"
+    assert is_caught(partial(play, timeline))

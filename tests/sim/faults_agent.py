@@ -1,8 +1,15 @@
 """Faults of the agent: how it ends, what happens while it is away, and what its machine denies it."""
 
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
 import attrs
 import trio
 
+from llmkube.k8s.builtins import EndpointSlice, Lease, Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from sim.freezing import frozen
 from sim.machine import NetworkDownError, Trap
 from sim.stage import CALM, CONTEXTS, SOURCES, NotNow, fault, recreate_service, row, span
 
@@ -149,6 +156,40 @@ async def recreate_while_away(stage, rng):
         await recreate_service(stage, rng, name, span(rng, 0.05, 20))
 
 
+@fault("N8", "the cluster is another one, as by a new kubeconfig: nothing of ours is there until its user comes")
+async def other_cluster(stage, rng):
+    """The store is emptied while no program looks: there, nothing has the names and the uids that it had here."""
+    controller, hosts = stage.world.controller, list(stage.world.hosts.values())
+    if controller.network.dead or any(not host.running or host.name in stage.busy for host in hosts):
+        raise NotNow
+    controller.kill()
+    try:
+        async with AsyncExitStack() as agents:
+            for host in hosts:
+                await agents.enter_async_context(stage.away(host, rng.choice(("kill", "keep"))))
+            specs = dict(sorted(stage.wishes.specs.items()))
+            for name in specs:
+                await stage.wishes.delete(stage.world, name)
+            with trio.CancelScope(shield=True):  # there is no half of a cluster
+                await _empty(stage.world.client)
+            early = {name: spec for name, spec in specs.items() if rng.random() < 0.5}
+            for name, spec in early.items():
+                await stage.wishes.apply(stage.world, name, **spec)
+    finally:
+        controller.start()
+    await trio.sleep(span(rng, 0.1, 60))
+    for name, spec in specs.items():
+        if name not in early and rng.random() < 0.8:
+            await stage.wishes.apply(stage.world, name, **spec)
+
+
+async def _empty(client):
+    for kind in (InferenceService, Model, Service, EndpointSlice, Lease):
+        for one in (await client.list(kind)).items:
+            with suppress(NotFoundError):
+                await client.delete(kind, one.key)
+
+
 @fault("B18 C4", "engines die while no agent runs")
 async def death_while_away(stage, rng):
     host = stage.host_with_agent(rng)
@@ -226,6 +267,65 @@ async def standstill(stage, rng):
     trio.lowlevel.current_clock().jump(span(rng, 10, 600))
     stage.books.stood_still()
     await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def _agent_frozen(stage, rng):
+    host = stage.host_with_agent(rng)
+    stage.busy.add(host.name)
+    try:
+        with stage.books.disturbed(host):
+            with frozen(host.program):
+                yield host
+            await trio.lowlevel.checkpoint()
+    finally:
+        stage.busy.discard(host.name)
+
+
+@fault("B21", "the agent alone stands still for seconds or minutes, and goes on")
+async def agent_frozen(stage, rng):
+    async with _agent_frozen(stage, rng):
+        await trio.sleep(span(rng, 1, 900))
+
+
+@fault("B21 C4", "engines die while their agent stands still")
+async def death_while_frozen(stage, rng):
+    async with _agent_frozen(stage, rng) as host:
+        await trio.sleep(span(rng, 0.05, 30))
+        for child in host.machine.live():
+            if rng.random() < 0.6:
+                child.end(-9)
+        await trio.sleep(span(rng, 0.05, 300))
+
+
+@fault("B21 C20", "users edit and delete while an agent stands still")
+async def edit_while_frozen(stage, rng):
+    name = stage.wished(rng)
+    async with _agent_frozen(stage, rng):
+        await trio.sleep(span(rng, 0.05, 30))
+        if name in stage.wishes.specs and rng.random() < 0.3:
+            await stage.wishes.delete(stage.world, name)
+        elif name in stage.wishes.specs:
+            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await trio.sleep(span(rng, 0.05, 300))
+
+
+@fault("B21 A2", "connections break off while an agent stands still")
+async def cut_off_while_frozen(stage, rng):
+    async with _agent_frozen(stage, rng) as host:
+        await trio.sleep(span(rng, 0.05, 100))
+        host.network.sever()
+        await trio.sleep(span(rng, 0.05, 300))
+
+
+@fault("B21 B3", "an agent that stands still is killed, and another one starts")
+async def killed_while_frozen(stage, rng):
+    async with _agent_frozen(stage, rng) as host:
+        await trio.sleep(span(rng, 1, 600))
+    if not host.running or host.name in stage.busy:
+        raise NotNow
+    async with stage.away(host, "kill"):
+        await trio.sleep(span(rng, 0.05, 60))
 
 
 @fault("B13", "the engine program is not there")

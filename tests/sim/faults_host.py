@@ -133,6 +133,23 @@ row("port-lost", "C14", "an engine listens no more", becomes(closed=True))
 row("busy", "C7 C13", "an engine has work for minutes", becomes(in_flight=8, harmful=False))
 
 
+@fault("C12", "an engine leaks memory for minutes")
+async def leak(stage, rng):
+    host, child = stage.engine(rng, ready=True)
+    memory = host.machine.memory
+    if memory is None:
+        raise NotNow
+    gib_per_step, until = span(rng, 0.02, 1), trio.current_time() + span(rng, 60, 900)
+    try:
+        while child.exit is None and trio.current_time() < until:
+            for each in host.machine.live():
+                each.odd = True  # whose turn it is to go is not for us to say
+            memory.leaked[child.pid] = memory.leaked.get(child.pid, 0.0) + gib_per_step
+            await trio.sleep(2)
+    finally:
+        memory.leaked.pop(child.pid, None)
+
+
 # -- hosts and networks
 @fault("N4", "the host sleeps and wakes up")
 async def sleep(stage, rng):

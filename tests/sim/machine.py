@@ -143,6 +143,9 @@ class SimChild:
 
     async def look(self, host, port, *, loading):
         await trio.lowlevel.checkpoint()
+        return self.glance(host, port)
+
+    def glance(self, host, port):
         self.live_on()
         state = "D" if self.stuck else "T" if self.frozen else "S"
         # llama.cpp writes a line for each question about its metrics
@@ -178,6 +181,7 @@ class Machine:
 
     Attributes:
         scripts: Behaviour by service name; `default` for the others.
+        plans: Behaviour by an argument of the command line, whatever the service.
         fetch_seconds: How long a fetch takes, by source.
         broken: Sources that cannot be fetched now, with the error to raise.
         spawned: Every process there ever was, in order.
@@ -204,6 +208,7 @@ class Machine:
     grace_seconds: float = 10.0
     default: Script = attrs.field(factory=Script)
     scripts: dict[str, Script] = attrs.field(factory=dict)
+    plans: dict[str, Script] = attrs.field(factory=dict)
     fetch_seconds: dict[str, float] = attrs.field(factory=dict)
     broken: dict[str, Exception] = attrs.field(factory=dict)
     spawned: list[SimChild] = attrs.field(factory=list)
@@ -260,7 +265,7 @@ class Machine:
             raise EngineStuckError(f"the last engine of {name} is stuck in the kernel")
         if not self._may_start(name, argv):
             self.doubles.append(name)
-        child = SimChild(1000 + len(self.spawned), name, port, argv, self.scripts.get(name, self.default))
+        child = SimChild(1000 + len(self.spawned), name, port, argv, self._script(name, argv))
         child.cookie, child.closed, child.log = command.cookie, child.script.deaf, command.log_path
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
         self.spawned.append(child)
@@ -294,6 +299,10 @@ class Machine:
                     child.end(-9)
             child.owners -= 1
             self.changed()
+
+    def _script(self, name, argv):
+        planned = [script for argument, script in self.plans.items() if argument in argv]
+        return planned[0] if planned else self.scripts.get(name, self.default)
 
     def _may_start(self, name, argv):
         """Whether nobody serves this already, or only one of another plan does, on a host that knows to hold both."""
@@ -354,6 +363,10 @@ class Machine:
     async def has(self, model):
         await trio.lowlevel.checkpoint()
         return model.spec.source in self.files
+
+    async def keeps(self, file):
+        await trio.lowlevel.checkpoint()
+        return file.identity in self.files
 
     def facts(self):
         return HostFacts(64 << 30, self.free_bytes)

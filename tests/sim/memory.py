@@ -37,6 +37,7 @@ class SimMemory:
         late_seconds: How long after the end of a process its memory is back.
         level: What the kernel says, if not what the figures say.
         broken: Nothing can be read.
+        leaked: What processes hold beside that, by their pid.
     """
 
     machine: object
@@ -46,6 +47,7 @@ class SimMemory:
     late_seconds: float = 0.0
     level: Level | None = None
     broken: bool = False
+    leaked: dict[int, float] = attrs.field(factory=dict)
     lowest_bytes: int = 1 << 62  # of what was ever left
     _ended: dict[int, float] = attrs.field(factory=dict)
     _news: trio.Event = attrs.field(factory=trio.Event)
@@ -60,7 +62,7 @@ class SimMemory:
         size = self.sizes.get(child.name, 0.1) * GIB
         seconds = child.script.load_seconds
         share = min(1.0, (now - child.spawned_at) / seconds) if seconds else 1.0
-        return int(size * share)
+        return int(size * share + self.leaked.get(child.pid, 0.0) * GIB)
 
     @property
     def available_bytes(self):

@@ -4,11 +4,13 @@ A seed is replayed by its number, since every die in it is seeded: the timeline'
 timeline that fails is shrunk by leaving events out; each event has dice of its own, so the rest stays as it was.
 """
 
+import gc
 import logging
 import math
 import random
 import time
 from collections import Counter
+from contextlib import contextmanager
 
 import attrs
 import structlog
@@ -182,6 +184,19 @@ async def _converge(stage, result):
     result.converged_seconds = max(0.0, changed - healed)
 
 
+@contextmanager
+def _rare_collections():
+    """Let the collector of cycles look at what is young, and rarely; not at a hundred modules again and again."""
+    thresholds = gc.get_threshold()
+    if not gc.get_freeze_count():
+        gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
 def play(timeline, *, quiet_minutes=30.0):
     """Run a timeline; whatever goes wrong is in the result."""
     result = Result(timeline.seed)
@@ -190,7 +205,8 @@ def play(timeline, *, quiet_minutes=30.0):
     state = trio._core._run._r.getstate()
     trio._core._run._r.seed(timeline.seed)
     try:
-        trio.run(_play, timeline, quiet_minutes, result, clock=MockClock(autojump_threshold=0))
+        with _rare_collections():
+            trio.run(_play, timeline, quiet_minutes, result, clock=MockClock(autojump_threshold=0))
     except (Exception, ExceptionGroup) as error:  # noqa: BLE001 - what crashes a world is a finding
         result.violations.append(Violation("bugs", math.nan, f"the world ended: {_words(error)}"))
     finally:

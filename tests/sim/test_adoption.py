@@ -2,11 +2,13 @@
 
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
+from sim import faults_agent
 from sim.machine import Script
 from sim.world import open_world
 
@@ -225,3 +227,25 @@ async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autoju
 async def value(one):
     await trio.lowlevel.checkpoint()
     return one
+
+
+@pytest.mark.parametrize("late_seconds", [3, 60])
+async def test_another_cluster_decides_with_its_second_list(autojump_clock, late_seconds):
+    """Engines outlive the move to a cluster that has the same manifests in time, and end where it has none."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed")
+        before = list(world.machine.spawned)
+        world.first.agent.keep_engines()
+        await world.first.stop_agent()
+        for name in ("chat", "embed"):
+            await world.delete(name)
+        await faults_agent._empty(world.client)
+        await world.start_agent()
+        await trio.sleep(late_seconds)
+        assert bool(world.machine.live()) == (late_seconds < 10)
+        for name in ("chat", "embed"):
+            await world.apply(name)
+        for name in ("chat", "embed"):
+            await world.until(world.ready_addresses, 1, name)
+        await trio.sleep(60)
+        assert (world.machine.live() == before) == (late_seconds < 10)

@@ -34,6 +34,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.settings import AgentSettings
+from sim.freezing import be_a_program
 from sim.machine import Machine
 
 EPOCH = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -284,6 +285,7 @@ class Host:
     starts: int = 0  # no two agents throw the same dice: cookies would be the same
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
+    program: trio.lowlevel.Task = attrs.field(init=False)  # the agent's first task
     _stop: trio.CancelScope = attrs.field(init=False)
     _stopped: trio.Event = attrs.field(init=False)
 
@@ -306,6 +308,7 @@ class Host:
 
     async def _run_agent(self, task_status):
         self._stop, self._stopped = trio.CancelScope(), trio.Event()
+        self.program = be_a_program()
         machine, rng = self.machine, random.Random(self.seed + 2 + 1000 * self.starts)
         with self._stop:
             async with open_http_client(machine.connect) as engines_http:

@@ -123,10 +123,9 @@ def test_who_waits_at_the_door_is_seen():
                 assert look(port) is False
 
 
-def test_without_a_table_the_port_is_tried(monkeypatch):
+def test_without_a_table_the_port_is_tried():
     """Where the kernel has no table of listeners, a connection tells."""
-    monkeypatch.setattr(vitals, "_listening_ports", lambda _: None)
-    sweep = Sweep(count=1)
+    sweep = Sweep(count=1, has_doors=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is True
@@ -140,6 +139,21 @@ def test_the_log_that_grows_is_seen(tmp_path):
     assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 0
     log.write_text("12345")
     assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 5
+
+
+async def test_who_shows_the_same_again_costs_no_new_look(tmp_path):
+    """What has not changed is the same object again, also when ports were looked at in between; what has is not."""
+    log = tmp_path / "log"
+    sweep = Sweep(has_doors=False)
+    with running(REST) as process:
+
+        def is_the_same():
+            looks = [sweep([patient(process.pid, log_path=log)], frozenset())[process.pid] for _ in range(4)]
+            return looks[0] is looks[2] and looks[1] is looks[3]
+
+        await until(is_the_same)  # once its interpreter has started
+        log.write_text("12345")
+        assert sweep([patient(process.pid, log_path=log)], frozenset())[process.pid].log_bytes == 5
 
 
 def test_psutil_tells_the_same():
@@ -192,6 +206,19 @@ async def test_one_sweep_serves_all_who_look_on_the_same_tick():
     assert len(counting.patients) == 1
     assert len(seen) == 50
     assert seen.count(None) == 1  # of the process that has ended
+
+
+async def test_a_glance_sees_what_a_look_sees():
+    """Glances share a sweep with each other and with looks; where that takes a thread they see nothing."""
+    counting = Counting()
+    rounds = Rounds(counting, in_thread=False)
+    assert rounds.glance(patient(1)) == Look("S", 1.0)
+    rounds.glance(patient(2))
+    counting.patients.clear()
+    assert rounds.glance(patient(1)) is rounds.glance(patient(1)) is await rounds.look(patient(1), loading=False)
+    assert rounds.glance(patient(13)) is None  # its process has ended
+    assert counting.patients == [([1, 2, 13], frozenset())]
+    assert Rounds(counting, in_thread=True).glance(patient(1)) is None
 
 
 async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):

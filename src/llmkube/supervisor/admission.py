@@ -21,6 +21,9 @@ from llmkube.supervisor.hostmem import Level
 BUSY_SECONDS = 300.0
 """Whoever had work more recently than this costs somebody something when it is displaced."""
 
+LEAK_SHARE = 2.0
+"""No estimate is wrong by more than this; an engine that held more than this share of it has leaked."""
+
 
 class Block(enum.StrEnum):
     """What stands in the way of a start."""
@@ -70,6 +73,13 @@ class Need:
     sized: bool = True
     why: str = ""
     estimated_bytes: int = 0
+
+    def without_leak(self, most_bytes: int) -> "Need":
+        """Return it as a new start counts: an engine that had grown must not make its model one that never fits."""
+        if not self.estimated_bytes:
+            return self
+        likely_bytes = min(int(self.estimated_bytes * LEAK_SHARE), max(most_bytes, self.estimated_bytes))
+        return attrs.evolve(self, total_bytes=min(self.total_bytes, likely_bytes))
 
 
 @attrs.frozen

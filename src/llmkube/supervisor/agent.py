@@ -126,12 +126,14 @@ class _Agent:
     ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
     parting: Parting = attrs.field(factory=Parting)
     running: dict[Key, _Running] = attrs.field(factory=dict)
+    left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
     marked: set[Key] = attrs.field(factory=set)
     wake: trio.Event = attrs.field(factory=trio.Event)
     view: AgentView = attrs.field(init=False)
     corrections: Corrections = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.left = dict(self.ports.left)
         self.corrections = Corrections(self.outbox, self._conditions, self.ports.rng)
         self.view = AgentView(self.running, self._synced, self.parting, self.ledger.view)
         self.ledger.told = self._tell_evicted
@@ -177,14 +179,6 @@ class _Agent:
             self.mark(service.key)
         for key in (*self.running, *self.claimant.held()):
             self.mark(key)
-
-    async def run_moves(self) -> None:
-        """Never return: have every service say where it is when this host is reached in another way."""
-        while True:
-            version = self.reach.version
-            for running in self.running.values():
-                running.runner.moved()
-            await self.reach.wait_newer(version)
 
     def tell_memory(self, decision: Decision, before: Decision | None) -> None:
         """Say on every service how short of memory the host is, and why nobody gives any back."""
@@ -275,8 +269,9 @@ class _Agent:
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
         reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
         reporter.speaks = self.claimant.speaks(wish)
-        found = left.engine if left else None
-        runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found)
+        found, before = left.engine if left else None, self.left.pop(key, None)
+        kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
+        runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found, kept)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
         self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter, runner)
         self.ledger.follow(key, _terms(wish))
@@ -387,7 +382,6 @@ async def _run_shielded(
             outer.start_soon(hosts.run_expiry)
             outer.start_soon(claimant.run)
             outer.start_soon(presence.run)
-            outer.start_soon(agent.run_moves)
             outer.start_soon(agent.corrections.run)
             outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
             withdraw = partial(withdraw_strangers, client, settings, agent.outbox, agent.running)

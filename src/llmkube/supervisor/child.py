@@ -58,6 +58,7 @@ class OwnedProcess:
     _log_cap_bytes: int
     _rounds: Rounds
     _kills_before: int = attrs.field(factory=memory_kills)
+    _patient: Patient | None = None
 
     async def wait(self) -> Exit:
         """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
@@ -90,10 +91,21 @@ class OwnedProcess:
 
         A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
         """
-        seen = await self._rounds.look(Patient(self.pid, host, port, self._log_path), loading=loading)
+        seen = await self._rounds.look(self._as_patient(host, port), loading=loading)
         if seen is not None and seen.log_bytes > self._log_cap_bytes:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return seen
+
+    def glance(self, host: str, port: int) -> Look | None:
+        """The same without waiting; None also when its log has to be rotated."""
+        seen = self._rounds.glance(self._as_patient(host, port))
+        return seen if seen is not None and seen.log_bytes <= self._log_cap_bytes else None
+
+    def _as_patient(self, host: str, port: int) -> Patient:
+        known = self._patient
+        if known is None or (known.host, known.port, known.log_path) != (host, port, self._log_path):
+            self._patient = known = Patient(self.pid, host, port, self._log_path)
+        return known
 
     async def family(self, cookie: str) -> Sequence[psutil.Process]:
         """Every process on this host that carries its cookie, itself included."""

@@ -90,6 +90,7 @@ class Incarnation:
         launch: What it runs.
         found: The process to take over, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.
+        kept: What has served last, if newer plans could not start since: the next agent may have to know.
         child: Its process, while there is one.
         voice: What it may say.
         scope: Cancel it, and the engine ends in order.
@@ -102,6 +103,7 @@ class Incarnation:
     launch: Launch
     found: EngineRecord | None = None
     before: "Incarnation | None" = None
+    kept: Launch | None = None
     child: Child | None = None
     voice: Voice = attrs.field(init=False)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -109,10 +111,11 @@ class Incarnation:
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
     _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    _record: EngineRecord | None = None  # what the journal says of its process
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
-        self.voice = Voice(self.site.reporter)
+        self.voice = Voice(self.site.reporter, newest=self.launch != self.kept)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live; `started` is called when the engine serves, or has ended before it did."""
@@ -140,6 +143,13 @@ class Incarnation:
             key = self.site.reporter.key
             log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
+
+    async def keep(self) -> None:
+        """Have the next agent know that this has served, and that newer plans could not start since."""
+        if self.kept is None:
+            self.kept = self.launch
+            if self._record is not None:
+                await self._noted(self._record)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -171,7 +181,7 @@ class Incarnation:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         site, found = self.site, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
-            self.child = child
+            self.child, self._record = child, record
             site.ledger.runs(claim, child.pid)
             view = ServiceView(
                 Reason.LOADING,
@@ -249,7 +259,8 @@ class Incarnation:
         return True
 
     async def _note(self, record: EngineRecord) -> None:
-        await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record))
+        await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record, self.kept))
+        self._record = record
 
     async def _answers_at_once(self, url: str) -> bool:
         with trio.move_on_after(CONFIRM_SECONDS):
@@ -295,8 +306,15 @@ class Incarnation:
                     self.serves = True
                     self._status.started()
                     look = partial(child.look, view.host, view.port, loading=False)
-                    measuring = Measuring(child, look, launch, claim, site.ports)
-                    hung = await health.watch(engine, measuring.look, self.voice.answering, site.settings.limits)
+                    glimpse = partial(child.glance, view.host, view.port)
+                    measuring = Measuring(child, look, glimpse, launch, claim, site.ports)
+                    hung = await health.watch(
+                        engine,
+                        measuring.look,
+                        self.voice.answering,
+                        site.settings.limits,
+                        glance=measuring.glance,
+                    )
                     failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
                     self.voice.amend(Reason.HUNG, failure.message)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")

@@ -65,11 +65,19 @@ class EngineRecord:
 
 @attrs.frozen
 class Entry:
-    """One service: the wish that is carried out, what runs for it, and the process that does."""
+    """One service on disk.
+
+    Attributes:
+        wish: What is asked for.
+        launch: What runs for it.
+        engine: The process that does.
+        kept: What has served last, while what was asked for after that cannot start.
+    """
 
     wish: Desired
     launch: Launch
     engine: EngineRecord | None = None
+    kept: Launch | None = None
 
     @property
     def key(self) -> Key:
@@ -79,16 +87,23 @@ class Entry:
 
 def dump(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON; argv's slots stay apart from a user's equal words."""
-    plan, weights = entry.launch.plan, entry.launch.weights
-    argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in plan.argv]
     return {
         "format": FORMAT,
         "service": encode(entry.wish.service),
         "model": encode(entry.wish.model),
+        **_dump_launch(entry.launch),
+        "engine": attrs.asdict(entry.engine) if entry.engine else None,
+        "kept": _dump_launch(entry.kept) if entry.kept else None,
+    }
+
+
+def _dump_launch(launch: Launch) -> dict[str, Any]:
+    plan, weights = launch.plan, launch.weights
+    argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in plan.argv]
+    return {
         "plan": attrs.asdict(plan) | {"argv": argv},
         "weights": attrs.asdict(weights) | {"path": str(weights.path)},
-        "estimate": attrs.asdict(entry.launch.estimate) if entry.launch.estimate else None,
-        "engine": attrs.asdict(entry.engine) if entry.engine else None,
+        "estimate": attrs.asdict(launch.estimate) if launch.estimate else None,
     }
 
 
@@ -101,19 +116,23 @@ def load(data: Mapping[str, Any]) -> Entry:
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f"not an entry of format {FORMAT}")
     try:
-        plan = dict(data["plan"])
-        plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
-        plan["env"] = tuple((name, value) for name, value in plan["env"])
-        plan["not_honoured"] = tuple(plan["not_honoured"])
-        plan["demand"] = _demand(plan.get("demand"))
-        weights = dict(data["weights"])
-        weights["path"] = Path(weights["path"])
         engine = EngineRecord(**data["engine"]) if data["engine"] else None
         wish = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]))
-        launch = Launch(LaunchPlan(**plan), WeightsFile(**weights), _estimate(data.get("estimate")))
-        return Entry(wish, launch, engine)
+        kept = _launch(data["kept"]) if data.get("kept") else None
+        return Entry(wish, _launch(data), engine, kept)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"not an entry of this journal: {error!r}") from error
+
+
+def _launch(data: Mapping[str, Any]) -> Launch:
+    plan = dict(data["plan"])
+    plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
+    plan["env"] = tuple((name, value) for name, value in plan["env"])
+    plan["not_honoured"] = tuple(plan["not_honoured"])
+    plan["demand"] = _demand(plan.get("demand"))
+    weights = dict(data["weights"])
+    weights["path"] = Path(weights["path"])
+    return Launch(LaunchPlan(**plan), WeightsFile(**weights), _estimate(data.get("estimate")))
 
 
 def _demand(data: Mapping[str, Any] | None) -> Demand | None:

@@ -143,6 +143,7 @@ class Ledger:
         if seat.successor is not None or self.replacement(key, need) is not Way.BESIDE:
             yield None
             return
+        need = need.without_leak(self._budget.limit_bytes)
         seat.successor = claim = Claim(key, need, scope, spare_bytes=self._spare_bytes())
         try:
             yield claim
@@ -179,7 +180,8 @@ class Ledger:
         if self._decision is None:
             return None
         alone = Host(self._budget, self._budget.total_bytes, guesses=self.rules.guesses)
-        return admission.judge(self._waiting(key, need, self._seat(key)), alone)
+        seat = self._seat(key)
+        return admission.judge(self._newest(self._waiting(key, need, seat), seat), alone)
 
     # -- the host -------------------------------------------------------------------------------------------------
 
@@ -243,12 +245,12 @@ class Ledger:
         """Let start whoever fits, have go who has to for that, and tell the others why they wait."""
         if self._decision is None:
             return
-        queue = [waiting for seat in self._seats.values() if seat.claim is None and (waiting := self._asks(seat))]
-        outcome = admission.step(queue, self.host())
+        queue = {
+            key: waiting for key, seat in self._seats.items() if seat.claim is None and (waiting := self._asks(seat))
+        }
+        outcome = admission.step(tuple(queue.values()), self.host())
         for key in outcome.admitted:
-            seat = self._seats[key]
-            assert seat.waiting is not None, "only those who wait are admitted"
-            asked = seat.waiting
+            seat, asked = self._seats[key], queue[key]
             seat.claim = Claim(key, asked.need, trio.CancelScope(), asked.returns, self._spare_bytes())
             seat.wake()
         for key, refusal in outcome.refused:
@@ -380,7 +382,8 @@ class Ledger:
         rested = trio.current_time() - seat.displaced_at >= policy.displace_seconds
         idle = seat.evicted is not None and seat.evicted.cause is Cause.IDLE  # nobody goes for one that nobody uses
         may = rested and policy.mode is Mode.ON and not idle and not self._taking_over
-        return attrs.evolve(waiting, terms=seat.terms, may_displace=may)
+        need = waiting.need.without_leak(self._budget.limit_bytes)
+        return attrs.evolve(waiting, need=need, terms=seat.terms, may_displace=may)
 
     def _dwell_seconds(self, seat: Seat) -> float:
         """How long memory has to be normal for it; what others have given back since makes up for its relapses."""

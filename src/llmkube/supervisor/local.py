@@ -119,6 +119,10 @@ class LocalWeights:
             return isinstance(found, WeightsFile)
         return isinstance(source, Builtin)
 
+    async def keeps(self, file: WeightsFile) -> bool:
+        """Whether it has not been removed meanwhile."""
+        return await trio.to_thread.run_sync(_is_file, file.path, abandon_on_cancel=True)
+
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
         weights = await bound(sha256=None)
@@ -187,3 +191,10 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
 
 def _utcnow() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False

@@ -42,6 +42,7 @@ class Measuring:
     Attributes:
         child: Its process.
         sight: What the kernel says of it.
+        glimpse: The same without waiting, where that can be had.
         launch: What it runs.
         claim: What it has been promised, and what it was last seen to hold.
         ports: Where that is kept.
@@ -49,6 +50,7 @@ class Measuring:
 
     child: Child
     sight: Callable[[], Awaitable[Look | None]]
+    glimpse: Callable[[], Look | None]
     launch: Launch
     claim: Claim
     ports: Ports
@@ -58,14 +60,30 @@ class Measuring:
 
     async def look(self) -> Look | None:
         """Look, and note whether it has computed anything since the last look, and whether it has grown."""
-        seen, now = await self.sight(), trio.current_time()
+        seen = await self.sight()
+        self._take_note(seen)
+        if self._has_grown:
+            await self._learn()
+        return seen
+
+    def glance(self) -> Look | None:
+        """The same without waiting; None also when it has grown, which takes a look to note."""
+        if self._has_grown:
+            return None
+        seen = self.glimpse()
+        self._take_note(seen)
+        return seen
+
+    def _take_note(self, seen: Look | None) -> None:
         if seen is not None:
+            now = trio.current_time()
             if seen.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._looked_at) > 0:
                 self.claim.worked()
             self._cpu_seconds, self._looked_at = seen.cpu_seconds, now
-        if self.claim.measured and self.claim.peak_bytes > self._learned_bytes * LEARN_SHARE:
-            await self._learn()
-        return seen
+
+    @property
+    def _has_grown(self) -> bool:
+        return self.claim.measured and self.claim.peak_bytes > self._learned_bytes * LEARN_SHARE
 
     async def _learn(self) -> None:
         """Keep what it holds at most, and once what it says that it has allocated."""

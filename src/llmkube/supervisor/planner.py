@@ -142,7 +142,7 @@ def _idle_unless_running(target: Mailbox[Target], reporter: Reporter, reason: st
     if isinstance(target.value, Idle):
         target.put_nowait(Idle(reason, message))
     else:
-        reporter.outdated(reason, message)
+        reporter.unplanned(reason, message)
 
 
 @attrs.define(eq=False)

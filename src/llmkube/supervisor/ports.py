@@ -85,6 +85,10 @@ class Child(Protocol):
         """
         ...
 
+    def glance(self, host: str, port: int) -> Look | None:
+        """The same of one that serves, without waiting; None also when `look` has more to do than that."""
+        ...
+
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
         ...
@@ -151,6 +155,10 @@ class Weights(Protocol):
 
     async def has(self, model: Model) -> bool:
         """Whether a Model's file is here, as far as a quick look can tell; never an error."""
+        ...
+
+    async def keeps(self, file: WeightsFile) -> bool:
+        """Whether a file that was here once still is; never an error."""
         ...
 
 

@@ -60,6 +60,7 @@ class Reporter:
     leader: object = None
     _restarts: int = 0
     _outdated: tuple[int | None, str, str] = (None, "", "")  # of which generation why what serves is not the newest
+    _unplanned: tuple[str, str] = ("", "")  # why the newest spec has made no plan yet
     _fetch_error: str = ""
     _fetched: ModelSpec | None = None  # what was asked of the file that is here
     _endpoint_host: str = ""
@@ -138,6 +139,7 @@ class Reporter:
 
     def accepted(self, not_honoured: tuple[str, ...]) -> None:
         """The spec makes a plan; name the fields in it that have no effect here."""
+        self._unplanned = ("", "")
         self._set("Accepted", True, "Accepted", "the spec can be served on this host")
         if not_honoured:
             listed = ", ".join(not_honoured)
@@ -156,7 +158,7 @@ class Reporter:
     def fetching(self, message: str) -> None:
         """The Model's file is on its way; a file that was here a moment ago is only looked at again."""
         if self._fetched != self.wish.model.spec:
-            self.outdated(Reason.FETCHING, "the file that the newest spec asks for is on its way")
+            self.unplanned(Reason.FETCHING, "the file that the newest spec asks for is on its way")
             self._set_model(False, "Fetching", message)
 
     def fetched(self, weights: WeightsFile, facts: GGUFFacts) -> None:
@@ -268,9 +270,20 @@ class Reporter:
             port=view.port,
         )
 
+    def not_started(self, failure: Failure, failures: int, delay_seconds: float) -> None:
+        """The engine of the newest spec has failed while nothing else runs; one of an older spec stands in for it."""
+        self.failed(failure, failures, delay_seconds)
+        reason, head = self._next_attempt(failure, failures, delay_seconds)
+        self.outdated(reason, f"the engine of an older spec stands in; {head}: {failure.message}")
+
     def current(self) -> None:
-        """What runs, if anything does, is what was asked for last."""
-        self._replaced("", "")
+        """What runs, if anything does, is the newest plan; if the newest spec has made none, that is still to say."""
+        self._replaced(*self._unplanned)
+
+    def unplanned(self, reason: str, message: str) -> None:
+        """The newest spec makes no plan, or not yet; whatever serves was started from an older one."""
+        self._unplanned = (reason, message)
+        self._replaced(reason, message)
 
     def outdated(self, reason: str, message: str) -> None:
         """What serves was started from an older spec; say why its successor does not serve yet."""

@@ -4,6 +4,7 @@
  run_service                         lives until the agent cancels its life scope
  └ nursery
    ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
+   ├ Runner.run_moves                       this host's address
    └ Runner.run    Target ─▶ engine
      └ incarnations                         one after the other, and two while one replaces the other
 ```
@@ -11,10 +12,15 @@
 What an earlier agent left is where the first incarnation begins: its target comes from the journal, its child is
 adopted.
 
+**What has served stands in for what cannot start.** While the engine of an older plan serves because the newest one
+cannot, and then ends by itself, it is started again; the newest one is tried as before, beside it or between two tries
+of it. A newest plan that serves ends that, and so does a wish for nothing.
+
 **A handover is `nursery.start`.** The runner starts a successor beside the engine that serves, and waits inside `start`
 until it answers; until then, whatever cancels the wait ends the successor, and the old engine knows nothing of it.
 """
 
+import math
 from functools import partial
 from typing import Final, Never
 
@@ -62,6 +68,7 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
                 nursery.start_soon(runner.run, target)
+                nursery.start_soon(runner.run_moves)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
@@ -78,11 +85,13 @@ class Runner:
     Attributes:
         site: Where its engines live.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
+        kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
         policy: When a failed attempt is repeated.
     """
 
     site: Site
     adoptable: EngineRecord | None = None
+    kept: Launch | None = None
     policy: RestartPolicy = RestartPolicy()
     _incarnations: trio.Nursery = attrs.field(init=False)  # open while `run` runs; it owns every engine's task
     _current: Incarnation | None = None  # the engine that serves, or will
@@ -90,8 +99,9 @@ class Runner:
     _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
     _content: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # nothing to do while the engine runs
     _state: RestartState = RestartState()
-    _attempts: RestartState = RestartState()  # to replace the one that serves
-    _attempted: str = ""  # the digest of the plan that they were about
+    _attempts: RestartState = RestartState()  # of the newest plan to take the place of what is kept, or serves
+    _attempted: str = ""  # the digest of that plan
+    _due_at: float = -math.inf  # when it is tried again
 
     async def run(self, target: Mailbox[Target]) -> None:
         """Never return: run what the target says, again after every exit, later and later if it does not hold."""
@@ -107,8 +117,10 @@ class Runner:
                 await target.wait_newer(version)
                 self._state = RestartState()
             elif self._current is None:
-                await self._begin(goal, target)
+                self._is_new(goal)
+                await self._begin(await self._choice(goal), goal, target)
             elif self._current.launch.plan.digest == goal.plan.digest:
+                self.kept, self._attempted = None, ""
                 self.site.reporter.current()
                 with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
                     await target.wait_newer(version)
@@ -116,7 +128,7 @@ class Runner:
                 await self._replace(self._current, goal, target)
             if self._current is not None and self._current.ended.is_set():
                 ended, self._current = self._current, None
-                await self._mourn(ended.failure, target)
+                await self._mourn(ended, target)
 
     async def _live(
         self, engine: Incarnation, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -130,11 +142,15 @@ class Runner:
         if engine is self._current:
             self._content.cancel(reason="the engine has ended")
 
-    def moved(self) -> None:
-        """This host is reached in another way: say so, and end what listens on an address that it has lost."""
-        self.site.reporter.moved()
-        for engine in self._engines:
-            engine.moved()
+    async def run_moves(self) -> Never:
+        """Never return: say so when this host is reached in another way, and end what listens on a lost address."""
+        reach = self.site.reporter.reach
+        while True:
+            version = reach.version
+            self.site.reporter.moved()
+            for engine in self._engines:
+                engine.moved()
+            await reach.wait_newer(version)
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
@@ -146,6 +162,8 @@ class Runner:
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
             log.info(message, name=key.name, namespace=key.namespace, reason=goal.message)
+        if goal.reason == Reason.SCALED_TO_ZERO:
+            self.kept = None
         await self._forget_if_unwanted(goal)
         for each in engines:
             each.scope.cancel(reason=goal.message)
@@ -154,49 +172,92 @@ class Runner:
         self._current = None
         self.site.reporter.say(ServiceView(goal.reason, goal.message))
 
-    async def _begin(self, goal: Launch, target: Mailbox[Target]) -> None:
-        """Have an engine where there is none; return when it serves, or has ended."""
+    def _is_new(self, goal: Launch) -> None:
+        """Begin to count when a plan is the newest for the first time."""
+        if self._attempted != goal.plan.digest:
+            self._attempted, self._attempts, self._due_at = goal.plan.digest, RestartState(), -math.inf
+
+    async def _choice(self, goal: Launch) -> Launch:
+        """Return what to start where nothing runs: the newest plan, or what has served last while that one cannot."""
+        kept = self.kept
+        if kept is None or self.adoptable is not None or kept.plan.digest == goal.plan.digest:
+            return goal
+        if not await self.site.ports.weights.keeps(kept.weights):
+            self.kept = None
+            return goal
+        if trio.current_time() < self._due_at or await self._is_refused(goal):
+            return kept
+        return goal
+
+    async def _is_refused(self, goal: Launch) -> bool:
+        """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
+        way = self.site.ledger.replacement(self.site.reporter.key, await self.site.need(goal))
+        if isinstance(way, Refusal):
+            self._say_refused(goal, way)
+        return isinstance(way, Refusal)
+
+    def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
+        message = refusal.message + context_hint(goal, refusal.room_bytes)
+        self.site.reporter.outdated(reason_word(refusal.block), f"{message}; the engine of the older spec serves on")
+
+    async def _begin(self, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
+        """Have an engine where there is none; return when it serves, or has ended.
+
+        Args:
+            launch: What to start.
+            goal: The newest plan; another one when an older one stands in for it.
+            target: What should run.
+        """
         found, self.adoptable = self.adoptable, None
-        self._current = engine = Incarnation(self.site, goal, found)
+        self._current = engine = Incarnation(self.site, launch, found, kept=self.kept)
+        patience = CONFIRMED_SECONDS if found else 0.0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_when_superseded, engine, target, CONFIRMED_SECONDS if found else 0.0)
+            nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
+            if launch is not goal:
+                key = self.site.reporter.key
+                log.info("starting what served last", name=key.name, namespace=key.namespace)
+                nursery.start_soon(self._end_wait_when_due, engine, goal)
             await self._incarnations.start(self._live, engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
     async def _replace(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
         key, version = self.site.reporter.key, target.version
-        if self._attempted != goal.plan.digest:
-            self._attempted, self._attempts = goal.plan.digest, RestartState()
+        self._is_new(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
             await wait_any(self._retiring.ended.wait, *until)
             return
+        if trio.current_time() < self._due_at:
+            with trio.move_on_at(self._due_at):
+                await wait_any(*until)
+            if target.version != version:
+                self._attempted = ""
+            return
         way = self.site.ledger.replacement(key, await self.site.need(goal))
         if way is Way.INSTEAD and not self._attempts.failures:
             log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
+            self.kept = None
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
         elif way is Way.BESIDE:
             await self._hand_over(current, goal, target)
         else:  # what serves is not given up for what cannot start, or has failed to
             if isinstance(way, Refusal):
-                message = way.message + context_hint(goal, way.room_bytes)
-                self.site.reporter.outdated(
-                    reason_word(way.block), f"{message}; the engine of the older spec serves on"
-                )
+                self._say_refused(goal, way)
+                await self._keep(current)
             await wait_any(self.site.ledger.decided.wait, *until)
 
     async def _hand_over(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
-        key, version = self.site.reporter.key, target.version
+        key = self.site.reporter.key
         log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
         self.site.reporter.outdated(
             "Replacing", "the engine of the newest spec is loading; the one before serves until then"
         )
         successor = Incarnation(self.site, goal, before=current)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_when_superseded, successor, target, 0.0)
+            nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
             nursery.start_soon(_lead_when_alone, current, successor)
             await self._incarnations.start(self._live, successor)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
@@ -204,14 +265,22 @@ class Runner:
             self._current, self._retiring, self._state = successor, current, RestartState()
             self._incarnations.start_soon(self._retire, current)
         elif successor.voice.leads:  # the old one has ended meanwhile
-            self._current = successor
+            self._current, self.kept = successor, current.launch
         elif successor.failure is not None:
-            self._attempts, delay = after_failure(self.policy, self._attempts, successor.failure, self.site.ports.rng)
+            delay = self._postpone(successor.failure)
             self.site.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
-            with trio.move_on_after(delay):
-                await wait_any(partial(target.wait_newer, version), current.ended.wait)
-            if target.version != version:
-                self._attempts = RestartState()
+            await self._keep(current)
+
+    async def _keep(self, current: Incarnation) -> None:
+        """Remember that it has served, and that the newest plan could not."""
+        self.kept = current.launch
+        await current.keep()
+
+    def _postpone(self, failure: Failure) -> float:
+        """Count a failure of the newest plan, and return after how many seconds it is tried again."""
+        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.site.ports.rng)
+        self._due_at = trio.current_time() + delay
+        return delay
 
     async def _retire(self, old: Incarnation) -> None:
         """Let an engine end when nobody is sent to it any more."""
@@ -220,22 +289,34 @@ class Runner:
         await trio.sleep(FOLLOW_SECONDS)
         old.scope.cancel(reason="its successor serves")
 
-    async def _mourn(self, failure: Failure | None, target: Mailbox[Target]) -> None:
-        """Say why an engine has ended, and wait until the next attempt is due, or another plan."""
+    async def _mourn(self, ended: Incarnation, target: Mailbox[Target]) -> None:
+        """Say why an engine has ended, and wait until the next attempt is due, or another plan.
+
+        Nobody waits for the newest plan while there is something that stands in for it.
+        """
+        failure, reporter = ended.failure, self.site.reporter
         if failure is None:  # superseded or evicted: the next one starts with a clean record
             self._state = RestartState()
             return
-        self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
+        stands_in = self.kept is not None and self.kept.plan.digest != ended.launch.plan.digest
+        if stands_in:
+            delay, failures = self._postpone(failure), self._attempts.failures
+            reporter.not_started(failure, failures, delay)
+        else:
+            self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
+            failures = self._state.failures
+            reporter.failed(failure, failures, delay)
         log.warning(
             "inference service failed",
-            name=self.site.reporter.key.name,
-            namespace=self.site.reporter.key.namespace,
+            name=reporter.key.name,
+            namespace=reporter.key.namespace,
             reason=str(failure.reason),
-            failures=self._state.failures,
+            failures=failures,
             retry_seconds=round(delay, 1),
             message=failure.message.partition("\n")[0],
         )
-        self.site.reporter.failed(failure, self._state.failures, delay)
+        if stands_in:
+            return
         version = target.version
         with trio.move_on_after(delay):
             await target.wait_newer(version)
@@ -243,19 +324,33 @@ class Runner:
 
     # -- what ends an engine --------------------------------------------------------------------------------------
 
-    async def _end_when_superseded(self, engine: Incarnation, target: Mailbox[Target], patience: float) -> None:
-        """End an engine that does not serve yet when another plan, or none, should run, after so many seconds."""
+    async def _end_when_superseded(
+        self, engine: Incarnation, goal: Launch, target: Mailbox[Target], patience: float
+    ) -> None:
+        """End an engine that does not serve yet when another plan, or none, should run, after so many seconds.
+
+        One that stands in for the newest plan goes when there is a newer one.
+        """
         key = self.site.reporter.key
+        fits = {engine.launch.plan.digest, goal.plan.digest}
         await trio.sleep(patience)
         while True:
-            version, goal = target.version, target.value
-            if isinstance(goal, Idle):
-                await self._forget_if_unwanted(goal)
-                engine.scope.cancel(reason=goal.message)
-            elif goal.plan.digest != engine.launch.plan.digest:
+            version, newest = target.version, target.value
+            if isinstance(newest, Idle):
+                await self._forget_if_unwanted(newest)
+                engine.scope.cancel(reason=newest.message)
+            elif newest.plan.digest not in fits:
                 log.info("plan changed while loading", name=key.name, namespace=key.namespace)
                 engine.scope.cancel(reason="the plan changed")
             await target.wait_newer(version)
+
+    async def _end_wait_when_due(self, engine: Incarnation, goal: Launch) -> None:
+        """End the wait of an older plan for memory when the newest one is due, and would not have to wait."""
+        await trio.sleep_until(self._due_at)
+        while engine.child is None and await self._is_refused(goal):
+            await self.site.ledger.decided.wait()
+        if engine.child is None:
+            engine.scope.cancel(reason="the newest plan can start")
 
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""

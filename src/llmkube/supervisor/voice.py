@@ -30,10 +30,12 @@ class Voice:
     Attributes:
         reporter: The service's.
         view: What the engine has said last, heard or not.
+        newest: Whether it is of the newest plan.
     """
 
     reporter: Reporter
     view: ServiceView = ServiceView("")
+    newest: bool = True
 
     @property
     def leads(self) -> bool:
@@ -77,7 +79,8 @@ class Voice:
         keeps the engine keeps the claim, and one that has ended by itself is not waited for; nor is anybody waited for
         when it is urgent. One whose successor has the endpoint has nothing to withdraw.
         """
-        self.reporter.current()
+        if self.newest:
+            self.reporter.current()
         self.say(loaded)
         self.reporter.loaded(loaded)
         try:
