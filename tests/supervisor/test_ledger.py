@@ -76,6 +76,20 @@ async def test_a_leak_does_not_keep_a_model_from_starting(autojump_clock, nurser
         assert one.claim.need.total_bytes == most_gib * GIB
 
 
+async def test_a_leak_counts_for_as_long_as_it_lasts(autojump_clock, nursery):
+    """What a running engine has leaked counts; once it has given that back, at most twice the estimate does."""
+    ledger = Ledger()
+    seen(ledger)
+    one = Service(ledger, A, 0, nursery)
+    one.need = Need(10 * GIB, estimated_bytes=10 * GIB)
+    await wait_all_tasks_blocked()
+    ledger.runs(one.claim, 7)
+    for held_gib, counted_gib in ((12, 12), (30, 30), (11, 20)):
+        seen(ledger, footprints={7: held_gib * GIB})
+        assert one.claim.total_bytes == counted_gib * GIB
+    nursery.cancel_scope.cancel()
+
+
 async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojump_clock, nursery):
     """Of three that arrive together and fit two at a time, two start, and the third as soon as one has gone."""
     ledger = Ledger()

@@ -74,12 +74,16 @@ class Need:
     why: str = ""
     estimated_bytes: int = 0
 
+    def unleaked(self, seen_bytes: int) -> int:
+        """Return how much of what an engine held at some time its model may need again; the rest was a leak."""
+        return min(seen_bytes, int(self.estimated_bytes * LEAK_SHARE) or seen_bytes)
+
     def without_leak(self, most_bytes: int) -> "Need":
         """Return it as a new start counts: an engine that had grown must not make its model one that never fits."""
         if not self.estimated_bytes:
             return self
-        likely_bytes = min(int(self.estimated_bytes * LEAK_SHARE), max(most_bytes, self.estimated_bytes))
-        return attrs.evolve(self, total_bytes=min(self.total_bytes, likely_bytes))
+        total_bytes = min(self.unleaked(self.total_bytes), max(most_bytes, self.estimated_bytes))
+        return attrs.evolve(self, total_bytes=total_bytes)
 
 
 @attrs.frozen

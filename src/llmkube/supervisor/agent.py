@@ -13,7 +13,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Literal, Never
 
 import attrs
 import structlog
@@ -179,6 +179,15 @@ class _Agent:
             self.mark(service.key)
         for key in (*self.running, *self.claimant.held()):
             self.mark(key)
+
+    async def run_moves(self) -> Never:
+        """Never return: have every service look to it when this host is reached in another way."""
+        version = self.reach.version
+        while True:
+            await self.reach.wait_newer(version)
+            version = self.reach.version
+            for running in self.running.values():
+                running.runner.moved_nowait()
 
     def tell_memory(self, decision: Decision, before: Decision | None) -> None:
         """Say on every service how short of memory the host is, and why nobody gives any back."""
@@ -382,6 +391,7 @@ async def _run_shielded(
             outer.start_soon(hosts.run_expiry)
             outer.start_soon(claimant.run)
             outer.start_soon(presence.run)
+            outer.start_soon(agent.run_moves)
             outer.start_soon(agent.corrections.run)
             outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
             withdraw = partial(withdraw_strangers, client, settings, agent.outbox, agent.running)

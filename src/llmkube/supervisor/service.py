@@ -4,7 +4,6 @@
  run_service                         lives until the agent cancels its life scope
  └ nursery
    ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
-   ├ Runner.run_moves                       this host's address
    └ Runner.run    Target ─▶ engine
      └ incarnations                         one after the other, and two while one replaces the other
 ```
@@ -68,7 +67,6 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
                 nursery.start_soon(runner.run, target)
-                nursery.start_soon(runner.run_moves)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
@@ -93,7 +91,8 @@ class Runner:
     adoptable: EngineRecord | None = None
     kept: Launch | None = None
     policy: RestartPolicy = RestartPolicy()
-    _incarnations: trio.Nursery = attrs.field(init=False)  # open while `run` runs; it owns every engine's task
+    _incarnations: trio.Nursery = attrs.field(init=False)  # it owns every engine's task
+    _is_open: bool = False  # that nursery
     _current: Incarnation | None = None  # the engine that serves, or will
     _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
     _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
@@ -107,7 +106,11 @@ class Runner:
         """Never return: run what the target says, again after every exit, later and later if it does not hold."""
         self._current, self._retiring, self._state = None, None, RestartState()
         async with trio.open_nursery() as self._incarnations:
-            await self._keep_in_line(target)
+            self._is_open = True
+            try:
+                await self._keep_in_line(target)
+            finally:
+                self._is_open = False
 
     async def _keep_in_line(self, target: Mailbox[Target]) -> Never:
         while True:
@@ -142,15 +145,17 @@ class Runner:
         if engine is self._current:
             self._content.cancel(reason="the engine has ended")
 
-    async def run_moves(self) -> Never:
-        """Never return: say so when this host is reached in another way, and end what listens on a lost address."""
-        reach = self.site.reporter.reach
-        while True:
-            version = reach.version
-            self.site.reporter.moved()
-            for engine in self._engines:
-                engine.moved()
-            await reach.wait_newer(version)
+    def moved_nowait(self) -> None:
+        """This host is reached in another way: have a task of this service look to it."""
+        if self._is_open:
+            self._incarnations.start_soon(self._move)
+
+    async def _move(self) -> None:
+        """Say where the service is, and end what listens on a lost address."""
+        self.site.reporter.moved()
+        for engine in self._engines:
+            engine.moved()
+        await trio.lowlevel.checkpoint()
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
