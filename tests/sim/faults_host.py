@@ -9,6 +9,8 @@ from llmkube.supervisor.addresses import Reach
 from sim.machine import Script
 from sim.stage import CALM, CONTEXTS, NotNow, api_away, at, fault, row, span
 
+MOST_LEAKED_GIB = 8.0
+
 
 # -- engines
 @fault("C4", "an engine is killed while it serves")
@@ -135,6 +137,7 @@ row("busy", "C7 C13", "an engine has work for minutes", becomes(in_flight=8, har
 
 @fault("C12", "an engine leaks memory for minutes")
 async def leak(stage, rng):
+    """What it held at most is learned as its need; so it leaks no more than what leaves room for the others."""
     host, child = stage.engine(rng, ready=True)
     memory = host.machine.memory
     if memory is None:
@@ -144,7 +147,7 @@ async def leak(stage, rng):
         while child.exit is None and trio.current_time() < until:
             for each in host.machine.live():
                 each.odd = True  # whose turn it is to go is not for us to say
-            memory.leaked[child.pid] = memory.leaked.get(child.pid, 0.0) + gib_per_step
+            memory.leaked[child.pid] = min(MOST_LEAKED_GIB, memory.leaked.get(child.pid, 0.0) + gib_per_step)
             await trio.sleep(2)
     finally:
         memory.leaked.pop(child.pid, None)

@@ -78,8 +78,8 @@ class Claim:
 
     @property
     def total_bytes(self) -> int:
-        """What counts: what was promised, or what it has if that is more, or has had and may take again."""
-        return max(self.need.total_bytes, self.resident_bytes, self.need.unleaked(self.peak_bytes))
+        """What counts: what was promised, or what it has taken if that is more."""
+        return max(self.need.total_bytes, self.peak_bytes)
 
     @property
     def holds_bytes(self) -> int:

@@ -21,9 +21,6 @@ from llmkube.supervisor.hostmem import Level
 BUSY_SECONDS = 300.0
 """Whoever had work more recently than this costs somebody something when it is displaced."""
 
-LEAK_SHARE = 2.0
-"""No estimate is wrong by more than this; an engine that held more than this share of it has leaked."""
-
 
 class Block(enum.StrEnum):
     """What stands in the way of a start."""
@@ -74,16 +71,11 @@ class Need:
     why: str = ""
     estimated_bytes: int = 0
 
-    def unleaked(self, seen_bytes: int) -> int:
-        """Return how much of what an engine held at some time its model may need again; the rest was a leak."""
-        return min(seen_bytes, int(self.estimated_bytes * LEAK_SHARE) or seen_bytes)
-
-    def without_leak(self, most_bytes: int) -> "Need":
-        """Return it as a new start counts: an engine that had grown must not make its model one that never fits."""
+    def at_most(self, most_bytes: int) -> "Need":
+        """Return it as a start counts: an engine that had grown must not make its model one that never fits."""
         if not self.estimated_bytes:
             return self
-        total_bytes = min(self.unleaked(self.total_bytes), max(most_bytes, self.estimated_bytes))
-        return attrs.evolve(self, total_bytes=total_bytes)
+        return attrs.evolve(self, total_bytes=min(self.total_bytes, max(most_bytes, self.estimated_bytes)))
 
 
 @attrs.frozen

@@ -143,7 +143,7 @@ class Ledger:
         if seat.successor is not None or self.replacement(key, need) is not Way.BESIDE:
             yield None
             return
-        need = need.without_leak(self._budget.limit_bytes)
+        need = need.at_most(self._budget.limit_bytes)
         seat.successor = claim = Claim(key, need, scope, spare_bytes=self._spare_bytes())
         try:
             yield claim
@@ -382,7 +382,7 @@ class Ledger:
         rested = trio.current_time() - seat.displaced_at >= policy.displace_seconds
         idle = seat.evicted is not None and seat.evicted.cause is Cause.IDLE  # nobody goes for one that nobody uses
         may = rested and policy.mode is Mode.ON and not idle and not self._taking_over
-        need = waiting.need.without_leak(self._budget.limit_bytes)
+        need = waiting.need.at_most(self._budget.limit_bytes)
         return attrs.evolve(waiting, need=need, terms=seat.terms, may_displace=may)
 
     def _dwell_seconds(self, seat: Seat) -> float:
