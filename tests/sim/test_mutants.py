@@ -13,12 +13,13 @@ from trio.testing import MockClock
 from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import health, planner, progress, service
-from llmkube.supervisor.agent import AgentView, _Agent
+from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.incarnation import Incarnation
 from llmkube.supervisor.lifecycle import RestartState
 from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.roster import Roster
 from llmkube.supervisor.service import Runner
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
@@ -154,7 +155,7 @@ MUTANTS = {
     ),
     "without an API server nothing is started": (
         adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
-        _Agent,
+        Roster,
         "_go_on_alone",
         nothing,
     ),
@@ -258,9 +259,9 @@ BOOKED = {
         "orphans",
     ),
     "nothing is adopted": (
-        _Agent,
+        Roster,
         "_start",
-        left_alone(_Agent._start),
+        left_alone(Roster._start),
         acts(*CREATED, (100.0, "agent-killed")),
         "double",
     ),

@@ -10,10 +10,8 @@
 ```
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Literal, Never
 
 import attrs
 import structlog
@@ -22,63 +20,32 @@ import trio
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.hostwatch import HostWatch
-from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache, run_reflector
+from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.admission import Terms
 from llmkube.supervisor.child import KILL_SECONDS
 from llmkube.supervisor.claimant import Claimant
-from llmkube.supervisor.corrections import Corrections
-from llmkube.supervisor.desired import Desired, desired_here, model_key
-from llmkube.supervisor.eviction import Decision, Evict, Skip
-from llmkube.supervisor.hostmem import Level
-from llmkube.supervisor.incarnation import Site
-from llmkube.supervisor.journal import Entry
-from llmkube.supervisor.learned import need_of
 from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.lifecycle import Reason, ServiceView
-from llmkube.supervisor.outbox import Outbox, Slot
+from llmkube.supervisor.lifecycle import ServiceView
+from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Parting, Ports
 from llmkube.supervisor.presence import Presence, withdraw_presence
 from llmkube.supervisor.pressure import Pressure
-from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.service import Runner, run_service
+from llmkube.supervisor.roster import SETTLE_SECONDS, Roster, Running
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.sweep import withdraw_strangers
-from llmkube.supervisor.target import Idle, Target
 
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 """How long the first look at this host's addresses may take; after that its engines must not wait any longer."""
 
-SETTLE_SECONDS = 15.0
-"""After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
-
-DOUBTED = f"deleted together with most others; its engine ends if a list says so too, in {CONFIRM_SECONDS:g} s"
-
-WORTH_TELLING = frozenset(
-    {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
-)
-"""Why nobody is evicted, if a person could do something about that."""
-
 STOP_SLACK_SECONDS = 3.0
 """Added to the sum of a stop's own deadlines before the support is taken away from under it."""
-
-
-@attrs.define(eq=False)
-class _Running:
-    """One service's task, as the agent holds it."""
-
-    desired: Mailbox[Desired]
-    life: trio.CancelScope
-    reporter: Reporter
-    runner: Runner
 
 
 @attrs.define(eq=False)
@@ -88,11 +55,11 @@ class AgentView:
     `changed` is a mailbox whose version grows whenever an answer may have changed.
     """
 
-    _running: Mapping[Key, _Running]
+    _running: Mapping[Key, Running]
     _synced: Callable[[], bool]
     _parting: Parting
     _memory: Callable[[], MemoryView | None]
-    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    changed: Mailbox[None]
 
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
@@ -109,214 +76,6 @@ class AgentView:
     def ready(self) -> tuple[bool, str]:
         """Whether the agent has seen the API server's objects once, and what it waits for if not."""
         return (True, "ok") if self._synced() else (False, "waiting for the first list from the API server")
-
-
-@attrs.define(eq=False)
-class _Agent:
-    """The table of services and the marks of those that need another look."""
-
-    settings: AgentSettings
-    ports: Ports
-    outbox: Outbox
-    events: EventRecorder
-    models: Cache[Model]
-    services: Cache[InferenceService]
-    claimant: Claimant
-    reach: Mailbox[Reach]
-    ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
-    parting: Parting = attrs.field(factory=Parting)
-    running: dict[Key, _Running] = attrs.field(factory=dict)
-    left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
-    marked: set[Key] = attrs.field(factory=set)
-    wake: trio.Event = attrs.field(factory=trio.Event)
-    view: AgentView = attrs.field(init=False)
-    corrections: Corrections = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.left = dict(self.ports.left)
-        self.corrections = Corrections(self.outbox, self._conditions, self.ports.rng)
-        self.view = AgentView(self.running, self._synced, self.parting, self.ledger.view)
-        self.ledger.told = self._tell_evicted
-        self.services.expect(self.ports.left)
-
-    def _synced(self) -> bool:
-        return self.models.synced.is_set() and self.services.synced.is_set() and self.claimant.synced
-
-    async def wait_synced(self) -> None:
-        """Return when everything that decides what runs here has been seen once."""
-        await self.models.synced.wait()
-        await self.services.synced.wait()
-        await self.claimant.wait_synced()
-
-    def mark(self, key: Key) -> None:
-        """Look at this service again."""
-        self.marked.add(key)
-        self.wake.set()
-
-    def on_service(self, key: Key) -> None:
-        """A service has changed: look at it again, and at what is said of it."""
-        self.mark(key)
-        self.corrections.look_nowait(Slot(InferenceService, key, "status"))
-
-    def on_model(self, key: Key) -> None:
-        """A Model has changed: look at it again, and at every service that refers to it."""
-        self.mark_model(key)
-        self.corrections.look_nowait(Slot(Model, key, "status"))
-
-    def _conditions(self, slot: Slot) -> Iterable[Condition] | None:
-        found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
-        return found.status.conditions if found is not None and found.status is not None else None
-
-    def mark_model(self, key: Key) -> None:
-        """Look again at every service that refers to this Model."""
-        for service in self.services.values():
-            if model_key(service) == key:
-                self.mark(service.key)
-
-    def mark_all(self) -> None:
-        """Look at everything again."""
-        for service in self.services.values():
-            self.mark(service.key)
-        for key in (*self.running, *self.claimant.held()):
-            self.mark(key)
-
-    async def run_moves(self) -> Never:
-        """Never return: have every service look to it when this host is reached in another way."""
-        version = self.reach.version
-        while True:
-            await self.reach.wait_newer(version)
-            version = self.reach.version
-            for running in self.running.values():
-                running.runner.moved_nowait()
-
-    def tell_memory(self, decision: Decision, before: Decision | None) -> None:
-        """Say on every service how short of memory the host is, and why nobody gives any back."""
-        for key in self.running:
-            self._tell_memory(key, decision)
-        changed = before is not None and before.level is not decision.level
-        skipped = decision.skip in WORTH_TELLING and (before is None or before.skip is not decision.skip)
-        for running in self.running.values():
-            if changed and Level.UNKNOWN not in {decision.level, before.level if before else None}:
-                kind: Literal["Normal", "Warning"] = "Normal" if decision.level is Level.NORMAL else "Warning"
-                running.reporter.told("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind)
-            if skipped:
-                running.reporter.told("EvictionSkipped", decision.note, "Warning")
-
-    def _tell_memory(self, key: Key, decision: Decision) -> None:
-        self.running[key].reporter.memory(decision.level, self.ledger.evicted(key), _word(decision))
-
-    def _tell_evicted(self, evict: Evict) -> None:
-        running = self.running.get(evict.key)
-        if evict.winner in self.running:
-            self.running[evict.winner].reporter.displaces(evict)
-        if running is not None:
-            running.reporter.evicted(evict)
-            if self.ledger.decision is not None:
-                self._tell_memory(evict.key, self.ledger.decision)
-
-    async def run(self) -> None:
-        """Never return: start, tell and end service tasks as the marks come in."""
-        async with trio.open_nursery() as nursery:
-            for key, entry in self.ports.left.items():
-                if entry.engine is not None:
-                    self._start(key, entry.wish, nursery, entry)
-            nursery.start_soon(self._go_on_alone, nursery)
-            nursery.start_soon(self._mark_all_when_synced)
-            while True:
-                await self.wake.wait()
-                self.wake = trio.Event()
-                for key in sorted(self.marked):
-                    self._reconcile(key, nursery)
-                self.marked.clear()
-
-    async def _mark_all_when_synced(self) -> None:
-        await self.wait_synced()
-        self.mark_all()
-
-    async def _go_on_alone(self, nursery: trio.Nursery) -> None:
-        """Start what ran last, when the API server does not come in time to say what is wanted now."""
-        with trio.move_on_after(self.settings.offline_seconds):
-            await self.wait_synced()
-            for key in self.ports.left:
-                if key not in self.running and key not in self.services:
-                    await self.ports.journal.remove(key)
-        if self._synced():
-            await trio.sleep(SETTLE_SECONDS)
-            for key in self.ports.left:
-                if key not in self.running:  # another host has it by now: the next start must not bring it back
-                    await self.ports.journal.remove(key)
-            return
-        log.warning("the API server does not answer; serving what was asked for last", services=len(self.ports.left))
-        for key, entry in self.ports.left.items():
-            if key not in self.running and key not in self.services:
-                self._start(key, entry.wish, nursery, entry)
-
-    def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
-        running, service = self.running.get(key), self.services.get(key)
-        if service is None and not self.services.synced.is_set():
-            return  # marked by a claim: what has not been listed yet is not known to be gone
-        current = running.desired.value if running else None
-        model = self.models.get(model_key(service)) if service else None
-        wish = desired_here(service, model, current, self.settings.accelerators)
-        ours = wish is not None and self.claimant.consult(wish, running=running is not None)
-        if running is not None and wish is not None:
-            running.reporter.speak(ours and self.claimant.speaks(wish))
-        if running is not None and key in self.services.doubted:
-            running.reporter.told("DeletionDoubted", DOUBTED, "Warning")
-        if wish is None or not ours:
-            if wish is None and running is None and self._synced():
-                self.claimant.let_go(key, unheard=service is None)
-            if running is not None:
-                running.life.cancel(reason="deleted, or another host's")
-        elif running is None:
-            self._start(key, wish, nursery)
-        elif not running.life.cancel_called and not wish.same_wish(current):
-            running.desired.put_nowait(wish)
-            self.ledger.follow(key, _terms(wish))
-        # A service that comes back while its task ends is marked again by the end of that task.
-
-    def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
-        reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
-        reporter.speaks = self.claimant.speaks(wish)
-        found, before = left.engine if left else None, self.left.pop(key, None)
-        kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
-        runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found, kept)
-        # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
-        self.running[key] = running = _Running(Mailbox(wish), trio.CancelScope(), reporter, runner)
-        self.ledger.follow(key, _terms(wish))
-        if left is not None and left.engine is not None:
-            self.ledger.adopt(key, need_of(left.launch, None))
-        if self.ledger.decision is not None:
-            self._tell_memory(key, self.ledger.decision)
-        nursery.start_soon(self._look_after, key, running, left)
-
-    async def _look_after(self, key: Key, running: _Running, left: Entry | None) -> None:
-        if self.reach.value.problem:
-            running.reporter.moved()
-        running.reporter.greet(adopting=left is not None and left.engine is not None)
-        first: Target = left.launch if left else Idle(Reason.PENDING)
-        with self._listed(key), running.life:
-            await run_service(running.desired, running.runner, first)
-        if running.life.cancelled_caught:
-            log.info("inference service ended", name=key.name, namespace=key.namespace)
-            running.reporter.farewell()
-            try:
-                await self.ports.journal.remove(key)
-            except Exception:  # a service's bug stops at the service, to the last line; the next agent removes it
-                log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
-
-    @contextmanager
-    def _listed(self, key: Key) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            del self.running[key]
-            self.ledger.forget(key)
-            self._changed()
-            self.mark(key)
-
-    def _changed(self) -> None:
-        self.view.changed.put_nowait(None)
 
 
 async def run_agent(
@@ -345,27 +104,27 @@ async def _run_shielded(
 ) -> None:
     events = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
 
-    def mark(key: Key) -> None:  # the agent comes after those who wake it
-        agent.mark(key)
+    def mark(key: Key) -> None:  # the roster comes after those who wake it
+        roster.mark(key)
 
     def mark_all() -> None:
-        agent.mark_all()
+        roster.mark_all()
 
     hosts = HostWatch(client, settings.lease_namespace, mark_all)
     claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address))
     ledger = Ledger(settings.memory_rules, watched=ports.memory is not None)
-    agent = _Agent(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
+    roster = Roster(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
     wakes = Mailbox(0.0)
     presence = Presence(
         client,
         settings,
         ports,
         reach,
-        services=lambda: len(agent.running),
+        services=lambda: len(roster.running),
         memory=ledger.room,
         woke=wakes.put_nowait,
-        returned=agent.outbox.repeat_nowait,
+        returned=roster.outbox.repeat_nowait,
         named=claimant.named,
         present=claimant.present,
     )
@@ -377,13 +136,13 @@ async def _run_shielded(
             selected = partial(reflect, label_selector=settings.selector.text)
             with trio.move_on_after(LOOK_SECONDS):
                 await presence.look_around()
-            speak = partial(agent.outbox.run, client, field_manager=settings.field_manager)
+            speak = partial(roster.outbox.run, client, field_manager=settings.field_manager)
             outer.start_soon(_run_named, claimant.named, speak)
-            repeat = partial(agent.outbox.run_repeats, client, namespace=settings.namespace)
+            repeat = partial(roster.outbox.run_repeats, client, namespace=settings.namespace)
             outer.start_soon(partial(repeat, every_seconds=settings.reassert_seconds))
             for follow in (
-                partial(selected, InferenceService, agent.services, agent.on_service, brake=True),
-                partial(reflect, Model, agent.models, agent.on_model),
+                partial(selected, InferenceService, roster.services, roster.on_service, brake=True),
+                partial(reflect, Model, roster.models, roster.on_model),
                 partial(hosts.run_reflector, ports.rng),
                 claimant.run_reflector,
             ):
@@ -391,26 +150,28 @@ async def _run_shielded(
             outer.start_soon(hosts.run_expiry)
             outer.start_soon(claimant.run)
             outer.start_soon(presence.run)
-            outer.start_soon(agent.run_moves)
-            outer.start_soon(agent.corrections.run)
-            outer.start_soon(_run_second_words, hosts, claimant.host, agent.outbox)
-            withdraw = partial(withdraw_strangers, client, settings, agent.outbox, agent.running)
+            outer.start_soon(roster.run_moves)
+            outer.start_soon(roster.corrections.run)
+            outer.start_soon(_run_second_words, hosts, claimant.host, roster.outbox)
+            withdraw = partial(withdraw_strangers, client, settings, roster.outbox, roster.running)
             outer.start_soon(_run_named, claimant.named, withdraw)
             outer.start_soon(events.run, client)
             outer.start_soon(ports.learned.run)
             if ports.memory is not None:
-                outer.start_soon(Pressure(ports.memory, ledger, agent.tell_memory).run)
+                outer.start_soon(Pressure(ports.memory, ledger, roster.tell_memory).run)
             async with trio.open_nursery() as services:
-                services.start_soon(agent.run)
-                task_status.started(agent.view)
+                services.start_soon(roster.run)
+                task_status.started(
+                    AgentView(roster.running, roster.synced, roster.parting, ledger.view, roster.changed)
+                )
                 await stop.wait()
-                log.info("stopping", services=len(agent.running))
+                log.info("stopping", services=len(roster.running))
                 support.deadline = trio.current_time() + _stop_seconds(settings)
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
-                await agent.outbox.wait_heard()
+                await roster.outbox.wait_heard()
                 await events.wait_told()
-                if not agent.parting.keep:
+                if not roster.parting.keep:
                     await withdraw_presence(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
@@ -421,19 +182,6 @@ async def _run_named(named: trio.Event, run: Callable[[], Awaitable[None]]) -> N
     """Say nothing in this host's name before it is certain that no other machine has it."""
     await named.wait()
     await run()
-
-
-def _terms(wish: Desired) -> Terms:
-    """What the objects say about a service's place in the memory."""
-    spec = wish.service.spec
-    return Terms(spec.priority, spec.eviction_protection, wish.model.spec.hardware)
-
-
-def _word(decision: Decision) -> str:
-    if decision.level is Level.UNKNOWN:
-        return f"not known: {decision.note}"
-    word = {Level.NORMAL: "normal", Level.WARNING: "short", Level.CRITICAL: "critically short"}[decision.level]
-    return f"{word}: {decision.why}" if decision.why else word
 
 
 async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[float]) -> None:

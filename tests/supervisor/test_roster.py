@@ -10,9 +10,9 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.agent import _Agent
 from llmkube.supervisor.outbox import Outbox
 from llmkube.supervisor.ports import Ports
+from llmkube.supervisor.roster import Roster
 from llmkube.supervisor.settings import AgentSettings
 from sim.world import utcnow
 
@@ -61,7 +61,7 @@ class Alone:
         pass
 
 
-def new_agent():
+def new_roster():
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
@@ -70,27 +70,27 @@ def new_agent():
     ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
     claimant = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return _Agent(
+    return Roster(
         settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach("192.0.2.1"))
     )
 
 
 async def test_two_marks_before_the_first_step_make_one_task():
     """A service that is marked again before its task has run for the first time still has one task only."""
-    agent = new_agent()
+    roster = new_roster()
     async with trio.open_nursery() as nursery:
-        agent._reconcile(CHAT, nursery)
-        agent._reconcile(CHAT, nursery)
+        roster._reconcile(CHAT, nursery)
+        roster._reconcile(CHAT, nursery)
         assert len(nursery.child_tasks) == 1
         nursery.cancel_scope.cancel()
-    assert agent.view.services() == {}
+    assert roster.running == {}
 
 
 async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
     """A service that is deleted before its task has run for the first time is forgotten, and its endpoint withdrawn."""
-    agent = new_agent()
+    roster = new_roster()
     async with trio.open_nursery() as nursery:
-        agent._reconcile(CHAT, nursery)
-        agent.services.clear()
-        agent._reconcile(CHAT, nursery)
-    assert agent.view.services() == {}
+        roster._reconcile(CHAT, nursery)
+        roster.services.clear()
+        roster._reconcile(CHAT, nursery)
+    assert roster.running == {}
