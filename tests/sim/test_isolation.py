@@ -235,7 +235,7 @@ def run(memory, at=-1):
     return bug
 
 
-ROOMS = {"agent.py", "service.py", "planner.py", "incarnation.py", "health.py"}
+ROOMS = {"roster.py", "service.py", "planner.py", "incarnation.py", "health.py"}
 
 
 @pytest.mark.parametrize("memory", [None, SimMemory], ids=["one engine after the other", "one beside the other"])
