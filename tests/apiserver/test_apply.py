@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kindmaking import custom_kind
 from llmkube.apiserver import strategy
 from llmkube.apiserver.apply import (
     ApplyConflictError,
@@ -16,7 +17,7 @@ from llmkube.apiserver.apply import (
     server_side_apply,
 )
 from llmkube.apiserver.fieldset import FieldSet
-from llmkube.apiserver.kinds import BUILTIN_KINDS, KindInfo, kinds_from_crd
+from llmkube.apiserver.kinds import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.managed import MAX_UPDATERS
 from llmkube.apiserver.merge import MergeError
 
@@ -39,42 +40,15 @@ CONDITIONS = {
         "properties": {"type": {"type": "string"}, "status": {"type": "string"}},
     },
 }
-WIDGET = kinds_from_crd(
-    {
-        "spec": {
-            "group": "test.dev",
-            "scope": "Namespaced",
-            "names": {"kind": "Widget", "plural": "widgets"},
-            "versions": [
-                {
-                    "name": "v1",
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "properties": {
-                                "spec": {
-                                    "type": "object",
-                                    "properties": {
-                                        "size": {"type": "integer", "default": 1},
-                                        "colour": {"type": "string"},
-                                        "tags": {"type": "object", "additionalProperties": {"type": "string"}},
-                                    },
-                                },
-                                "status": {
-                                    "type": "object",
-                                    "properties": {"phase": {"type": "string"}, "conditions": CONDITIONS},
-                                },
-                            },
-                        }
-                    },
-                }
-            ],
-        }
-    }
-)[0]
+WIDGET = custom_kind(
+    "Widget",
+    spec={
+        "size": {"type": "integer", "default": 1},
+        "colour": {"type": "string"},
+        "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    status={"phase": {"type": "string"}, "conditions": CONDITIONS},
+)
 
 
 def widget(**parts: Any) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kindmaking import custom_kind
 from llmkube.apiserver import apply as ownership
 from llmkube.apiserver import strategy
 from llmkube.apiserver.apply import ApplyConflictError, Written, server_side_apply
 from llmkube.apiserver.defaults import is_complete
-from llmkube.apiserver.kinds import BUILTIN_KINDS, kinds_from_crd
+from llmkube.apiserver.kinds import BUILTIN_KINDS
 from llmkube.apiserver.renewal import renew
 
 CONDITIONS = {
@@ -22,45 +23,17 @@ CONDITIONS = {
     "items": {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "status", "message")}},
 }
 SPEC = {
-    "type": "object",
-    "properties": {
-        "size": {"type": "integer", "default": 1},
-        "colour": {"type": "string"},
-        "ratio": {"type": "number"},
-        "tags": {"type": "object", "additionalProperties": {"type": "string"}},
-        "whole": {"type": "object", "x-kubernetes-map-type": "atomic", "additionalProperties": {"type": "string"}},
-        "names": {"type": "array", "items": {"type": "string"}},
-        "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
-        "open": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        "parts": CONDITIONS,
-    },
+    "size": {"type": "integer", "default": 1},
+    "colour": {"type": "string"},
+    "ratio": {"type": "number"},
+    "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+    "whole": {"type": "object", "x-kubernetes-map-type": "atomic", "additionalProperties": {"type": "string"}},
+    "names": {"type": "array", "items": {"type": "string"}},
+    "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+    "open": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    "parts": CONDITIONS,
 }
-GADGET = kinds_from_crd(
-    {
-        "spec": {
-            "group": "test.dev",
-            "scope": "Namespaced",
-            "names": {"kind": "Gadget", "plural": "gadgets"},
-            "versions": [
-                {
-                    "name": "v1",
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "properties": {
-                                "spec": SPEC,
-                                "status": {"type": "object", "properties": {"parts": CONDITIONS}},
-                            },
-                        }
-                    },
-                }
-            ],
-        }
-    }
-)[0]
+GADGET = custom_kind("Gadget", spec=SPEC, status={"parts": CONDITIONS})
 LEASE = next(kind for kind in BUILTIN_KINDS if kind.resource.kind == "Lease")
 
 WORDS = st.sampled_from(["", "a", "b"])
@@ -180,6 +153,7 @@ def renewed(live: Any, wanted: Any) -> Any:
         ({"size": 1}, {"size": "1"}, None),
         ({"size": 1}, {"size": 1, "colour": "a"}, None),
         ({"size": 1, "colour": "a"}, {"size": 1}, None),
+        ({"size": 1, "colour": "a", "parts": []}, {"size": 1, "parts": []}, None),
         ({"colour": "a"}, {"colour": None}, None),
         ({"whole": {"x": "a"}}, {"whole": {"x": "b"}}, None),
         ({"set": ["a"]}, {"set": ["b"]}, None),

@@ -10,6 +10,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from sim.freezing import frozen
+from sim.invariants import SAID_SECONDS
 from sim.machine import NetworkDownError, Trap
 from sim.stage import CALM, CONTEXTS, SOURCES, NotNow, fault, recreate_service, row, span
 
@@ -170,7 +171,7 @@ async def other_cluster(stage, rng):
             specs = dict(sorted(stage.wishes.specs.items()))
             for name in specs:
                 await stage.wishes.delete(stage.world, name)
-            with trio.CancelScope(shield=True):  # there is no half of a cluster
+            with trio.fail_after(SAID_SECONDS, shield=True):  # there is no half of a cluster
                 await _empty(stage.world.client)
             early = {name: spec for name, spec in specs.items() if rng.random() < 0.5}
             for name, spec in early.items():
@@ -190,14 +191,18 @@ async def _empty(client):
                 await client.delete(kind, one.key)
 
 
+def _some_die(host, rng):
+    for child in host.machine.live():
+        if rng.random() < 0.6:
+            child.end(-9)
+
+
 @fault("B18 C4", "engines die while no agent runs")
 async def death_while_away(stage, rng):
     host = stage.host_with_agent(rng)
     async with stage.away(host, rng.choice(("kill", "keep"))):
         await trio.sleep(span(rng, 0.05, 30))
-        for child in host.machine.live():
-            if rng.random() < 0.6:
-                child.end(-9)
+        _some_die(host, rng)
         await trio.sleep(span(rng, 0.05, 30))
 
 
@@ -292,9 +297,7 @@ async def agent_frozen(stage, rng):
 async def death_while_frozen(stage, rng):
     async with _agent_frozen(stage, rng) as host:
         await trio.sleep(span(rng, 0.05, 30))
-        for child in host.machine.live():
-            if rng.random() < 0.6:
-                child.end(-9)
+        _some_die(host, rng)
         await trio.sleep(span(rng, 0.05, 300))
 
 

@@ -121,6 +121,8 @@ class _Walk:
         places = {element: place for place, element in enumerate(elements_of(live, schema, path))}
         if len(places) != len(live) or len(wanted) != len(applied) or wanted.keys() != owned.elements:
             raise _OtherwiseError
+        if not wanted:
+            raise _OtherwiseError  # without items nothing is owned of it, so that `fields` would count it for another
         order = [places.get(element, -1) for element in wanted]
         if -1 in order or order != sorted(order):
             raise _OtherwiseError  # somebody has removed an item, or the order is to be another one

@@ -244,8 +244,8 @@ class Incarnation:
     async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
         """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
         await child.log_to(self.site.log_path)
-        record = attrs.evolve(record, next_log=False)
-        await self._noted(record)  # if not, the next agent looks once more
+        self._record = record = attrs.evolve(record, next_log=False)
+        await self._noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
         return record
 
     async def _noted(self, record: EngineRecord) -> bool:

@@ -1,0 +1,20 @@
+"""Kinds for tests of the embedded API server: what a user's CustomResourceDefinition makes."""
+
+from typing import Any
+
+from llmkube.apiserver.kinds import KindInfo, kinds_from_crd
+
+
+def custom_kind(kind: str, **parts: dict[str, Any]) -> KindInfo:
+    """A kind of `test.dev/v1` with a status of its own; `parts` are the properties of `spec`, `status` and so on."""
+    fields = {name: {"type": "object", "properties": properties} for name, properties in parts.items()}
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": fields}},
+    }
+    names = {"kind": kind, "plural": f"{kind.lower()}s"}
+    spec = {"group": "test.dev", "scope": "Namespaced", "names": names, "versions": [version]}
+    return kinds_from_crd({"spec": spec})[0]
