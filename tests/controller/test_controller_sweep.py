@@ -51,6 +51,7 @@ OLD_ENOUGH = sum(RECHECK_SECONDS) + 15.0
 """Seconds after which a reflector no longer lists again because its first list was empty: a broken watch is resumed."""
 
 QUIET = 1800.0
+"""Seconds in which nothing may be written after a story, whatever has gone wrong in it."""
 
 FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "crash before a write": ("crash_at", {}),
@@ -88,7 +89,7 @@ def lasting(value):
     return [lasting(one) for one in value] if isinstance(value, list) else value
 
 
-async def play(story, *, quiet_seconds=60.0, **faults):
+async def play(story, **faults):
     """Act by act with these faults, which begin in the first; nothing is written in the quiet after the last."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         network = hands.cluster.faults
@@ -107,7 +108,7 @@ async def play(story, *, quiet_seconds=60.0, **faults):
         others.cancel()
         await trio.sleep(1)
         changes, events, revision = network.changes, network.events, network.store.revision
-        await trio.sleep(quiet_seconds)
+        await trio.sleep(QUIET)
         assert network.store.revision == revision, "something was written although nothing happened"
         assert not hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
         objects = [lasting(one) for kind in KINDS for one in await everything(hands, kind)]
@@ -149,11 +150,8 @@ def points(fault, end, drawn):
 
 @pytest.mark.parametrize("story", STORIES)
 async def test_the_same_objects_come_of_it(story, autojump_clock):
-    """A controller may die before or after any write, lose any event, and begin from old reads: the end is the same.
-
-    Afterwards half an hour passes without a write.
-    """
-    expected = await play(story, quiet_seconds=QUIET)
+    """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""
+    expected = await play(story)
     assert expected.objects
     drawn = 7 * list(STORIES).index(story)
     elsewhere, tried = [], {}
