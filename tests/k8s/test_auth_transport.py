@@ -3,6 +3,7 @@
 import json
 import ssl
 import tempfile
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import IPv4Address
@@ -331,3 +332,32 @@ async def test_an_old_watch_outlives_a_rotation(ca, tmp_path):
                 assert [pool.closed for pool in pools] == [False, False]
         assert [pool.closed for pool in pools] == [True, False]
     assert [pool.closed for pool in pools] == [True, True]
+
+
+async def test_requests_share_a_connection_whatever_is_watched(nursery):
+    """A controller watches twenty collections; each of its requests goes over the connection of the one before."""
+    accepted, seen = [], []
+
+    async def answer(stream):
+        accepted.append(stream)
+        head = b""
+        while chunk := await stream.receive_some(4096):
+            head += chunk
+            if head.endswith(b"\r\n\r\n"):
+                seen.append(accepted.index(stream))
+                watch = b"watch=1" in head
+                body = b"" if watch else json.dumps(config_map("a", 1)).encode()
+                length = b"" if watch else b"content-length: %d\r\n" % len(body)
+                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%s\r\n" % length + body)
+                head = b""
+
+    [listener] = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+    server = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+    async with AsyncExitStack() as watches, open_client(ClusterConfig(server=server)) as client:
+        for _ in range(20):
+            await watches.enter_async_context(client.open_watch(ConfigMap, resource_version="1"))
+        for _ in range(3):
+            await client.get(ConfigMap, KEY)
+        await watches.aclose()
+    assert seen == [*range(20), 20, 20, 20]
+    nursery.cancel_scope.cancel()

@@ -23,6 +23,9 @@ Connect = Callable[[ssl.SSLContext], httpx.AsyncBaseTransport]
 KEEPALIVE_EXPIRY_SECONDS: Final = 60.0
 """Below kube-apiserver's own idle limit of 90 s, above the 10 s of a Lease: renewals reuse their connection."""
 
+_WATCH: Final = b"watch=1"
+"""Part of the query of a watch (`k8s.request.watch`)."""
+
 CLOSE_SECONDS: Final = 2.0
 """How long the goodbyes to a pool's peers may take."""
 
@@ -51,7 +54,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._config = config
         self._headers = httpx.Headers(config.headers).raw
-        self._connect = connect or (lambda context: _open_pool(context, config.proxy_url))
+        self._connect = connect or (lambda context: _Pools(context, config.proxy_url))
         self._credentials = make_credentials(config.identity, utcnow)
         self._lane = _Lane(self._connect, config.tls, None)
 
@@ -150,9 +153,31 @@ class _HeldStream(httpx.AsyncByteStream):
             await self._stream.aclose()
 
 
+class _Pools(httpx.AsyncBaseTransport):
+    """Connections of two kinds: those of watches, each in use for minutes, and those that requests take turns on.
+
+    A pool looks through all of its connections several times per request, and counts those in use among the idle
+    (httpcore 1.0): in one pool, a dozen watches would have every other connection closed after its first request.
+    """
+
+    def __init__(self, context: ssl.SSLContext, proxy_url: str) -> None:
+        self._watches = _open_pool(context, proxy_url)
+        self._others = _open_pool(context, proxy_url)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        pool = self._watches if _WATCH in request.url.query else self._others
+        return await pool.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        try:
+            await self._watches.aclose()
+        finally:
+            await self._others.aclose()
+
+
 def _open_pool(context: ssl.SSLContext, proxy_url: str) -> httpx.AsyncHTTPTransport:
-    # every watch holds a connection, so their number is not limited here
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=KEEPALIVE_EXPIRY_SECONDS)
+    """Return a pool without a limit: how much is asked at once is the callers' business."""
+    limits = httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_SECONDS)
     return httpx.AsyncHTTPTransport(
         verify=context,
         trust_env=False,
