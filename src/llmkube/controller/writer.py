@@ -52,7 +52,9 @@ class StatusWriter(Generic[T]):
     _client: Client
     _kind: type[T]
     _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
-    _agreed: dict[Key, tuple[T, Mapping[str, Any]]] = attrs.field(factory=dict, init=False)
+    _agreed: dict[Key, tuple[ModelStatus | InferenceServiceStatus, Mapping[str, Any]]] = attrs.field(
+        factory=dict, init=False
+    )  # what an object has, and what it was asked to have: the same, field by field
     _gone: dict[Key, tuple[str, str]] = attrs.field(factory=dict, init=False)  # uid and version of what is no more
 
     def is_gone(self, cached: T) -> bool:
@@ -86,14 +88,13 @@ class StatusWriter(Generic[T]):
         """
         await trio.lowlevel.checkpoint()
         observed = self.newest(cached)
-        agreed = self._agreed.get(cached.key)
-        if agreed is not None and agreed[0] is observed and agreed[1] == status:
-            return False  # compared before, field by field
+        if self._agreed.get(cached.key) == (observed.status, status):
+            return False  # found before; what else changes of an object changes nothing in that
         asked = self._fields(decode(type(observed.status), status), status)
         held = self._fields(observed.status, status)
         last = self._last(cached)
         if held == asked:
-            self._agreed[cached.key] = (observed, status)
+            self._agreed[cached.key] = (observed.status, status)
             return False
         if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
             return False  # asked for before, and the server keeps something else: asking again changes nothing
