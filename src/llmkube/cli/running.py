@@ -59,7 +59,7 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*(10_000, 10, 10))
+    gc.set_threshold(COLLECTED_EVERY)
 
 
 async def run_signals(
