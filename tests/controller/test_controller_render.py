@@ -133,8 +133,10 @@ MANIFESTS = {
         ),
         plan(),
     ),
-    "budget": lambda: disruption_budget(pod_service(replicas=2), starting=False),
-    "budget-protected": lambda: disruption_budget(pod_service(disruption={"protectAlways": True}), starting=False),
+    "budget": lambda: disruption_budget(pod_service(replicas=2), plan(), starting=False),
+    "budget-protected": lambda: disruption_budget(
+        pod_service(disruption={"protectAlways": True}), plan(), starting=False
+    ),
     "monitor": lambda: pod_monitor(pod_service(), plan(metrics_port_name="http")),
     "monitor-renamed": lambda: pod_monitor(
         pod_service(),
@@ -263,7 +265,7 @@ def test_the_digest_is_of_all_that_the_manifest_says():
 )
 def test_disruption_is_bounded_where_that_helps(spec, starting, most):
     """Protected pods may not go at all, of several one at a time; for a single one there is no budget."""
-    budget = disruption_budget(pod_service(**spec), starting=starting)
+    budget = disruption_budget(pod_service(**spec), plan(), starting=starting)
     assert (budget["spec"]["maxUnavailable"] if budget else None) == most
 
 

@@ -74,10 +74,10 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
     signals = []
     real = processes.send_group
 
-    def stuck(pid, number):
+    def stuck(pid, started, number):
         signals.append(number)
         if number != signal.SIGKILL:
-            real(pid, number)
+            real(pid, started, number)
 
     first, stubborn = engines(tmp_path), command(tmp_path)
     monkeypatch.setattr(processes, "send_group", stuck)

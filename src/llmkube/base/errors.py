@@ -9,6 +9,12 @@ LLMKubeError
 Anything else that is raised is a bug, and travels up as it is.
 """
 
+import errno
+from typing import Final
+
+OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What an OSError says when this very host has run out of something: no fault of whoever was to be asked."""
+
 
 class LLMKubeError(Exception):
     """Something that LLMKube expects can go wrong, with a sentence fit for a user."""

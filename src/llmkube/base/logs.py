@@ -31,7 +31,7 @@ REDACTED = "[redacted]"
 _SECRET_KEYS = frozenset({"token", "bearertoken", "authorization", "apikey", "password", "passwd", "secret", "cookie"})
 _SECRET_TEXTS = (
     re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(?<=://)[^/@\s:]+:[^/@\s]+(?=@)"),  # https://user:password@host
+    re.compile(r"(?<=://)[^/?#@\s]+(?=@)"),  # https://user:password@host, https://token@host
 )
 _DEEPEST = 6  # levels of nesting; what lies deeper is not something that anybody logs
 

@@ -219,7 +219,7 @@ def _checked(each: Setting, value: Any, where: str) -> Any:
     if each.type in {int, float}:
         low = -math.inf if each.minimum is None else each.minimum
         high = math.inf if each.maximum is None else each.maximum
-        if not low <= value <= high:  # false for NaN too
+        if not (math.isfinite(value) and low <= value <= high):  # a deadline that never comes is none
             raise SettingError(f"{where}: {value} is not {_wanted(each)}")
     if each.choices:
         for text in value if each.type is tuple else (value,):

@@ -24,6 +24,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import (
     BadRequestError,
     ConflictError,
+    ForbiddenError,
     InvalidError,
     NotFoundError,
     SchemaMismatchError,
@@ -37,8 +38,11 @@ T = TypeVar("T", bound=Object)
 _AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
 """Fields whose values a server spells in its own way: 1000m is 1 to it."""
 
-REFUSED: Final = (BadRequestError, InvalidError, SchemaMismatchError)
-"""A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules."""
+REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
+"""A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules.
+
+A quota that is used up, and most admission webhooks, say Forbidden: whoever made the service has to be told.
+"""
 
 TAKEN_LOOK_SECONDS: Final = 60.0
 """Between two tries to make an object whose name is taken: what others make is not watched."""
@@ -64,11 +68,19 @@ class _Applied(Generic[T]):
 
 @attrs.define(eq=False)
 class Children(Generic[T]):
-    """All objects of one kind that the controller has made; `cache` holds those with our label."""
+    """All objects of one kind that the controller has made.
+
+    Attributes:
+        client: The API server.
+        kind: Their kind.
+        cache: Those with our label.
+        vanished: Set by whoever hears that the server does not serve the kind any more.
+    """
 
     client: Client
     kind: type[T]
     cache: Cache[T] = attrs.field(factory=Cache)
+    vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
     _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
     _compared: dict[Key, tuple[Mapping[str, Any], T]] = attrs.field(factory=dict, init=False)
 

@@ -226,7 +226,7 @@ class Cluster:
         if owner is not None:
             self.service_queue.add_nowait(owner)
             return
-        for service in (key, *self._services_behind(key)):
+        for service in self._services_behind(key) if children is self.fronts else (key,):
             if service in self.services:
                 self.service_queue.add_nowait(service)
 
@@ -306,14 +306,22 @@ class Cluster:
         raise AssertionError("a reflector never returns")
 
     async def _run_optional(self, children: Children[Any], notify: Callable[[Key], None], rng: random.Random) -> Never:
-        while not await self._has(children.kind):  # noqa: ASYNC110 (a server sends no event for a kind that it lacks)
-            await trio.sleep(MONITOR_LOOK_SECONDS)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reflect(rng, children.kind, children.cache, notify))
-            await children.cache.synced.wait()
-            for service in self.services.values():
-                self.service_queue.add_nowait(service.key)
-        raise AssertionError("a reflector never returns")
+        while True:
+            while not await self._has(children.kind):  # noqa: ASYNC110 (a server sends no event for a kind it lacks)
+                await trio.sleep(MONITOR_LOOK_SECONDS)
+            children.cache, children.vanished = Cache(), trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._reflect(rng, children.kind, children.cache, notify))
+                await children.cache.synced.wait()
+                self._wake_services()
+                await children.vanished.wait()
+                nursery.cancel_scope.cancel(reason="the kind is not served any more")
+            children.cache = Cache()
+            self._wake_services()
+
+    def _wake_services(self) -> None:
+        for service in self.services.values():
+            self.service_queue.add_nowait(service.key)
 
     async def _has(self, kind: type[Any]) -> bool:
         try:

@@ -5,6 +5,7 @@ A transition time moves only when the status flips. `kubectl wait --for=conditio
 """
 
 import datetime
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -16,6 +17,10 @@ AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
 SUSPENDED: Final = "Suspended"
+
+_MAX_MESSAGE: Final = 32768  # characters, by the schema of a condition
+_MAX_REASON: Final = 1024
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9_,:]+")
 
 
 @attrs.frozen
@@ -75,8 +80,19 @@ def _settled(statement: Statement, before: Condition | None, generation: int, no
     return {
         "type": statement.type,
         "status": status,
-        "reason": statement.reason,
-        "message": statement.message,
+        "reason": _spelled(statement.reason),
+        "message": _cut(statement.message),
         "lastTransitionTime": timestamp(now) if before is None or flipped else before.last_transition_time,
         "observedGeneration": generation,
     }
+
+
+def _spelled(reason: str) -> str:
+    """Return a reason as the schema wants it: the kubelet's own has dots and slashes (`OutOfnvidia.com/gpu`)."""
+    word = _STRANGE.sub("_", reason)[:_MAX_REASON].strip("_,:")
+    return word if word[:1].isalpha() else f"Reason_{word}".rstrip("_")
+
+
+def _cut(message: str) -> str:
+    """Return a message that fits: a refusal quotes what it refuses, and that may be of any length."""
+    return message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 1]}…"

@@ -1,8 +1,10 @@
 """A Model's weights are brought by a Job, or by whoever else can, and stay for as long as a service needs them."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
+import trio
 
 from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError
 from llmkube.controller.cluster import JOB_LABEL, Cluster
@@ -18,10 +20,12 @@ from llmkube.controller.download import (
     weights_path,
 )
 from llmkube.controller.inspection import is_known
-from llmkube.controller.jobresult import Seen, ended_at, is_complete, read_fetched
+from llmkube.controller.jobresult import Seen, ended_at, is_complete, is_failed, read_fetched
 from llmkube.controller.render.chores import inspect_job
+from llmkube.controller.render.marks import DIGEST
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
 from llmkube.controller.writer import StatusWriter
+from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, NotFoundError
@@ -75,6 +79,7 @@ class Fetching:
                 self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
             except REFUSED as error:
                 supply = Supply("nobody", "Invalid", error.message)
+                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)  # a quota may be raised
             seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):
             seen = attrs.evolve(seen, job=None, pods=())
@@ -108,20 +113,29 @@ class Fetching:
         if supply.by == "node":
             return seen
         if supply.by != "claim":
-            return attrs.evolve(seen, claim=self.cluster.claims.get(Key(model.key.namespace, CACHE_CLAIM)))
+            cache = Key(model.key.namespace, CACHE_CLAIM)
+            claim = self.cluster.claims.get(cache)
+            if claim is None and supply.by == "job" and (ended_at(seen.job) or model.status.cache_volume):
+                claim = await self._read_claim(cache)  # an admin may have made it, without our label
+            return attrs.evolve(seen, claim=claim)
         source = source_of(model.spec)
         assert isinstance(source, Elsewhere), "choose_supply has looked"
-        try:
-            claim = Key(model.key.namespace, claimed(source).claim)
-            return attrs.evolve(seen, claim=await self.cluster.client.get(PersistentVolumeClaim, claim))
-        except NotFoundError:
+        claim = await self._read_claim(Key(model.key.namespace, claimed(source).claim))
+        if claim is None:
             self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
-            return seen
+        return attrs.evolve(seen, claim=claim)
+
+    async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
+        try:
+            return await self.cluster.client.get(PersistentVolumeClaim, key)
+        except NotFoundError:
+            return None
 
     async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
         """Make the Job that is needed, and end those of an earlier source; return why one cannot be that nobody awaits.
 
-        A Job's template cannot be changed, so one that exists stays as it is.
+        A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
+        with the Secret or the toleration that it lacked. One that fetches goes on.
         """
         key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
         reads = has_header_read(model, supply)
@@ -134,13 +148,16 @@ class Fetching:
             return await self._inspect(model, supply, seen)
         if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
             return ""
-        if seen.job is not None:
+        wanted = fetch_job(model, self.cluster.workloads)
+        if seen.job is not None and _is_outdated(seen, wanted):
+            await self.cluster.jobs.remove(key, model.metadata.uid)
+        elif seen.job is not None:
             await self._clear_mute(model, seen)
         elif self.cluster.is_pruning(model.key.namespace):
             self.cluster.model_queue.add_after(model.key, PRUNING_LOOK_SECONDS)
         else:
             await self._ensure_cache(model.key.namespace)
-            await self.cluster.jobs.ensure(fetch_job(model, self.cluster.workloads))
+            await self.cluster.jobs.ensure(wanted)
         return ""
 
     async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
@@ -194,6 +211,23 @@ class Fetching:
             return
 
 
+async def let_go(client: Client, model: Model) -> None:
+    """Take off the finalizer of a Model that is to be deleted, and that nothing refers to."""
+    await trio.lowlevel.checkpoint()
+    if FINALIZER in model.metadata.finalizers:
+        rest = [name for name in model.metadata.finalizers if name != FINALIZER]
+        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": rest}}
+        await client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
+
 def _is_lost(supply: Supply, seen: Seen) -> bool:
     """Whether what the Job has found went with an earlier claim; a folder of the nodes has none."""
     return supply.by != "node" and is_of_old_volume(seen.job, seen.claim)
+
+
+def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:
+    """Whether a Job that gets nowhere would be another one today."""
+    job = seen.job
+    if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
+        return False
+    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in seen.pods))

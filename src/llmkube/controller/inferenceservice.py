@@ -54,6 +54,8 @@ from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
+from llmkube.runtimes.draft import PATHS
+from llmkube.runtimes.llama_fields import mode_of
 
 ACCEPTED: Final = "Accepted"
 LOADED: Final = "Loaded"
@@ -74,11 +76,6 @@ PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
 """What each tier of `spec.priority` weighs in `status.effectivePriority` and in the order of evictions."""
 
 _OCCUPYING_REASONS: Final = frozenset({"Loading", "NotAnswering", "Stopping"})
-_DEFAULT_PATHS: Final[Mapping[str, str]] = {
-    "chat": "/v1/chat/completions",
-    "embedding": "/v1/embeddings",
-    "rerank": "/v1/rerank",
-}
 _MODE_FLAGS: Final[Mapping[str, str]] = {
     "--embedding": "embedding",
     "--embeddings": "embedding",
@@ -188,14 +185,11 @@ def derive_service_status(
 
 
 def resolve_mode(spec: InferenceServiceSpec) -> str:
-    """What kind of requests a service answers: as it says, else by its engine's flags, else by its path, else chat."""
+    """What kind of requests a service answers: as it says, else by its engine's flags, else as the engine is run."""
     if spec.mode:
         return spec.mode
-    for flag in (*spec.args, *spec.extra_args):
-        mode = _MODE_FLAGS.get(flag.partition("=")[0])
-        if mode:
-            return mode
-    return next((mode for mode in ("embedding", "rerank") if mode in spec.endpoint.path), "chat")
+    said = (_MODE_FLAGS.get(flag.partition("=")[0]) for flag in (*spec.args, *spec.extra_args))
+    return next(filter(None, said), None) or mode_of(spec)
 
 
 def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders: Sequence[str]) -> Verdict:
@@ -254,8 +248,8 @@ def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas)
 
 def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
     path = service.spec.endpoint.path
-    if path == _DEFAULT_PATHS["chat"]:  # the schema's default, which knows nothing of modes
-        path = _DEFAULT_PATHS[resolve_mode(service.spec)]
+    if path == PATHS["chat"]:  # the schema's default, which knows nothing of modes
+        path = PATHS[resolve_mode(service.spec)]
     if settings.gateway_url:
         return f"{settings.gateway_url.rstrip('/')}{path}"
     name, namespace = service_name(service.key.name), service.key.namespace

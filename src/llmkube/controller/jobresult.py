@@ -67,7 +67,7 @@ def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
             files = tuple(str(name) for name in said.get("files") or ())
             sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
             return Fetched(str(said["path"]), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
-        except (ValueError, TypeError, KeyError, AttributeError, DecodeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError):
             continue
     return None
 
@@ -84,7 +84,7 @@ def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
         try:
             said = json.loads(end.message)
             return str(said["reason"]), str(said["message"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             tail = end.message.strip().splitlines()
             return "FetchFailed", tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
     return "", ""

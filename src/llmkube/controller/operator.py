@@ -22,7 +22,7 @@ left to say that it does not answer, and a cluster would go on sending requests 
 import datetime
 import functools
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Never, NoReturn
 
 import attrs
@@ -32,7 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.controller.cluster import Cluster, drafts_of
 from llmkube.controller.conditions import PROGRESSING, timestamp
-from llmkube.controller.fetching import Fetching
+from llmkube.controller.fetching import Fetching, let_go
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
@@ -166,8 +166,7 @@ class _Controller:
 
     def on_claim(self, key: Key) -> None:
         claim = self.claims.get(key)
-        named = claim.metadata.annotations.get(CLAIMED_ANNOTATION, "") if claim else ""
-        for service in self.claims_by_service.put(key, [Key.parse(named)] if named else []):
+        for service in self.claims_by_service.put(key, _claimed(claim) if claim is not None else ()):
             self.service_queue.add_nowait(service)
 
     def wake_all(self) -> None:
@@ -216,6 +215,8 @@ class _Controller:
             return
 
     async def _reconcile_hosted_model(self, cached: Model) -> None:
+        if self.pods is None and cached.metadata.deletion_timestamp and not self.services_by_model.holders(cached.key):
+            await let_go(self.client, cached)  # from when there were pods: nobody else would ever take it off
         if not self._ours(cached) or cached.metadata.deletion_timestamp:
             self.model_writer.forget(cached.key)
             return
@@ -301,6 +302,14 @@ class _Controller:
         except NotFoundError:
             return
         log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)
+
+
+def _claimed(claim: Lease) -> Iterator[Key]:
+    """Yield the service that a claim names; whoever may write Leases may write nonsense, which claims nothing."""
+    try:
+        yield Key.parse(claim.metadata.annotations.get(CLAIMED_ANNOTATION, ""))
+    except ValueError as error:
+        log.warning("claim names no service", lease=str(claim.key), error=str(error))
 
 
 async def run_controller(

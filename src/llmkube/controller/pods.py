@@ -33,8 +33,13 @@ class Trouble:
 
 
 def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
-    """Return the trouble that most needs somebody, or None; pods that are being deleted have none to tell."""
-    found = [trouble for pod in pods if not pod.metadata.deletion_timestamp for trouble in _troubles(pod)]
+    """Return the trouble that most needs somebody, or None; pods that are being deleted have none to tell.
+
+    Nor have those that the node has ended (Evicted) once there are others: they stay until somebody removes them.
+    """
+    there = [pod for pod in pods if not pod.metadata.deletion_timestamp]
+    alive = [pod for pod in there if pod.status.phase != "Failed"]
+    found = [trouble for pod in alive or there for trouble in _troubles(pod)]
     return min(found, key=lambda one: (_rank(one), one.message), default=None)
 
 

@@ -15,6 +15,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | pods cannot run, and somebody has to mend it | Failed; Progressing while others answer | ImagePullBackOff, … |
 | pods cannot be made | Failed; Progressing while others answer | ReplicaFailure |
 | pods do not run yet, and waiting may be enough | Creating, or Progressing | Unschedulable, … |
+| the rollout stands still | Failed; Progressing while others answer | ProgressDeadlineExceeded, ReplicaSetCreateError |
 | some answer | Progressing | Creating |
 | else | Creating | Creating |
 
@@ -31,13 +32,14 @@ from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, SUSP
 from llmkube.controller.inferenceservice import ACCEPTED, PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.controller.pods import UNSCHEDULABLE, lacks, trouble_of
 from llmkube.controller.render.marks import selector
-from llmkube.controller.render.routing import is_accepted, model_name
+from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import find_condition
+from llmkube.k8s.crd.meta import Condition, find_condition
 from llmkube.k8s.names import endpoint_url, service_name
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
 from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.draft import gateway_name
 
 SPEC_HONOURED: Final = "SpecHonoured"
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
@@ -200,7 +202,18 @@ def _judge_start(scene: Scene, desired: int, ready: int) -> Verdict:
         return Verdict(broken, "ReplicaFailure", refused.message or refused.reason)
     if trouble is not None:
         return Verdict(going, trouble.reason, trouble.message)
+    stuck = _standstill(scene.deployment)
+    if stuck is not None:
+        return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
     return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
+
+
+def _standstill(deployment: Deployment | None) -> Condition | None:
+    """Return why a rollout does not go on: no ReplicaSet could be made, or nothing has moved for its deadline."""
+    if deployment is None or deployment.status.observed_generation < deployment.metadata.generation:
+        return None
+    found = find_condition(deployment.status.conditions, "Progressing")
+    return found if found is not None and found.status == "False" else None
 
 
 def _statements(service: InferenceService, scene: Scene, verdict: Verdict, replicas: Replicas) -> list[Statement]:
@@ -219,14 +232,19 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
         Statement(DEGRADED, bool(wrong) or phase == "Failed", wrong_reason if wrong else reason, wrong or message),
         Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
         Statement(ACCEPTED, not wrong, wrong_reason if wrong else ACCEPTED, wrong or "the spec can be served"),
-        Statement(
-            SPEC_HONOURED,
-            not ignored,
-            "FieldsIgnored" if ignored else "Honoured",
-            f"no effect on pods: {', '.join(ignored)}" if ignored else "every given field has its effect",
-        ),
+        _honoured(scene, ignored),
         *_rollout(service, scene),
     ]
+
+
+def _honoured(scene: Scene, ignored: tuple[str, ...]) -> Statement:
+    if scene.plan is None:
+        message = "which fields have an effect is known once the spec can be made into pods"
+        return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
+    if ignored:
+        return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored",
+                         message=f"no effect on pods: {', '.join(ignored)}")  # fmt: skip
+    return Statement(SPEC_HONOURED, holds=True, reason="Honoured", message="every given field has its effect")
 
 
 def _rollout(service: InferenceService, scene: Scene) -> list[Statement]:
@@ -250,7 +268,7 @@ def _gateway(service: InferenceService, scene: Scene) -> dict[str, Any]:
     gateway = service.spec.endpoint.gateway
     if gateway is None or not gateway.enabled:
         return {}
-    return {"gateway": {"modelName": model_name(service), "routeReady": is_accepted(scene.route)}}
+    return {"gateway": {"modelName": gateway_name(service.spec), "routeReady": is_accepted(scene.route)}}
 
 
 def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: ControllerSettings) -> str:

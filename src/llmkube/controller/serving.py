@@ -1,6 +1,7 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from llmkube.controller.turnover import aged_in_seconds, edit_patience_seconds, 
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ApiError
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment
@@ -205,17 +207,23 @@ class Serving:
         if wanted.scaler is not None:
             await self.cluster.autoscalers.ensure(wanted.scaler)
         await self._ensure_or_remove(self.cluster.budgets, wanted.budget, key, uid)
-        if self.cluster.monitors.cache.synced.is_set():
-            await self._ensure_or_remove(self.cluster.monitors, wanted.monitor, key, uid)
-        if self.cluster.routes.cache.synced.is_set():
-            await self._ensure_or_remove(self.cluster.routes, wanted.route, key, uid)
-        if self.cluster.objectives.cache.synced.is_set():
-            name = objective_name(service) if wanted.objective is not None else ""
-            for old in self.cluster.objectives_by_service.holders(key):
-                if old.name != name:
-                    await self.cluster.objectives.remove(old, uid)
-            if wanted.objective is not None:
-                await self.cluster.objectives.ensure(wanted.objective)
+        async with _if_served(self.cluster.monitors) as there:
+            if there:
+                await self._ensure_or_remove(self.cluster.monitors, wanted.monitor, key, uid)
+        async with _if_served(self.cluster.routes) as there:
+            if there:
+                await self._ensure_or_remove(self.cluster.routes, wanted.route, key, uid)
+        async with _if_served(self.cluster.objectives) as there:
+            if there:
+                await self._render_objective(service, wanted.objective)
+
+    async def _render_objective(self, service: InferenceService, wanted: dict[str, Any] | None) -> None:
+        name = objective_name(service) if wanted is not None else ""
+        for old in self.cluster.objectives_by_service.holders(service.key):
+            if old.name != name:
+                await self.cluster.objectives.remove(old, service.metadata.uid)
+        if wanted is not None:
+            await self.cluster.objectives.ensure(wanted)
 
     async def _allowed(
         self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]
@@ -269,7 +277,7 @@ class Serving:
                 ),
                 front(service, plan),
                 autoscaler(service, plan),
-                disruption_budget(service, starting=starting),
+                disruption_budget(service, plan, starting=starting),
                 pod_monitor(service, plan) if settings.pod_monitors else None,
                 objective(service, plan),
                 route(service, plan),
@@ -348,6 +356,18 @@ class Serving:
     def _wake(self, services: Iterable[Key]) -> None:
         for key in services:
             self.cluster.service_queue.add_nowait(key)
+
+
+@asynccontextmanager
+async def _if_served(children: Children[Any]) -> AsyncGenerator[bool, None]:
+    """Yield whether the server has a kind; one that was uninstalled meanwhile is none of the service's failures."""
+    await trio.lowlevel.checkpoint()
+    try:
+        yield children.cache.synced.is_set()
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        children.vanished.set()
 
 
 def _verdict_on(model: Model) -> Verdict:

@@ -26,14 +26,24 @@ from llmkube.weights.source import HubRepository, Source
 
 DEFAULT_PATH: Final = EndpointSpec().path
 ANY_ADDRESS: Final = "::"
-"""All addresses of both families: an IPv6 socket on Linux takes IPv4 as well."""
+"""All addresses of both families: an IPv6 socket on Linux takes IPv4 as well, unless its program forbids that."""
+
+ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and nobody reaches it by another one)
+"""All IPv4 addresses, for what listens by asyncio or uvloop: given `::`, both set IPV6_V6ONLY."""
 
 _SECRET_FLAGS: Final = dict.fromkeys(
     ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
     "a Secret, by spec.env: everybody may read a command line",
 )
 _FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
-_PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
+PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
+"""Where an OpenAI-compatible engine answers, by mode."""
+
+
+def gateway_name(spec: InferenceServiceSpec) -> str:
+    """Return the model that clients of a gateway name to reach a service."""
+    gateway = spec.endpoint.gateway
+    return (gateway.model_name if gateway else None) or spec.model_ref
 
 
 def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
@@ -110,6 +120,13 @@ class Draft:
         return self.service.metadata.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which clients ask for the model: the service's, and the one that a gateway leads here."""
+        gateway = self.spec.endpoint.gateway
+        led = gateway_name(self.spec) if gateway is not None and gateway.enabled else self.name
+        return tuple(dict.fromkeys((self.name, led)))
+
+    @property
     def mode(self) -> str:
         """What the engine shall offer: `chat`, `embedding` or `rerank`."""
         return mode_of(self.spec)
@@ -139,17 +156,31 @@ class Draft:
         """
         refuse_owned(self.spec.extra_args, {**_SECRET_FLAGS, **owned})
 
+    def refuse_value(self, path: str, value: str | None, gone: Mapping[str, str]) -> None:
+        """Refuse a value that the schema allows and our image does not know; of another image the user knows better.
+
+        Args:
+            path: The field.
+            value: What it says.
+            gone: What to do instead, by value.
+
+        Raises:
+            PlanError: It is one of them.
+        """
+        if not self.spec.image and value is not None and value in gone:
+            raise PlanError(f"the image of {self.runtime.name} does not know {value}: {gone[value]}", field=path)
+
     def port(self, default: int) -> int:
         """Return the port to listen on: the runtime's own unless the service names one."""
         self.honour("spec.containerPort")
         return self.spec.container_port or default
 
-    def add_listener(self, host_flag: str, port_flag: str, port: int) -> None:
-        """Write where to listen: on all addresses unless the service names one."""
+    def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
+        """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one."""
         if self.spec.bind_address:
             self.line.add("spec.bindAddress", host_flag, self.spec.bind_address)
         else:
-            self.line.default(host_flag, value=ANY_ADDRESS)
+            self.line.default(host_flag, value=anywhere)
         self.line.argv += [port_flag, str(port)]
 
     def weights(self) -> str:
@@ -281,4 +312,4 @@ class Draft:
             return self.spec.endpoint.path
         if not runtimes_own:
             self.honour("spec.mode")
-        return runtimes_own or _PATHS.get(self.mode, DEFAULT_PATH)
+        return runtimes_own or PATHS.get(self.mode, DEFAULT_PATH)

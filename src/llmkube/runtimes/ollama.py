@@ -12,6 +12,8 @@ from llmkube.runtimes.sources import SOURCE
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 11434
+MAX_NAME: Final = 80
+"""Of each part of a model's name (`types/model` of Ollama)."""
 
 _WAIT: Final = "until ollama list >/dev/null 2>&1; do sleep 1; done"
 _CREATE: Final = (
@@ -23,6 +25,9 @@ _CACHE_TYPES: Final = frozenset({"f16", "q8_0", "q4_0"})
 
 def plan(draft: Draft) -> ContainerPlan:
     """Return the container; it has started when the model is there under the service's name."""
+    if len(draft.name) > MAX_NAME:
+        raise PlanError(f"Ollama takes names of {MAX_NAME} characters at most: give the service a shorter one",
+                        field="metadata.name")  # fmt: skip
     port = draft.port(PORT)
     address = draft.spec.bind_address or ANY_ADDRESS
     draft.honour("spec.bindAddress")

@@ -4,7 +4,7 @@ from typing import Final
 
 from llmkube.k8s.crd.serving import SGLangConfig, SGLangSpeculative
 from llmkube.runtimes.container import ContainerPlan, Probe, Probes, ScalingMetric
-from llmkube.runtimes.draft import Draft, Runtime, fetches_repositories
+from llmkube.runtimes.draft import ANY_IPV4, Draft, Runtime, fetches_repositories
 from llmkube.runtimes.gpu import check_parallel
 from llmkube.weights.source import DEFAULT_REVISION
 
@@ -29,7 +29,6 @@ _FLAGS: Final = {
     "enable_prefix_caching": "|--disable-radix-cache",  # on unless told otherwise, and no flag says so
     "chat_template": "--chat-template",
     "reasoning_parser": "--reasoning-parser",
-    "tool_call_parser": "--tool-call-parser",
     "skip_tokenizer_init": "--skip-tokenizer-init",
     "trust_remote_code": "--trust-remote-code",
     "log_level": "--log-level",
@@ -44,6 +43,9 @@ _SPECULATION: Final = {
     "accept_threshold_acc": "--speculative-accept-threshold-acc",
 }
 _ATTENTION: Final = {"flash_attn": "fa3"}
+_TOOL_PARSERS: Final = {"qwen3": "qwen25"}  # one format, and the engine knows it by the older name
+_NO_PARSER: Final = {"functionary": "it has no parser for that format; name another one, or an image that has"}
+_NO_ALGORITHM: Final = {"Medusa": "use EAGLE or EAGLE3, or name an image that has it"}
 
 
 def plan(draft: Draft) -> ContainerPlan:
@@ -56,7 +58,8 @@ def plan(draft: Draft) -> ContainerPlan:
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
     port = draft.port(PORT)
-    draft.add_listener("--host", "--port", port)
+    # it lets uvicorn open the socket; the empty host, which would be both families, it takes for an address to ask
+    draft.add_listener("--host", "--port", port, anywhere=ANY_IPV4)
     line.default("--served-model-name", value=draft.name)
     line.default("--enable-metrics")
     _add_parallelism(draft, config)
@@ -67,6 +70,9 @@ def plan(draft: Draft) -> ContainerPlan:
         line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
     if backend := config.attention_backend:
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", _ATTENTION.get(backend, backend))
+    if parser := config.tool_call_parser:
+        draft.refuse_value(f"{_PATH}.toolCallParser", parser, _NO_PARSER)
+        line.add(f"{_PATH}.toolCallParser", "--tool-call-parser", _TOOL_PARSERS.get(parser, parser))
     if config.max_running_requests is None and draft.spec.parallel_slots > 1:
         line.add("spec.parallelSlots", "--max-running-requests", draft.spec.parallel_slots)
     _add_adapters(draft, config)
@@ -120,6 +126,7 @@ def _add_speculation(draft: Draft, wish: SGLangSpeculative) -> None:
     path = f"{_PATH}.speculative"
     draft.honour(f"{path}.enabled")
     if wish.enabled and wish.algorithm:
+        draft.refuse_value(f"{path}.algorithm", wish.algorithm, _NO_ALGORITHM)
         draft.line.add(f"{path}.algorithm", "--speculative-algorithm", wish.algorithm)
         draft.line.add(f"{path}.numDraftTokens", "--speculative-num-draft-tokens", wish.num_draft_tokens)
         draft.line.add_block(wish, path, _SPECULATION)

@@ -25,7 +25,6 @@ _OWNED: Final = {
 _FLAGS: Final = {
     "max_model_len": "--max-model-len",
     "dtype": "--dtype",
-    "quantization": "--quantization",
     "gpu_memory_utilization": "--gpu-memory-utilization",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "cpu_offload_gb": "--cpu-offload-gb",
@@ -34,6 +33,11 @@ _FLAGS: Final = {
     "enable_chunked_prefill": "--enable-chunked-prefill|--no-enable-chunked-prefill",
     "enable_expert_parallel": "--enable-expert-parallel",
 }
+_QUANTIZATIONS: Final = {"nvfp4": "modelopt_fp4"}
+_NO_QUANTIZATION: Final = {"squeezellm": "it was removed from vLLM; leave it out, or name an image that has it"}
+_NO_ATTENTION: Final = dict.fromkeys(
+    ("XFORMERS", "TORCH_SDPA"), "use FLASH_ATTN or FLASHINFER, or name an image that has it"
+)
 
 
 def plan(draft: Draft) -> ContainerPlan:
@@ -47,12 +51,18 @@ def plan(draft: Draft) -> ContainerPlan:
         line.argv += ["--revision", repository.revision]
     port = draft.port(PORT)
     draft.add_listener("--host", "--port", port)
-    line.default("--served-model-name", value=draft.name)
+    if "--served-model-name" not in line.given:  # it answers 404 to any other name
+        line.argv += ["--served-model-name", *draft.names]
     _add_parallelism(draft, config)
     line.add_block(config, _PATH, _FLAGS)
     _add_cache_type(draft, config)
+    if wanted := config.quantization:
+        draft.refuse_value(f"{_PATH}.quantization", wanted, _NO_QUANTIZATION)
+        line.add(f"{_PATH}.quantization", "--quantization", _QUANTIZATIONS.get(wanted, wanted))
     if config.attention_backend:
-        line.add(f"{_PATH}.attentionBackend", "--attention-backend", config.attention_backend.upper())
+        backend = config.attention_backend.upper()
+        draft.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
+        line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
     if draft.spec.parallel_slots > 1:  # 1 is the schema's default: nobody wants vLLM to serve one request at a time
         line.add("spec.parallelSlots", "--max-num-seqs", draft.spec.parallel_slots)
     if config.speculative is not None:

@@ -50,6 +50,7 @@ class Reach:
         why: Why that one, in words.
         problem: What is wrong, in words; the rest is then what was right last.
         own: The addresses of this machine that others may reach.
+        seen: Whether anybody has looked; before that nothing is known to be lost.
     """
 
     address: str | None
@@ -57,10 +58,11 @@ class Reach:
     why: str = ""
     problem: str = ""
     own: frozenset[str] = frozenset()
+    seen: bool = True
 
     def serves(self, engine_host: str) -> bool:
-        """Whether an engine that listens there can be reached by those who should."""
-        return engine_host == self.bind or (self.address is not None and engine_host in self.own)
+        """Whether an engine that listens there can be reached by those who should, as soon as there is a way to it."""
+        return not self.seen or engine_host == self.bind or engine_host in self.own
 
     def advertised(self, engine_host: str) -> str | None:
         """Return what the slice of an engine says that listens there; of none yet, where it will be."""
@@ -83,7 +85,8 @@ def choose(given: str | None, seen: Surroundings) -> Reach:
         return _beside(seen)
     if is_usable(seen.towards):
         return Reach(seen.towards, seen.towards, "this host talks to the API server from it", "", seen.own)
-    return Reach(None, problem="this host has no route to the API server from an address that others reach")
+    problem = "this host has no route to the API server from an address that others reach"
+    return Reach(None, problem=problem, own=seen.own)
 
 
 def _beside(seen: Surroundings) -> Reach:
@@ -101,6 +104,7 @@ def _beside(seen: Surroundings) -> Reach:
         None,
         problem=f"the API server is on this machine, but no address of it is known that a cluster on it could reach: "
         f"{names} mean nothing here, and there is no network; give one with --host-ip",
+        own=seen.own,
     )
 
 

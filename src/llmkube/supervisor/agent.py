@@ -112,7 +112,7 @@ async def _run_shielded(
 
     hosts = HostWatch(client, settings.lease_namespace, mark_all)
     claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
-    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address))
+    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
     ledger = Ledger(settings.memory_rules, watched=ports.memory is not None)
     roster = Roster(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
     wakes = Mailbox(0.0)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -33,9 +33,11 @@ FAMILY_SECONDS = 0.1
 KILL_SECONDS = 5.0
 """How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so."""
 
-
 NOTE_SECONDS = 2.0
 """How long it may take to write that down."""
+
+AGAIN_SECONDS = 1.0
+"""Between two tries to look at a process when this host has no descriptor left for that."""
 
 
 class SpawnError(WorldError):
@@ -44,6 +46,8 @@ class SpawnError(WorldError):
 
 class AdoptError(WorldError):
     """The process that was to be adopted is not there any more."""
+
+    reason = "EngineExited"
 
 
 @attrs.define(eq=False)
@@ -144,9 +148,12 @@ async def open_child(
     launchd's sweep of our process group reaches it; ending it is our business alone.
 
     Raises:
-        SpawnError: There is no such program, or it may not be run.
+        SpawnError: There is no such program, it may not be run, or its log cannot be written.
     """
-    offset, output = await trio.to_thread.run_sync(open_for_append, command.log_path)
+    try:
+        offset, output = await trio.to_thread.run_sync(open_for_append, command.log_path)
+    except OSError as error:
+        raise SpawnError(f"cannot write the log {command.log_path}: {error.strerror or error}") from error
     try:
         command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         process = await trio.lowlevel.open_process(
@@ -178,25 +185,45 @@ async def adopt_child(
 ) -> AsyncIterator[OwnedProcess]:
     """Take over a process that an earlier agent has started; from here on it is treated as our own.
 
+    Who cannot be looked at, because this host has no descriptor left, is waited for: it has not ended, and a second one
+    is not to be started beside it.
+
     Raises:
         AdoptError: It has ended.
     """
-    try:
-        async with processes.open_exit_watch(record.pid) as wait_ended:
-            if processes.start_of(record.pid) != record.started:
-                raise AdoptError(f"process {record.pid} has ended")
+    async with AsyncExitStack() as stack:
+        wait_ended = await _watched(record, stack)
 
-            async def wait() -> Exit:
-                await wait_ended()
-                return Exit(None)
+        async def wait() -> Exit:
+            await wait_ended()
+            return Exit(None)
 
-            child = OwnedProcess(
-                record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, rounds or Rounds()
-            )
-            async with _owned(child, ending):
-                yield child
-    except ProcessLookupError as error:
-        raise AdoptError(f"process {record.pid} has ended") from error
+        child = OwnedProcess(
+            record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, rounds or Rounds()
+        )
+        async with _owned(child, ending):
+            yield child
+
+
+async def _watched(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    """Return what tells of its end, as soon as this host has a descriptor for it."""
+    told = False
+    while True:
+        try:
+            wait_ended = await stack.enter_async_context(processes.open_exit_watch(record.pid))
+            break
+        except ProcessLookupError as error:
+            raise AdoptError(f"process {record.pid} has ended") from error
+        except OSError as error:
+            if not told:
+                log.warning("cannot watch an engine yet", pid=record.pid, error=str(error))
+            told = True
+        await trio.sleep(AGAIN_SECONDS)
+    while (started := processes.start_of(record.pid)) != record.started:
+        if started or processes.is_gone(record.pid):
+            raise AdoptError(f"process {record.pid} has ended")
+        await trio.sleep(AGAIN_SECONDS)
+    return wait_ended
 
 
 @asynccontextmanager
@@ -216,13 +243,13 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
     """
     with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
         with trio.move_on_after(ending.grace_seconds) as patience:
-            processes.send_group(child.pid, signal.SIGTERM)
-            processes.send_group(child.pid, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+            processes.send_group(child.pid, child.started, signal.SIGTERM)
+            processes.send_group(child.pid, child.started, signal.SIGCONT)  # a stopped one does not hear TERM before
             await child.wait()
-            processes.send_group(child.pid, signal.SIGKILL)
+            processes.send_group(child.pid, child.started, signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGTERM)
         if patience.cancelled_caught:
-            processes.send_group(child.pid, signal.SIGKILL)
+            processes.send_group(child.pid, child.started, signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGKILL)
             await child.wait()
     if bound.cancelled_caught:
@@ -238,7 +265,14 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
 async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:
     """Signal whoever carries the cookie, each once, and return when nobody does any more."""
     told: set[psutil.Process] = set()
-    while family := set(await child.family(cookie)):
+    while True:
+        try:
+            family = set(await child.family(cookie))
+        except OSError:  # no descriptor is left: who cannot be seen has not ended
+            await trio.sleep(FAMILY_SECONDS)
+            continue
+        if not family:
+            return
         for process in family - told:
             processes.send(process, number)
         told |= family

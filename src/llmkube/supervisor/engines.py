@@ -48,27 +48,54 @@ class AddressMissingError(WorldError):
 
 
 @attrs.define(eq=False)
+class _Question:
+    """That somebody asks the program now; whoever comes meanwhile gets the same answer."""
+
+    over: trio.Event = attrs.field(factory=trio.Event)
+    error: EngineNotFoundError | None = None
+
+
+@attrs.define(eq=False)
 class LocalEngines:
     """Start llama-server on this machine."""
 
     settings: AgentSettings
-    _known: dict[tuple[str, int], EngineInfo] = attrs.field(factory=dict)
+    _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
+    _question: _Question | None = None
     _rounds: Rounds = attrs.field(factory=Rounds)
 
     async def info(self) -> EngineInfo:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
         program = self.settings.llama_server
         try:
-            identity = (program, Path(program).stat().st_mtime_ns)
+            found = Path(program).stat()
         except OSError as error:
             raise EngineNotFoundError(
                 f"no llama-server at {program} ({error.strerror}); give --llama-server or install one"
             ) from error
-        if identity not in self._known:
-            text = await self._output(program, "--help")
-            version = parse_version(await self._output(program, "--version"))
-            self._known[identity] = EngineInfo(program, version, parse_help(text), parse_switches(text))
+        # Not the time alone: some package managers give every file the same one.
+        identity = (program, found.st_ino, found.st_size, found.st_mtime_ns)
+        while identity not in self._known:
+            if (question := self._question) is not None:
+                await question.over.wait()
+                if question.error is not None:
+                    raise EngineNotFoundError(str(question.error)) from question.error
+                continue  # it was answered, or whoever asked was cancelled
+            self._question = question = _Question()
+            try:
+                self._known[identity] = await self._ask(program)
+            except EngineNotFoundError as error:
+                question.error = error
+                raise
+            finally:
+                self._question = None
+                question.over.set()
         return self._known[identity]
+
+    async def _ask(self, program: str) -> EngineInfo:
+        text = await self._output(program, "--help")
+        version = parse_version(await self._output(program, "--version"))
+        return EngineInfo(program, version, parse_help(text), parse_switches(text))
 
     async def _output(self, program: str, flag: str) -> str:
         try:

@@ -3,7 +3,6 @@
 The watches gather what `progress` decides on: what the kernel sees each tick, what the engine says when it is asked.
 """
 
-import errno
 import json
 import re
 import zlib
@@ -13,6 +12,7 @@ from typing import Final, Literal
 import attrs
 import trio
 
+from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.base.http import Headers, HttpClient, HttpError, Response
 from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
@@ -32,9 +32,6 @@ SECOND_LOOK_SECONDS = 4.0
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
 Glance = Callable[[], Look | None]
-
-OUR_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Why a connection cannot be opened that is no fault of the engine's."""
 
 _METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
 _WORK: Final = frozenset({"requests_processing", "requests_deferred"})
@@ -291,6 +288,6 @@ def _is_our_lack(error: BaseException | None) -> bool:
     """Whether what went wrong, or what caused it, is that this host has run out of something."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_our_lack, error.exceptions))
-    if error is None or (isinstance(error, OSError) and error.errno in OUR_LACK):
+    if error is None or (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES):
         return error is not None
     return _is_our_lack(error.__cause__)

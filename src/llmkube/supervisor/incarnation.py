@@ -27,6 +27,7 @@ from llmkube.runtimes.exits import Cause, classify
 from llmkube.supervisor import health
 from llmkube.supervisor.accounts import Claim
 from llmkube.supervisor.admission import Need, Refusal
+from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.learned import need_of
 from llmkube.supervisor.ledger import Ledger, reason_word
@@ -112,6 +113,7 @@ class Incarnation:
     failure: Failure | None = None
     _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _record: EngineRecord | None = None  # what the journal says of its process
+    _wish: Desired | None = None  # what it says was asked for
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -126,8 +128,7 @@ class Incarnation:
                     self.failure = await self._admitted()
                 except* WorldError as group:
                     error = innermost(group)
-                    stuck = getattr(error, "reason", "") == Reason.ENGINE_STUCK
-                    self.failure = Failure(Reason.ENGINE_STUCK if stuck else Reason.ENGINE_NOT_FOUND, str(error))
+                    self.failure = Failure(Reason(getattr(error, "reason", Reason.ENGINE_NOT_FOUND)), str(error))
                 except* Exception as bug:
                     # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
                     log.exception("attempt failed", name=key.name, namespace=key.namespace)
@@ -150,6 +151,12 @@ class Incarnation:
             self.kept = self.launch
             if self._record is not None:
                 await self._noted(self._record)
+
+    async def follow(self) -> None:
+        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
+        known = self._wish is None or self._wish is self.site.reporter.wish
+        if self._record is not None and not known:
+            await self._noted(self._record)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -237,6 +244,7 @@ class Incarnation:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )
+            self._wish = site.reporter.wish
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
@@ -259,8 +267,9 @@ class Incarnation:
         return True
 
     async def _note(self, record: EngineRecord) -> None:
-        await self.site.ports.journal.write(Entry(self.site.reporter.wish, self.launch, record, self.kept))
-        self._record = record
+        wish = self.site.reporter.wish
+        await self.site.ports.journal.write(Entry(wish, self.launch, record, self.kept))
+        self._record, self._wish = record, wish
 
     async def _answers_at_once(self, url: str) -> bool:
         with trio.move_on_after(CONFIRM_SECONDS):

@@ -39,6 +39,8 @@ FORMAT = 1
 class JournalError(WorldError):
     """The journal cannot be written; without it a process must not be started."""
 
+    reason = "JournalNotWritten"
+
 
 @attrs.frozen
 class EngineRecord:

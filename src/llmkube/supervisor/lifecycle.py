@@ -38,6 +38,8 @@ class Reason(enum.StrEnum):
     CRASH_LOOP = "CrashLoopBackOff"
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_STUCK = "EngineStuck"
+    ADDRESS_MISSING = "AddressMissing"
+    JOURNAL_NOT_WRITTEN = "JournalNotWritten"
     LOAD_STALLED = "LoadStalled"
     HUNG = "Hung"
     PORT_TAKEN = "PortTaken"

@@ -44,6 +44,9 @@ from llmkube.weights.store import Store, open_store
 MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""
 
+MAX_STATE_THREADS = 2
+"""Worker threads for the state directory's small files: a dead network disk may hold all of those for models."""
+
 
 @attrs.define(eq=False)
 class LocalWeights:
@@ -113,7 +116,7 @@ class LocalWeights:
         except UserError:
             return False
         if isinstance(source, LocalFile):
-            return await trio.to_thread.run_sync(Path(source.path).is_file, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(_is_file, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, Remote):
             found = await trio.to_thread.run_sync(recall, self.store, source.identity, limiter=self.limiter)
             return isinstance(found, WeightsFile)
@@ -149,11 +152,12 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
         client: Reads the Secrets that Models name for their sources.
     """
     limiter = trio.CapacityLimiter(MAX_FILE_THREADS)
+    state_limiter = trio.CapacityLimiter(MAX_STATE_THREADS)
     rng = random.Random()  # noqa: S311 - jitter, not a secret
-    journal = FileJournal(settings.state_dir / "journal", limiter)
+    journal = FileJournal(settings.state_dir / "journal", state_limiter)
     left = await trio.to_thread.run_sync(_clear_up, journal, settings, limiter=limiter)
-    learned = Learned(settings.state_dir / "learned.json", limiter)
-    await trio.to_thread.run_sync(learned.read, limiter=limiter)
+    learned = Learned(settings.state_dir / "learned.json", state_limiter)
+    await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, Policy(allowed=settings.private_sources)
     tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)

@@ -7,6 +7,7 @@
 | `chat.log.next` | an engine that is to replace the one that serves |
 """
 
+import errno
 import os
 import shutil
 from collections import deque
@@ -14,6 +15,9 @@ from pathlib import Path
 
 MAX_READ_BYTES = 256 * 1024
 """At most this much of a log's end is read to show its last lines."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The disk has no room for a copy."""
 
 MAX_LINE_CHARS = 500
 """A longer line is cut: a condition is read by people."""
@@ -42,14 +46,14 @@ def open_for_append(path: Path) -> tuple[int, int]:
 
 
 def read_lines(path: Path, offset: int, count: int) -> tuple[str, ...]:
-    """Return up to `count` last lines written at or after `offset`; empty lines and a missing file give none."""
+    """Return up to `count` last lines written at or after `offset`; empty lines and an unreadable file give none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             start = offset if offset <= size else 0  # the file was truncated meanwhile: all of it is newer
             file.seek(max(start, size - MAX_READ_BYTES))
             text = file.read(MAX_READ_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
+    except OSError:
         return ()
     lines = deque((line[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()), maxlen=count)
     return tuple(lines)
@@ -58,13 +62,20 @@ def read_lines(path: Path, offset: int, count: int) -> tuple[str, ...]:
 def rotate(path: Path, cap_bytes: int) -> bool:
     """Copy a log that has outgrown its cap to `<name>.1` and truncate it in place; return whether it did.
 
-    What the engine writes between the copy and the truncation is lost: the price of not holding a pipe.
+    What the engine writes between the copy and the truncation is lost: the price of not holding a pipe. On a full disk
+    all of it is: the room that it takes is what everybody lacks. No log is worth an engine, so nothing is raised here;
+    what cannot be done now is tried again at the next look.
     """
     try:
         if path.stat().st_size <= cap_bytes:
             return False
-    except FileNotFoundError:
+        try:
+            shutil.copyfile(path, old_log(path))
+        except OSError as error:
+            if error.errno not in FULL:
+                return False
+            old_log(path).unlink(missing_ok=True)
+        os.truncate(path, 0)
+    except OSError:
         return False
-    shutil.copyfile(path, old_log(path))
-    os.truncate(path, 0)
     return True

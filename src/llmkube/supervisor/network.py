@@ -46,6 +46,7 @@ class LocalNetwork:
     api_server: str
     given: str | None = None
     _answers: dict[str, _Answer] = attrs.field(factory=dict)
+    _own: frozenset[str] = frozenset()  # as last seen
 
     async def look(self) -> Reach:
         """Say how this host is reached now."""
@@ -53,12 +54,7 @@ class LocalNetwork:
 
     async def surroundings(self) -> Surroundings:
         """Look at interfaces, routes and names."""
-        own = usable(
-            entry.address
-            for entries in psutil.net_if_addrs().values()
-            for entry in entries
-            if entry.family in {socket.AF_INET, socket.AF_INET6}
-        )
+        self._own = own = self._look_at_interfaces()
         if self.given is not None:
             await trio.lowlevel.checkpoint()
             return Surroundings(own)
@@ -71,6 +67,14 @@ class LocalNetwork:
         named = tuple([(name, host) for name in NAMES_FOR_NODES for host, _ in await self._addresses(name, 443, own)])
         lan = next(filter(None, (_source_towards([(address, 9)]) for address in ELSEWHERE)), "")
         return Surroundings(own, towards, same_machine, named, lan)
+
+    def _look_at_interfaces(self) -> frozenset[str]:
+        try:
+            interfaces = psutil.net_if_addrs().values()
+        except OSError:  # no descriptor is left for the question
+            return self._own
+        families = {socket.AF_INET, socket.AF_INET6}
+        return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
 
     async def _addresses(self, name: str, port: int, own: frozenset[str]) -> list[tuple[str, int]]:
         known = self._answers.get(name)

@@ -20,9 +20,10 @@ from llmkube.supervisor.settings import AgentSettings
 
 
 def belongs(entry: Entry, settings: AgentSettings) -> bool:
-    """Whether an agent with these settings would serve this."""
+    """Whether an agent with these settings would serve this; what was told to stop in its last moments is a stray."""
     return (
-        settings.namespace in (None, entry.key.namespace)
+        entry.wish.running
+        and settings.namespace in (None, entry.key.namespace)
         and accelerator(entry.wish.model) in settings.accelerators
         and settings.selector.matches(entry.wish.service.metadata.labels)
     )

@@ -143,7 +143,7 @@ class Outbox:
         except UserError as refused:
             if self._heard.get(slot) != word:
                 log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
-            self._heard[slot] = word
+            self._note(slot, word)
             self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
@@ -151,7 +151,7 @@ class Outbox:
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         else:
-            self._heard[slot] = word
+            self._note(slot, word)
             if word.manifest is None and self._words.get(slot) == word:
                 self.forget(slot)
         self._wake()
@@ -164,6 +164,13 @@ class Outbox:
                 slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource
             )
             self._versions[slot] = written.metadata.resource_version
+
+    def _note(self, slot: Slot, word: _Word) -> None:
+        """Remember what was heard; not of a slot that was forgotten while it was being written."""
+        if slot in self._words:
+            self._heard[slot] = word
+        else:
+            self._versions.pop(slot, None)
 
     def _wake(self) -> None:
         self._progress.set()

@@ -232,7 +232,8 @@ class Presence:
             self._version = ""
             return None
         self._version = lease.metadata.resource_version
-        return lease if _machine_in(lease) and _machine_in(lease) != self.ports.machine else None
+        other = _machine_in(lease)
+        return lease if other and _number_of(other) != _number_of(self.ports.machine) else None
 
     def _taken(self, lease: Lease) -> HostNameTakenError:
         name, address = self.settings.host_name, lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
@@ -301,3 +302,8 @@ class Presence:
 
 def _machine_in(lease: Lease) -> str:
     return lease.metadata.annotations.get(MACHINE_ANNOTATION, "")
+
+
+def _number_of(machine: str) -> str:
+    """What of `name (number)` is the machine's for good; a Mac's name changes with the network that it is in."""
+    return machine.rpartition(" (")[2]

@@ -6,6 +6,7 @@ make. All of this blocks for milliseconds (one look at every process): callers c
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -33,19 +34,30 @@ def start_of(pid: int) -> str:
     """Return what tells a process from a later one with the same pid; "" when there is none.
 
     On Linux the clock ticks between boot and start, with the boot's id: unlike a wall-clock time they do not move when
-    somebody sets the clock. On macOS the kernel keeps the time of the start itself.
+    somebody sets the clock. On macOS the kernel keeps the time of the start itself; psutil's public `create_time` moves
+    it by however much the clock has been set since psutil was imported, and the next agent would not know it again.
     """
     if sys.platform == "linux":
         try:
-            # Field 22 of proc_pid_stat(5), counted after the program's name, which may contain anything.
-            ticks = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+            ticks = stat_fields(pid)[19].decode("ascii")
             return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}:{ticks}"
         except (OSError, IndexError):
             return ""
     try:
-        return repr(psutil.Process(pid).create_time())
+        return repr(psutil.Process(pid)._proc.create_time(monotonic=True))  # noqa: SLF001 - see above
     except psutil.Error:
         return ""
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is certainly no process of this number; unlike a look at it, the question takes no descriptor."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    return False
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
@@ -81,6 +93,7 @@ def listens(pid: int, port: int) -> bool:
     """Whether a process, or one below it, accepts connections on a TCP port.
 
     Nearly always it is the process itself: those below it are looked for, among all of the host's, only if it is not.
+    Who may not be looked at (no descriptor is left, or its program has capabilities) is believed to do so.
     """
     return _listens(pid, port) or any(_listens(below, port) for below in families([pid])[pid])
 
@@ -91,8 +104,14 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def send_group(pid: int, number: signal.Signals) -> None:
-    """Signal a process group that we made; one that is gone already is what we wanted."""
+def send_group(pid: int, started: str, number: signal.Signals) -> None:
+    """Signal a process group that we made; one that is gone already is what we wanted.
+
+    While anybody is in a group its number is given to nobody else. So a process of that number which began at another
+    time means that the group is gone, and that its number is a stranger's.
+    """
+    if start_of(pid) not in {"", started}:
+        return
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
@@ -120,10 +139,12 @@ def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> list[psuti
 async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Give a function that returns when a process has ended, whoever its parent is; an event, not a poll.
 
-    Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one.
+    Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
+    macOS that holds from the first wait on, since kqueue knows processes by their number only.
 
     Raises:
         ProcessLookupError: There is no such process.
+        OSError: No descriptor is left to watch it with.
     """
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
@@ -138,12 +159,16 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
         finally:
             os.close(descriptor)
     else:
-        os.kill(pid, 0)
-        turn = trio.Lock()
+        if is_gone(pid):
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        turn, over = trio.Lock(), False
 
         async def wait() -> None:
+            nonlocal over
             async with turn:
-                await wait_for_event()
+                if not over:  # its number may be another one's by now
+                    await wait_for_event()
+                over = True
 
         async def wait_for_event() -> None:
             queue = trio.lowlevel.current_kqueue()
@@ -161,6 +186,18 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
             await trio.lowlevel.wait_kevent(pid, select.KQ_FILTER_PROC, abort)
 
         yield wait
+
+
+def stat_fields(pid: int | str) -> list[bytes]:
+    """Return what /proc/PID/stat says from its third field (the state) on; Linux only.
+
+    proc_pid_stat(5) counts from 1, so field N is at N - 3 here. The second field, the program's name, may contain
+    anything. Fields beyond the 24th (the resident size) are left in one piece.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    return read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 22)
 
 
 def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -204,8 +241,10 @@ def _listens(pid: int, port: int) -> bool:
     try:
         links = psutil.Process(pid).net_connections("tcp")
         return any(link.status == psutil.CONN_LISTEN and link.laddr.port == port for link in links)
-    except (psutil.Error, OSError):
+    except psutil.NoSuchProcess:
         return False
+    except (psutil.Error, OSError):
+        return True
 
 
 def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
@@ -217,11 +256,15 @@ def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
 def _parents() -> dict[int, int]:
     if sys.platform != "linux":
         return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
-    parents = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - of thousands, and only the names
+    parents: dict[int, int] = {}
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208 - of thousands, and only the names
+    except OSError:  # no descriptor is left on this host; whoever asks looks again
+        return parents
+    for name in names:
         if name.isdigit():
             try:
-                parents[int(name)] = int(read_small(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
+                parents[int(name)] = int(stat_fields(name)[1])
             except (OSError, IndexError, ValueError):
                 continue
     return parents

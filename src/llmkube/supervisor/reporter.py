@@ -278,18 +278,15 @@ class Reporter:
 
     def current(self) -> None:
         """What runs, if anything does, is the newest plan; if the newest spec has made none, that is still to say."""
-        self._replaced(*self._unplanned)
+        self.outdated(*self._unplanned)
 
     def unplanned(self, reason: str, message: str) -> None:
         """The newest spec makes no plan, or not yet; whatever serves was started from an older one."""
         self._unplanned = (reason, message)
-        self._replaced(reason, message)
+        self.outdated(reason, message)
 
     def outdated(self, reason: str, message: str) -> None:
-        """What serves was started from an older spec; say why its successor does not serve yet."""
-        self._replaced(reason, message)
-
-    def _replaced(self, reason: str, message: str) -> None:
+        """What serves was started from an older spec; say why its successor does not serve yet, or "" if it is not."""
         said = self.wish.service.metadata.generation, reason, message
         if said != self._outdated:
             self._outdated = said
@@ -307,7 +304,8 @@ class Reporter:
 
     async def wait_endpoint_heard(self) -> None:
         """Return when the API server knows what was last said of the endpoint."""
-        await self.outbox.wait_heard(*self._endpoint_slots())
+        if slots := self._endpoint_slots():  # none is not all: where nothing is published, nothing is waited for
+            await self.outbox.wait_heard(*slots)
 
     def farewell(self) -> None:
         """The service is no longer ours: take its endpoint back and say nothing more about it."""

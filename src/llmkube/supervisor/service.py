@@ -125,6 +125,7 @@ class Runner:
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.kept, self._attempted = None, ""
                 self.site.reporter.current()
+                await self._current.follow()
                 with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
                     await target.wait_newer(version)
             else:

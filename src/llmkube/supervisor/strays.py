@@ -5,6 +5,7 @@ engine on top of it would be stuck beside it, or would want the memory that the 
 noted, in a file that outlives the agent, and its service gets no other engine before it is gone.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ class Strays:
             if is_alive(stray.pid, stray.started):
                 yield stray
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is looked at again
+                    path.unlink(missing_ok=True)
 
 
 def stray_of(process: psutil.Process) -> Stray | None:

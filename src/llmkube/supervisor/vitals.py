@@ -19,7 +19,7 @@ import trio
 from llmkube.supervisor import processes
 from llmkube.supervisor.doors import doors
 from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
-from llmkube.supervisor.processes import COOKIE_VARIABLE, families, read_small
+from llmkube.supervisor.processes import COOKIE_VARIABLE, families, read_small, stat_fields
 from llmkube.supervisor.progress import Look
 
 FRESH_SECONDS: Final = 1.0
@@ -41,7 +41,9 @@ CONNECT_SECONDS: Final = 0.2
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_RUNNING: "R", psutil.STATUS_ZOMBIE: "Z"}
+_LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
+"""What psutil says elsewhere than on Linux. Not "running": macOS says so of every process that has not been stopped
+(psutil issues 1754 and 2675), and to `progress` an R is a sign of life."""
 
 
 @attrs.frozen
@@ -209,8 +211,7 @@ def sign_of(pid: int, *, loading: bool = False) -> Sign | None:
     if sys.platform != "linux":
         return _sign_by_psutil(pid)
     try:
-        # proc_pid_stat(5), counted after the program's name, which may contain anything
-        stat = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 22)
+        stat = stat_fields(pid)
         return Sign(
             state=stat[0].decode("ascii"),
             cpu_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,

@@ -10,7 +10,6 @@ run_server                       cancelled by its owner
 ```
 """
 
-import errno
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -18,7 +17,7 @@ import httptools
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import OUT_OF_RESOURCES, WorldError
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.exchange import Answer, Handler
 from llmkube.base.http.limits import Limits
@@ -26,7 +25,6 @@ from llmkube.base.http.message import Headers, Request, Response, encode_respons
 from llmkube.base.http.parser import HeadReader, MalformedError, RequestHead, request_body
 
 _RECEIVE_BYTES = 64 * 1024
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -83,7 +81,7 @@ async def _run_accept(
             try:
                 stream = await listener.accept()
             except OSError as exc:
-                if exc.errno not in _OUT_OF_RESOURCES:
+                if exc.errno not in OUT_OF_RESOURCES:
                     raise
                 slots.release()
                 _log.warning("cannot accept a connection", error=str(exc))

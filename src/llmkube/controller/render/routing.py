@@ -8,6 +8,7 @@ from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.names import service_name
 from llmkube.k8s.workloads import HTTPRoute
 from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.draft import gateway_name
 
 MODEL_HEADER: Final = "X-Gateway-Model-Name"
 """Where the body-based routing of the Gateway API's inference extension puts the `model` of a request."""
@@ -29,7 +30,7 @@ def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | No
         "backendRefs": [{"name": service_name(service.key.name), "port": service.spec.endpoint.port}],
         "timeouts": {"request": "0s"},  # an answer is over when it is over; the usual 15 s of proxies cut it off
     }
-    by_name = {"headers": [{"type": "Exact", "name": MODEL_HEADER, "value": model_name(service)}]}
+    by_name = {"headers": [{"type": "Exact", "name": MODEL_HEADER, "value": gateway_name(service.spec)}]}
     by_path = {"path": {"type": "PathPrefix", "value": f"/{service.key.namespace}/{service.key.name}"}}
     strip = {"type": "URLRewrite", "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}}
     spec = {
@@ -38,12 +39,6 @@ def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | No
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     return owned(HTTPRoute.RESOURCE, service, service.key.name, labels, {"spec": spec})
-
-
-def model_name(service: InferenceService) -> str:
-    """Return the name by which clients of a gateway ask for a service."""
-    gateway = service.spec.endpoint.gateway
-    return (gateway.model_name if gateway else None) or service.spec.model_ref
 
 
 def is_accepted(live: HTTPRoute | None) -> bool:

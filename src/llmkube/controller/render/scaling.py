@@ -47,7 +47,7 @@ def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict
     return [_pods(plan.hpa_metric.name, plan.hpa_metric.target)]
 
 
-def disruption_budget(service: InferenceService, *, starting: bool) -> dict[str, Any] | None:
+def disruption_budget(service: InferenceService, plan: ContainerPlan, *, starting: bool) -> dict[str, Any] | None:
     """Return the budget of a service; None for a single pod that nobody asked to protect.
 
     Node autoscalers and `kubectl drain` heed it. An annotation on the pods could say the same, but adding one to the
@@ -55,6 +55,7 @@ def disruption_budget(service: InferenceService, *, starting: bool) -> dict[str,
 
     Args:
         service: The service.
+        plan: What its container is.
         starting: Not all of its replicas have answered yet.
     """
     disruption = service.spec.disruption
@@ -69,7 +70,7 @@ def disruption_budget(service: InferenceService, *, starting: bool) -> dict[str,
         # A pod that does not answer has nothing to lose, unless it is its start that is protected.
         "unhealthyPodEvictionPolicy": "IfHealthyBudget" if protected else "AlwaysAllow",
     }
-    labels = service_labels(service, model=service.spec.model_ref, runtime=service.spec.runtime)
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     return owned(PodDisruptionBudget.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 

@@ -43,6 +43,9 @@ CACHE_CLAIM: Final = "llmkube-model-cache"
 
 CACHE_FOLDER: Final = "/models"
 SOURCE_FOLDER: Final = "/model-source"
+DRAFT_FOLDER: Final = "/draft-source"
+"""Where a draft lies that is on another volume than the model."""
+
 FETCH: Final = "fetch"
 """Name of the container that runs `llmkube fetch`."""
 
@@ -318,6 +321,26 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
         volumes=(_own_volume(service), *_fetch_volumes(settings)),
         mounts=({"name": "models", "mountPath": CACHE_FOLDER, "readOnly": True},),
         init_containers=(fetch_container(model, settings),),
+    )
+
+
+def beside(storage: Storage, draft: Storage) -> Storage:
+    """Return a draft's storage with a name and a place of its own, where it would take those of another volume."""
+    taken = {volume["name"] for volume in storage.volumes if volume not in draft.volumes}
+    if not taken.intersection(volume["name"] for volume in draft.volumes):
+        return draft
+
+    def moved(path: str) -> str:
+        return f"{DRAFT_FOLDER}{path.removeprefix(SOURCE_FOLDER)}"
+
+    [volume], [mount] = draft.volumes, draft.mounts
+    name = f"{volume['name']}-draft"
+    return attrs.evolve(
+        draft,
+        path=moved(draft.path),
+        folder=moved(draft.folder),
+        volumes=({**volume, "name": name},),
+        mounts=({**mount, "name": name, "mountPath": DRAFT_FOLDER},),
     )
 
 

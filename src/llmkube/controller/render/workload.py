@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from llmkube.controller.render.marks import RESTARTED, TEMPLATE, digest, owned, selector, service_labels
 from llmkube.controller.render.pod import pod_template
-from llmkube.controller.render.storage import Storage
+from llmkube.controller.render.storage import Storage, beside
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -44,7 +44,7 @@ def deployment(
     """
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
-    template = pod_template(service, plan, storage, draft, settings)
+    template = pod_template(service, plan, storage, beside(storage, draft), settings)
     if restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
     spec = {

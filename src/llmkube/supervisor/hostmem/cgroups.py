@@ -55,7 +55,9 @@ def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
     A machine with both has the controller in one of them, and that is version 1 as soon as it is mounted there.
     """
     found = []
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):  # not splitlines: a mount point may have any other character in its name
+        if not line:
+            continue
         left, _, right = line.partition(" - ")
         fields, (kind, _, options) = left.split(), right.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):

@@ -1,5 +1,6 @@
 """Which provider is this machine's."""
 
+import functools
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,11 +32,17 @@ def sample_here() -> Sample:
         ValueError: What was read is nothing that can be understood.
         KeyError: Something is missing in it.
     """
-    return LinuxMemory().look(0.0) if sys.platform == "linux" else DarwinMemory(LibSystem()).look(0.0)
+    return LinuxMemory().look(0.0) if sys.platform == "linux" else DarwinMemory(_kernel()).look(0.0)
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:
     """Return what processes of this machine use with all below them, without a provider; blocks."""
     if sys.platform == "linux":
         return Proportions().footprints(pids, 0.0)
-    return DarwinMemory(LibSystem()).footprints(pids)
+    return DarwinMemory(_kernel()).footprints(pids)
+
+
+@functools.cache
+def _kernel() -> LibSystem:
+    """The kernel's door, once per process: each one opened makes a send right to the host port, and keeps it."""
+    return LibSystem()

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from llmkube.supervisor.hostmem.trees import footprints
-from llmkube.supervisor.processes import read_small
+from llmkube.supervisor.processes import stat_fields
 
 PAUSE_SECONDS_PER_GIB: Final = 1.5
 """Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
@@ -68,8 +68,7 @@ class Proportions:
 def resident_of(pid: int) -> Resident | None:
     """Return what is resident of a process; None when it has ended."""
     try:
-        # proc_pid_stat(5), counted after the program's name, which may contain anything
-        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(pid)
         return Resident(int(fields[19]), int(fields[21]) * _PAGE_BYTES)
     except (OSError, IndexError, ValueError):
         return None
