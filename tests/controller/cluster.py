@@ -3,7 +3,7 @@
 import datetime
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -77,6 +77,8 @@ class Faults(httpx.AsyncBaseTransport):
         self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
         self.latecomers: set[str] = set()  # resources of which a stranger makes one just before our first write arrives
         self.strangers: list[Any] = []  # what they have made, as it was then
+        self.unheard: set[str] = set()  # resources whose watches say nothing, for as long as they are in here
+        self.notice: Callable[[ApiCall], None] | None = None  # is told of every request
         self.stale = False  # reads are answered from before the newest write, whoever wrote it
         self.crashed = trio.Event()
 
@@ -87,6 +89,8 @@ class Faults(httpx.AsyncBaseTransport):
         if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
             self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
         self.calls.append(call := ApiCall.of(request))
+        if self.notice is not None:
+            self.notice(call)
         if request.method != "GET" and call.resource in self.refusals:
             message = self.refusals[call.resource]
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}
@@ -102,7 +106,7 @@ class Faults(httpx.AsyncBaseTransport):
         if "watch=" in str(request.url):
             assert isinstance(response.stream, httpx.AsyncByteStream)
             self._streams.append(response.stream)
-            response.stream = _Breaking(response.stream, self)
+            response.stream = _Breaking(response.stream, self, call.resource)
         return response
 
     async def _change(self, request: httpx.Request) -> httpx.Response:
@@ -163,12 +167,15 @@ class Faults(httpx.AsyncBaseTransport):
 class _Breaking(httpx.AsyncByteStream):
     """A watch whose connection breaks at the piece that the faults name."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, faults: Faults) -> None:
+    def __init__(self, inner: httpx.AsyncByteStream, faults: Faults, resource: str) -> None:
         self._inner = inner
         self._faults = faults
+        self._resource = resource
 
     async def __aiter__(self) -> AsyncIterator[bytes]:  # noqa: ASYNC900 (httpx asks for one; it has nothing to clean up)
         async for piece in self._inner:
+            while self._resource in self._faults.unheard:
+                await trio.sleep(1)
             self._faults.events += 1
             if self._faults.events == self._faults.break_at:
                 raise httpx.ReadError("the connection broke")

@@ -79,14 +79,19 @@ class Hands:
         held = {"type": kind, "status": "True", "reason": "BackoffLimitExceeded" if code else "CompletionsReached"}
         await self._status(Job, job.key.name, {"conditions": [held]})
 
-    async def job_pod(self, job: Job, state: Mapping[str, Any], phase: str) -> None:
+    async def job_pod(self, job: Job, state: Mapping[str, Any], phase: str, **status: Any) -> None:
         labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
-        status = {"phase": phase, "containerStatuses": [{"name": "fetch", "state": dict(state)}]}
-        await self.make_pod(f"{job.key.name}-x", labels, status)
+        status |= {"phase": phase, "containerStatuses": [{"name": "fetch", "state": dict(state)}]}
+        await self.make_pod(f"{job.key.name}-x", labels, status, owner=job)
 
-    async def make_pod(self, name: str, labels: Mapping[str, str], status: Mapping[str, Any]) -> None:
+    async def make_pod(
+        self, name: str, labels: Mapping[str, str], status: Mapping[str, Any], *, owner: Job | None = None
+    ) -> None:
         if not await self.exists(Pod, name):
-            body = {"metadata": {"name": name, "namespace": "ml", "labels": dict(labels)}}
+            body: dict[str, Any] = {"metadata": {"name": name, "namespace": "ml", "labels": dict(labels)}}
+            if owner is not None:
+                who = {"apiVersion": Job.RESOURCE.api_version, "kind": Job.RESOURCE.kind, "name": owner.key.name}
+                body["metadata"]["ownerReferences"] = [{**who, "uid": owner.metadata.uid, "controller": True}]
             await self.client.create(decode(Pod, body), field_manager=KUBE)
         await self._status(Pod, name, status)
 

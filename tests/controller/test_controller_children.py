@@ -10,6 +10,7 @@ from llmkube.controller.render.storage import fetch_job
 from llmkube.controller.render.workload import deployment, front
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ConflictError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, Job
@@ -65,7 +66,7 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
     """What was made is known from the server's answer, before any watch has told of it; nobody looks for it first."""
     async with open_cluster() as cluster:
         client = Recording(cluster.client)
-        children = Children(client, Service)
+        children = Children(client, InferenceService, Service)
         manifest = front(await owner(cluster), plan())
         first = await children.ensure(manifest)
         assert await children.ensure(manifest) == first
@@ -105,7 +106,7 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
         key = Key.of(wanted)
         before = await client.create(stranger(kind, key, spec), field_manager="somebody")
         with pytest.raises(NameTakenError, match="somebody else"):
-            await Children(client, kind).ensure(wanted)
+            await Children(client, InferenceService, kind).ensure(wanted)
         assert await client.get(kind, key) == before
         merged = await client.apply(kind, wanted, field_manager="who does not look", force=False)
         assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
@@ -117,7 +118,7 @@ async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
         manifest = front(await owner(cluster), plan())
         await cluster.client.create(stranger(Service, Key.of(manifest), {"ports": [{"port": 9}]}))
         client = Recording(cluster.client)
-        children = Children(client, Service)
+        children = Children(client, InferenceService, Service)
 
         async def vanish(kind, key):
             await cluster.client.delete(kind, key)
@@ -133,11 +134,11 @@ async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
     """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
     async with open_cluster() as cluster:
         manifest = front(await owner(cluster), plan())
-        await Children(cluster.client, Service).ensure(manifest)
+        await Children(cluster.client, InferenceService, Service).ensure(manifest)
         bare = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
         await cluster.client.patch(Service, Key("ml", "chat"), bare, field_manager="somebody")
         client = Recording(cluster.client)
-        again = await Children(client, Service).ensure(manifest)
+        again = await Children(client, InferenceService, Service).ensure(manifest)
         assert again.metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
         assert client.calls == ["apply", "get", "apply"]
 
@@ -146,16 +147,16 @@ async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
     """An object of this owner that a cache has not heard of yet, and that is as wanted, is not written again."""
     async with open_cluster() as cluster:
         manifest = front(await owner(cluster), plan())
-        made = await Children(cluster.client, Service).ensure(manifest)
+        made = await Children(cluster.client, InferenceService, Service).ensure(manifest)
         client = Recording(cluster.client)
-        assert await Children(client, Service).ensure(manifest) == made
+        assert await Children(client, InferenceService, Service).ensure(manifest) == made
         assert client.calls == ["apply", "get"]
 
 
 async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
     """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
     async with open_cluster() as cluster:
-        children = Children(cluster.client, Service)
+        children = Children(cluster.client, InferenceService, Service)
         await children.ensure(front(await owner(cluster), plan()))
         await cluster.client.patch(Service, Key("ml", "chat"), {"metadata": {"labels": {"seen": "no"}}})
         with pytest.raises(ConflictError):
@@ -166,7 +167,7 @@ async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
 async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
     """An object with another owner of the same name is neither changed nor deleted."""
     async with open_cluster() as cluster:
-        children = Children(cluster.client, Service)
+        children = Children(cluster.client, InferenceService, Service)
         await children.ensure(front(await owner(cluster), plan()))
         with pytest.raises(NameTakenError, match="another InferenceService"):
             await children.ensure(front(pod_service(uid="new"), plan()))

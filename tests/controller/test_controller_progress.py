@@ -59,12 +59,7 @@ async def start(hands, ip="10.1.2.3"):
     await hands.create_service()
     await trio.sleep(SETTLED)
     [job] = (await hands.client.list(Job, namespace="ml")).items
-    labels = {
-        "app.kubernetes.io/managed-by": "llmkube-controller",
-        "batch.kubernetes.io/job-name": job.key.name,
-    }
-    running = {"name": "fetch", "state": {"running": {}}}
-    await hands.make_pod(f"{job.key.name}-x", labels, {"phase": "Running", "podIP": ip, "containerStatuses": [running]})
+    await hands.job_pod(job, {"running": {}}, "Running", podIP=ip)
     await trio.sleep(SETTLED)
     return job
 

@@ -10,7 +10,7 @@ from llmkube.controller.model import derive_model_status
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import NotFoundError, ServerError
+from llmkube.k8s.errors import ServerError
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 
 
@@ -148,22 +148,3 @@ async def test_a_successor_inherits_no_memory():
     metadata = attrs.evolve(server.held.metadata, uid="m-2")
     server.held = attrs.evolve(server.held, metadata=metadata)
     assert await reconcile(server.held)
-
-
-async def test_what_the_server_denies_is_gone_until_the_cache_has_another_version():
-    """An object whose status nobody takes is not made for again; a newer state of it, or a namesake, is."""
-
-    class Denying:
-        async def apply(self, *_, **__):
-            raise NotFoundError("no such model", code=404)
-
-    cached = fetched_model()
-    writer, reconcile = bench(Denying())
-    assert not writer.is_gone(cached)
-    with pytest.raises(NotFoundError):
-        await reconcile(cached)
-    assert writer.is_gone(cached)
-    for change in ({"resource_version": "99"}, {"uid": "another"}):
-        assert not writer.is_gone(attrs.evolve(cached, metadata=attrs.evolve(cached.metadata, **change)))
-    writer.forget(cached.key)
-    assert not writer.is_gone(cached)

@@ -6,7 +6,11 @@
 * **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
   what has our label, so it cannot tell whether a stranger's object has that name, and a plain apply would not either:
   onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a refusal.
-* **Changed** by an apply onto the very version that was compared: who wrote in between is not overwritten.
+* **Changed** by an apply onto the very version that was compared, and **removed** at the version that was seen: who wrote
+  in between is not overwritten, and neither comes late. A controller that has lost its Lease without knowing (its
+  machine was suspended) finds what its successor has touched at another version.
+* **Made again**, after it has vanished, for an owner that is still there: who has not heard yet that the owner is gone
+  would make what the garbage collector takes away, in turn and without pause.
 * An object of another owner (a stranger's, or that of a predecessor of the same name that is still being collected) is
   left alone until it is gone.
 """
@@ -72,12 +76,14 @@ class Children(Generic[T]):
 
     Attributes:
         client: The API server.
+        owner: The kind of what they are made for.
         kind: Their kind.
         cache: Those with our label.
         vanished: Set by whoever hears that the server does not serve the kind any more.
     """
 
     client: Client
+    owner: type[Object]
     kind: type[T]
     cache: Cache[T] = attrs.field(factory=Cache)
     vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -98,18 +104,21 @@ class Children(Generic[T]):
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
-        A read comes only after a refusal to make it. Whoever hands over the same manifest again (the same object,
-        unchanged) is spared the comparison.
+        A read comes only after a refusal to make it, or before it is made again. Whoever hands over the same manifest
+        again (the same object, unchanged) is spared the comparison.
 
         Raises:
             NameTakenError: There is an object of that name which is not this owner's.
-            ConflictError: It has changed meanwhile; look again.
+            ConflictError: It, or its owner, has changed meanwhile; look again.
+            NotFoundError: Its owner is gone.
             ApiError: The API server could not or would not.
         """
         await trio.lowlevel.checkpoint()
         key = Key.of(manifest)
         live = self.get(key)
         if live is None:
+            if key in self._applied:
+                await self._confirm_owner(manifest)
             try:
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
@@ -125,14 +134,22 @@ class Children(Generic[T]):
         return await self._apply(key, manifest, live.metadata.resource_version)
 
     async def remove(self, key: Key, owner_uid: str) -> None:
-        """Delete the object if it is there and this owner's."""
+        """Delete the object if it is there and this owner's.
+
+        Raises:
+            ConflictError: It has changed meanwhile, or is another one; look again.
+            ApiError: The API server could not or would not.
+        """
         await trio.lowlevel.checkpoint()
         live = self.get(key)
         self.forget(key)
         if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
             return
+        seen = live.metadata
         try:
-            await self.client.delete(self.kind, key, uid=live.metadata.uid, propagation="Background")
+            await self.client.delete(
+                self.kind, key, uid=seen.uid, resource_version=seen.resource_version, propagation="Background"
+            )
         except NotFoundError:
             return
 
@@ -140,6 +157,12 @@ class Children(Generic[T]):
         """Drop what is remembered of an object whose owner is gone."""
         self._applied.pop(key, None)
         self._compared.pop(key, None)
+
+    async def _confirm_owner(self, manifest: Mapping[str, Any]) -> None:
+        wanted = manifest["metadata"]["ownerReferences"][0]
+        owner = await self.client.get(self.owner, Key(manifest["metadata"]["namespace"], wanted["name"]))
+        if owner.metadata.uid != wanted["uid"]:
+            raise ConflictError(f"{wanted['kind']} {owner.key} is another one by now")
 
     async def _unseen(self, key: Key, refusal: ConflictError) -> T:
         """Return what the cache lacks: it lags behind, or somebody has taken our label off, or it is a stranger's."""

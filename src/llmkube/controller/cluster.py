@@ -20,7 +20,7 @@ from typing import Any, Final, Never
 import attrs
 import trio
 
-from llmkube.controller.children import Children, owner_key
+from llmkube.controller.children import Children, is_owned, owner_key
 from llmkube.controller.download import User
 from llmkube.controller.index import Index
 from llmkube.controller.inspection import is_inspected, is_mounted
@@ -93,6 +93,9 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 MONITOR_LOOK_SECONDS: Final = 300.0
 """Between two looks whether a Prometheus operator, Pyrra or the Gateway API has been installed."""
 
+LOOK_SECONDS: Final = 30.0
+"""How long such a look may take."""
+
 _OPTIONAL: Final = (PodMonitor, ServiceLevelObjective, HTTPRoute)
 
 NEEDS: Final = (
@@ -143,14 +146,14 @@ class Cluster:
     jobs: Children[Job] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.deployments = Children(self.client, Deployment)
-        self.fronts = Children(self.client, Service)
-        self.autoscalers = Children(self.client, HorizontalPodAutoscaler)
-        self.budgets = Children(self.client, PodDisruptionBudget)
-        self.monitors = Children(self.client, PodMonitor)
-        self.objectives = Children(self.client, ServiceLevelObjective)
-        self.routes = Children(self.client, HTTPRoute)
-        self.jobs = Children(self.client, Job)
+        self.deployments = Children(self.client, InferenceService, Deployment)
+        self.fronts = Children(self.client, InferenceService, Service)
+        self.autoscalers = Children(self.client, InferenceService, HorizontalPodAutoscaler)
+        self.budgets = Children(self.client, InferenceService, PodDisruptionBudget)
+        self.monitors = Children(self.client, InferenceService, PodMonitor)
+        self.objectives = Children(self.client, InferenceService, ServiceLevelObjective)
+        self.routes = Children(self.client, InferenceService, HTTPRoute)
+        self.jobs = Children(self.client, Model, Job)
 
     # -- What is asked of it -----------------------------------------------------------------------------------------
 
@@ -162,6 +165,12 @@ class Cluster:
     def pods_at(self, keys: Iterable[Key]) -> tuple[Pod, ...]:
         """Return the pods with these keys, in order."""
         return tuple(pod for key in sorted(keys) if (pod := self.pods.get(key)) is not None)
+
+    def pods_of(self, job: Job | None) -> tuple[Pod, ...]:
+        """Return the pods that a Job has made: not those of an earlier one of its name, or with its label only."""
+        if job is None:
+            return ()
+        return tuple(pod for pod in self.pods_at(self.pods_by_job.holders(job.key)) if is_owned(pod, job.metadata.uid))
 
     def plan(self, service: InferenceService, model: Model) -> ContainerPlan:
         """Return the container of a service; made anew only when a spec, or what the weights' header says, has changed.
@@ -324,11 +333,13 @@ class Cluster:
             self.service_queue.add_nowait(service.key)
 
     async def _has(self, kind: type[Any]) -> bool:
-        try:
-            await self.client.list(kind, namespace=self.settings.namespace, label_selector=OURS)
-        except ApiError:
-            return False
-        return True
+        with trio.move_on_after(LOOK_SECONDS):  # a server that is silent is asked again, like one that says no
+            try:
+                await self.client.list(kind, namespace=self.settings.namespace, label_selector=OURS)
+            except ApiError:
+                return False
+            return True
+        return False
 
     def _reflect(
         self, rng: random.Random, kind: type[Any], cache: Cache[Any], notify: Callable[[Key], None]

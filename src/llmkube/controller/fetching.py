@@ -6,7 +6,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError
+from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError, is_owned
 from llmkube.controller.cluster import JOB_LABEL, Cluster
 from llmkube.controller.download import (
     Supply,
@@ -32,7 +32,7 @@ from llmkube.k8s.errors import AlreadyExistsError, NotFoundError
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import PersistentVolumeClaim, Pod
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import Elsewhere
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
@@ -98,18 +98,14 @@ class Fetching:
 
     async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
         """Put the finalizer on or take it off as the Model has users; True when something was written."""
-        finalizers = model.metadata.finalizers
-        if used == (FINALIZER in finalizers) or (used and model.metadata.deletion_timestamp):
+        if used and model.metadata.deletion_timestamp:
             return False
-        wanted = [*finalizers, FINALIZER] if used else [name for name in finalizers if name != FINALIZER]
-        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": wanted}}
-        await self.cluster.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
-        return True
+        return await put_finalizer(self.cluster.client, model, held=used)
 
     async def _look(self, model: Model, supply: Supply) -> Seen:
         key = Key(model.key.namespace, job_name(model))
-        pods = self.cluster.pods_at(self.cluster.pods_by_job.holders(key))
-        seen = Seen(self.cluster.jobs.get(key), pods, percent=self.cluster.percents.get(key))
+        job = self.cluster.jobs.get(key)
+        seen = Seen(job, self.cluster.pods_of(job), percent=self.cluster.percents.get(key))
         if supply.by == "node":
             return seen
         if supply.by != "claim":
@@ -181,7 +177,7 @@ class Fetching:
         """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
         if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
             return
-        if await self._is_mute(seen.job.key):
+        if await self._is_mute(seen.job):
             await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
 
     async def _is_to_look(self, model: Model, seen: Seen) -> bool:
@@ -197,10 +193,11 @@ class Fetching:
             return False  # its end wakes the Model again
         return seen.job is None
 
-    async def _is_mute(self, job: Key) -> bool:
+    async def _is_mute(self, job: Job) -> bool:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
-        pods = await self.cluster.client.list(Pod, namespace=job.namespace, label_selector=f"{JOB_LABEL}={job.name}")
-        return not pods.raw
+        selector = f"{JOB_LABEL}={job.key.name}"
+        pods = await self.cluster.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
+        return not any(is_owned(pod, job.metadata.uid) for pod in pods.items)
 
     async def _ensure_cache(self, namespace: str) -> None:
         manifest = cache_claim(namespace, self.cluster.workloads)
@@ -211,13 +208,16 @@ class Fetching:
             return
 
 
-async def let_go(client: Client, model: Model) -> None:
-    """Take off the finalizer of a Model that is to be deleted, and that nothing refers to."""
+async def put_finalizer(client: Client, model: Model, *, held: bool) -> bool:
+    """Put `FINALIZER` on a Model, or take it off; True when something was written."""
     await trio.lowlevel.checkpoint()
-    if FINALIZER in model.metadata.finalizers:
-        rest = [name for name in model.metadata.finalizers if name != FINALIZER]
-        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": rest}}
-        await client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+    finalizers = model.metadata.finalizers
+    if held == (FINALIZER in finalizers):
+        return False
+    wanted = [*finalizers, FINALIZER] if held else [name for name in finalizers if name != FINALIZER]
+    patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": wanted}}
+    await client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+    return True
 
 
 def _is_lost(supply: Supply, seen: Seen) -> bool:

@@ -66,7 +66,7 @@ def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
             gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
             files = tuple(str(name) for name in said.get("files") or ())
             sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
-            return Fetched(str(said["path"]), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
+            return Fetched(_below(str(said["path"])), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError):
             continue
     return None
@@ -88,6 +88,17 @@ def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
             tail = end.message.strip().splitlines()
             return "FetchFailed", tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
     return "", ""
+
+
+def _below(path: str) -> str:
+    """Return a path that stays in the folder that was asked for.
+
+    Raises:
+        ValueError: It leads out of it.
+    """
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not below the folder")
+    return path
 
 
 def is_complete(job: Job | None) -> bool:

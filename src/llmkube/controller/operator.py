@@ -32,7 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.controller.cluster import Cluster, drafts_of
 from llmkube.controller.conditions import PROGRESSING, timestamp
-from llmkube.controller.fetching import Fetching, let_go
+from llmkube.controller.fetching import Fetching, put_finalizer
 from llmkube.controller.index import Index
 from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
@@ -204,7 +204,7 @@ class _Controller:
         if cached is None:
             self.model_writer.forget(key)
             return
-        if self.models.misfit(key) or self.model_writer.is_gone(cached):
+        if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
         try:
             if self.pods is not None and not self._ours(cached):
@@ -216,7 +216,7 @@ class _Controller:
 
     async def _reconcile_hosted_model(self, cached: Model) -> None:
         if self.pods is None and cached.metadata.deletion_timestamp and not self.services_by_model.holders(cached.key):
-            await let_go(self.client, cached)  # from when there were pods: nobody else would ever take it off
+            await put_finalizer(self.client, cached, held=False)  # of the days with pods: nobody else takes it off
         if not self._ours(cached) or cached.metadata.deletion_timestamp:
             self.model_writer.forget(cached.key)
             return
@@ -233,7 +233,7 @@ class _Controller:
             if self.pods is not None:
                 self.pods.services.forget(key)
             return
-        if self.services.misfit(key) or self.service_writer.is_gone(cached):
+        if self.services.misfit(key):
             return
         model_key = Key(key.namespace, cached.spec.model_ref)
         model = self.models.get(model_key)

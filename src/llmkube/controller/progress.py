@@ -59,7 +59,7 @@ def _fetching(cluster: Cluster) -> Iterable[tuple[Key, Pod]]:
     for job in cluster.jobs.cache.values():
         if ended_at(job) or owner_key(job, Model.RESOURCE.kind) is None:
             continue
-        for pod in cluster.pods_at(cluster.pods_by_job.holders(job.key)):
+        for pod in cluster.pods_of(job):
             if pod.status.phase == "Running" and pod.status.pod_ip and not pod.metadata.deletion_timestamp:
                 yield job.key, pod
 

@@ -12,9 +12,9 @@ from llmkube.k8s.rbac import FOLLOW, Need, Program
 PROGRAM: Final = Program(
     "llmkube-controller",
     (
-        *(Need(kind, FOLLOW) for kind in (Model, InferenceService, EndpointSlice)),
+        *(Need(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
         # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
-        Need(EndpointSlice, frozenset({"patch"})),
+        Need(EndpointSlice, FOLLOW | {"patch"}),
         *cluster.NEEDS,
         *fetching.NEEDS,
         *hostwatch.NEEDS,

@@ -1,7 +1,6 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -207,23 +206,12 @@ class Serving:
         if wanted.scaler is not None:
             await self.cluster.autoscalers.ensure(wanted.scaler)
         await self._ensure_or_remove(self.cluster.budgets, wanted.budget, key, uid)
-        async with _if_served(self.cluster.monitors) as there:
-            if there:
-                await self._ensure_or_remove(self.cluster.monitors, wanted.monitor, key, uid)
-        async with _if_served(self.cluster.routes) as there:
-            if there:
-                await self._ensure_or_remove(self.cluster.routes, wanted.route, key, uid)
-        async with _if_served(self.cluster.objectives) as there:
-            if there:
-                await self._render_objective(service, wanted.objective)
-
-    async def _render_objective(self, service: InferenceService, wanted: dict[str, Any] | None) -> None:
-        name = objective_name(service) if wanted is not None else ""
-        for old in self.cluster.objectives_by_service.holders(service.key):
-            if old.name != name:
-                await self.cluster.objectives.remove(old, service.metadata.uid)
-        if wanted is not None:
-            await self.cluster.objectives.ensure(wanted)
+        await self._offer(self.cluster.monitors, wanted.monitor, key, uid)
+        await self._offer(self.cluster.routes, wanted.route, key, uid)
+        named = Key(key.namespace, objective_name(service))
+        for old in self.cluster.objectives_by_service.holders(key) - {named}:
+            await self._offer(self.cluster.objectives, None, old, uid)
+        await self._offer(self.cluster.objectives, wanted.objective, named, uid)
 
     async def _allowed(
         self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]
@@ -327,6 +315,17 @@ class Serving:
         else:
             await children.ensure(manifest)
 
+    async def _offer(self, children: Children[Any], manifest: dict[str, Any] | None, key: Key, uid: str) -> None:
+        """Do the same of a kind that not every cluster has; that it was uninstalled fails no service."""
+        if not children.cache.synced.is_set():
+            return
+        try:
+            await self._ensure_or_remove(children, manifest, key, uid)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            children.vanished.set()
+
     def _deployment(self, service: InferenceService) -> Deployment | None:
         live = self.cluster.deployments.get(service.key)
         return live if live is not None and is_owned(live, service.metadata.uid) else None
@@ -356,18 +355,6 @@ class Serving:
     def _wake(self, services: Iterable[Key]) -> None:
         for key in services:
             self.cluster.service_queue.add_nowait(key)
-
-
-@asynccontextmanager
-async def _if_served(children: Children[Any]) -> AsyncGenerator[bool, None]:
-    """Yield whether the server has a kind; one that was uninstalled meanwhile is none of the service's failures."""
-    await trio.lowlevel.checkpoint()
-    try:
-        yield children.cache.synced.is_set()
-    except ApiError as error:
-        if error.code != 404:
-            raise
-        children.vanished.set()
 
 
 def _verdict_on(model: Model) -> Verdict:

@@ -23,7 +23,6 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
-from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.fields import slots
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.rbac import Need
@@ -55,14 +54,6 @@ class StatusWriter(Generic[T]):
     _agreed: dict[Key, tuple[ModelStatus | InferenceServiceStatus, Mapping[str, Any]]] = attrs.field(
         factory=dict, init=False
     )  # what an object has, and what it was asked to have: the same, field by field
-    _gone: dict[Key, tuple[str, str]] = attrs.field(factory=dict, init=False)  # uid and version of what is no more
-
-    def is_gone(self, cached: T) -> bool:
-        """Whether the server has said that this very object is no more, while the cache does not know of it yet.
-
-        What is made for it would be collected at once, and its end would wake the object to make it again.
-        """
-        return self._gone.get(cached.key) == (cached.metadata.uid, cached.metadata.resource_version)
 
     def newest(self, cached: T) -> T:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
@@ -83,7 +74,7 @@ class StatusWriter(Generic[T]):
 
         Raises:
             ConflictError: The object has changed since, or is another one by now; look at it again.
-            NotFoundError: It is no more; `is_gone` says so until the cache knows.
+            NotFoundError: It is no more.
             ApiError: The API server could not or would not.
         """
         await trio.lowlevel.checkpoint()
@@ -98,16 +89,12 @@ class StatusWriter(Generic[T]):
             return False
         if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
             return False  # asked for before, and the server keeps something else: asking again changes nothing
-        try:
-            answer = await self._client.apply(
-                self._kind,
-                self._manifest(observed, {**status, **along}),
-                field_manager=CONTROLLER_FIELD_MANAGER,
-                subresource="status",
-            )
-        except NotFoundError:
-            self._gone[cached.key] = (cached.metadata.uid, cached.metadata.resource_version)
-            raise
+        answer = await self._client.apply(
+            self._kind,
+            self._manifest(observed, {**status, **along}),
+            field_manager=CONTROLLER_FIELD_MANAGER,
+            subresource="status",
+        )
         self._written[cached.key] = _Written(cached.metadata.resource_version, asked, answer)
         return True
 
@@ -115,7 +102,6 @@ class StatusWriter(Generic[T]):
         """Drop what is remembered of an object that is gone or no longer ours."""
         self._written.pop(key, None)
         self._agreed.pop(key, None)
-        self._gone.pop(key, None)
 
     def _last(self, cached: T) -> _Written[T] | None:
         """Return what is remembered of this very object, not of a predecessor of the same name."""
