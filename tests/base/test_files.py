@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.base.files import write_private
+from llmkube.base.files import file_stem, remove_drafts, write_private
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
@@ -36,3 +36,24 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
         write_private(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_draft_of_a_killed_writer_is_removed(tmp_path, monkeypatch):
+    """What a writer leaves that is killed between two steps goes at the next start, and nothing else does."""
+    path = tmp_path / "note.json"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "replace", lambda *_: os.kill)  # it never comes to that
+    write_private(path, "new")
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_drafts(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    remove_drafts(tmp_path / "none")
+
+
+@pytest.mark.parametrize("length", [1, 246, 247, 253])
+def test_a_name_of_any_length_is_that_of_a_file(length):
+    """A name stays itself as long as the longest ending fits; a longer one is cut to that, and is nobody else's."""
+    name = "a" * length
+    assert len(file_stem(name)) <= 246
+    assert (file_stem(name) == name) == (length <= 246)
+    assert file_stem("b" + "a" * 252) != file_stem("a" * 253) != file_stem("a" * 252 + "b")

@@ -64,6 +64,7 @@ def test_an_unknown_level_is_refused():
         {"headers": {"authorization": "s3cret-s3cret", "x": [{"password": "s3cret-s3cret"}]}},
         {"error": "401 for Authorization: Bearer s3cret-s3cret"},
         {"url": "https://user:s3cret-s3cret@example.org/x"},
+        {"url": "https://s3cret-s3cret@example.org/x"},
         {"parts": ["Basic s3cret-s3cret"]},
     ],
 )
@@ -75,9 +76,10 @@ def test_secrets_are_not_logged(keys):
 
 
 def test_what_only_looks_like_a_secret_stays():
-    """Counts of tokens and empty secrets are not redacted: they help, and reveal nothing."""
-    (line,) = lines(lambda log: log.info("done", tokens=17, tokens_per_second=9.5, token=""))
-    assert (line["tokens"], line["token"]) == (17, "")
+    """Counts of tokens, empty secrets and an at sign in a path are not redacted: they help, and reveal nothing."""
+    url = "https://example.org/@user/x?mail=a@b"
+    (line,) = lines(lambda log: log.info("done", tokens=17, tokens_per_second=9.5, token="", url=url))
+    assert (line["tokens"], line["token"], line["url"]) == (17, "", url)
 
 
 def test_exceptions_come_as_one_line():

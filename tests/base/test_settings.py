@@ -109,6 +109,7 @@ def test_a_bad_number_names_source_value_and_range(text, message):
     ("flags", "message"),
     [
         ({"wait": "nan"}, "--wait: nan is not a number of at least 0"),
+        ({"wait": "inf"}, "--wait: inf is not a number of at least 0"),
         ({"level": "inof"}, '--level: "inof" is not one of debug, info; did you mean info?'),
         ({"accelerator": ("cpu", "gpu")}, '--accelerator: "gpu" is not one of cpu, metal'),
         ({"ephemeral": "maybe"}, '--ephemeral: "maybe" is neither true nor false'),

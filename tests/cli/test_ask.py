@@ -49,7 +49,17 @@ async def test_a_refusal_is_told():
         await ask(Gateway(Response.text(500, "oops")), "http://gw", "chat", "What?")
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null}]}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"message": null}]}',
+        b'{"choices": [{"message": {"content": null}}]}',
+    ],
+)
 def test_what_is_no_answer_is_refused(body):
     """An answer without a text is an error and not an empty line."""
     with pytest.raises(GivenUpError, match="not a chat completion"):

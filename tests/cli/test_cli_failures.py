@@ -1,8 +1,13 @@
+import errno
+
+import click
 import pytest
+from click.testing import CliRunner
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.settings import SettingError
 from llmkube.cli.failures import CommandError, ExitCode, in_one_sentence
+from llmkube.cli.options import guarded
 from llmkube.k8s.errors import NotFoundError
 
 
@@ -35,3 +40,17 @@ def test_bugs_keep_their_traceback(error):
     with pytest.raises(type(error)) as caught, in_one_sentence():
         raise error
     assert caught.value is error
+
+
+def test_a_reader_that_has_gone_is_no_bug():
+    """A pipe that is closed while a nursery is open ends a command as one outside of them does: with 1, silently."""
+
+    @click.command()
+    @guarded
+    def watch():
+        raise ExceptionGroup("outer", [ExceptionGroup("inner", [BrokenPipeError(errno.EPIPE, "Broken pipe")])])
+
+    done = CliRunner().invoke(watch)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert done.output == ""

@@ -137,6 +137,8 @@ def test_a_model_that_exists_can_be_served(deploy):
         ([*BASE, "--env", "A"], 'Invalid value for --env: "A" is not NAME=VALUE'),
         ([*BASE, "--gpu", "--accelerator", "cpu"], "--gpu and --accelerator cpu contradict each other"),
         ([*BASE, "--cache-type-k", "f17"], "'f17' is not one of 'f16'"),
+        ([*BASE, "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number"),
+        ([*BASE, "--memory-fraction", "NaN"], "Invalid value for '--memory-fraction': 'NaN' is not a number"),
     ],
 )
 def test_wrong_flags_are_usage_errors(deploy, args, words):

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from llmkube.cli import fetch
 from llmkube.cli.fetch import publish
 from llmkube.cli.main import cli
 from llmkube.controller.jobresult import read_fetched
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Pod
 from llmkube.weights import store
-from llmkube.weights.errors import FetchError
+from llmkube.weights.errors import FetchError, FileSetError
 
 DEMO_BYTES = 956256
 
@@ -106,6 +107,22 @@ def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, c
     assert told(tmp_path)["reason"] == reason
     assert told(tmp_path)["message"]
     assert not (tmp_path / "models" / "k").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "collides"),
+    [
+        ("chat.gguf", "model.gguf", True),
+        ("model.gguf", "model.gguf", False),
+        ("chat.gguf", "mmproj.gguf", False),
+        ("a-00001-of-00002.gguf", "model-00002-of-00002.gguf", True),
+        ("a-00001-of-00002.gguf", "model.gguf", False),
+    ],
+)
+def test_what_lies_beside_a_model_never_takes_its_place(model, other, collides):
+    """A file that would get the model's own name is refused before anything is downloaded."""
+    with pytest.raises(FileSetError, match="take the place") if collides else contextlib.nullcontext():
+        fetch._sources("org/repo", (model,), (other,))
 
 
 def test_what_the_disk_does_is_worth_another_try(run, tmp_path):

@@ -136,3 +136,13 @@ def test_the_demo_is_a_model_and_its_service():
     assert [each.body for each in load_manifests([str(example)], str)] == [model, service]
     assert (model["kind"], model["spec"]["source"]) == ("Model", "builtin://demo")
     assert (service["kind"], service["spec"]["modelRef"]) == ("InferenceService", model["metadata"]["name"])
+
+
+def test_bytes_on_standard_input_are_no_manifest():
+    """What is no UTF-8 is told in the same words wherever it comes from."""
+
+    def read():
+        return b"\xff".decode()
+
+    with pytest.raises(ManifestError, match="standard input: is not UTF-8 text"):
+        load_manifests(["-"], read)

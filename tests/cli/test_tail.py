@@ -3,7 +3,7 @@ import os
 import pytest
 
 from llmkube.cli import tail
-from llmkube.cli.tail import open_log
+from llmkube.cli.tail import LogFile, open_log
 
 
 def read_all(log):
@@ -55,3 +55,17 @@ async def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         async with open_log(tmp_path / "x.log", None):
             pass
+
+
+async def test_a_file_that_goes_between_two_looks_ends_nothing(tmp_path, monkeypatch):
+    """A successor that is renamed away before it is opened is waited for, and no descriptor is closed twice."""
+    path = tmp_path / "x.log"
+    path.write_bytes(b"one\n")
+    async with open_log(path, None) as log:
+        assert read_all(log) == b"one\n"
+        path.unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(LogFile, "_was_replaced", lambda _log: True)
+            assert log.take() == b""
+        path.write_bytes(b"two\n")
+        assert read_all(log) == b"two\n"

@@ -1,13 +1,19 @@
 """Checks of what a controller relies on when it makes, changes and takes away objects of its own."""
 
+import datetime
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import httpx
 import trio
 
-from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, widget
-from contracts.widgets import GROUP
+from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, wait_until, widget
+from contracts.widgets import CRDS, GROUP, WIDGETS
+from llmkube.controller.conditions import Statement, settle
+from llmkube.k8s.crd.schema import all_crds
 
 OURS = "llmkube-controller"
 LABELS = {"app.kubernetes.io/managed-by": OURS}
@@ -72,6 +78,45 @@ MANY = 8
 def only_new(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest whose apply can create, and do nothing else."""
     return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": NO_VERSION}}
+
+
+@attrs.frozen
+class TrialKind:
+    """A kind that is there for one check."""
+
+    group: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        return f"trials.{self.group}"
+
+    def named(self, name: str) -> dict[str, Any]:
+        return {"apiVersion": f"{self.group}/v1", "kind": "Trial", "metadata": {"name": name}}
+
+
+@asynccontextmanager
+async def trial_kind(lab: Lab, status: dict[str, Any]) -> AsyncIterator[TrialKind]:
+    """Install a kind with this schema of its status, and take it away afterwards if it is still there."""
+    group = f"{lab.namespace}.llmkube.dev"
+    kind = TrialKind(group, f"/apis/{group}/v1/namespaces/{lab.namespace}/trials")
+    schema = {"type": "object", "properties": {"status": status}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    spec = {
+        "group": group,
+        "scope": "Namespaced",
+        "names": {"plural": "trials", "singular": "trial", "kind": "Trial"},
+        "versions": [{**version, "subresources": {"status": {}}}],
+    }
+    body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+    await lab.create(CRDS, {**body, "metadata": {"name": kind.name}})
+
+    async def served() -> bool:
+        return (await lab.http.get(kind.path)).status_code == 200
+
+    await wait_until(served)
+    yield kind
+    await lab.http.delete(f"{CRDS}/{kind.name}")
 
 
 KINDS = ("Service", "Deployment", "Job", "HorizontalPodAutoscaler", "PodDisruptionBudget", "PersistentVolumeClaim")
@@ -146,6 +191,60 @@ async def check_a_deletion_may_name_the_uid(lab: Lab) -> None:
     assert first != second
     status_of(await lab.http.request("DELETE", path, json=options), 409, "Conflict")
     assert (await lab.get(path))["metadata"]["uid"] == second
+
+
+async def check_a_deletion_may_name_the_version(lab: Lab) -> None:
+    """What has changed since it was seen is not deleted; at the newest version it is."""
+    path, manifest = workload(lab, "Service", await lab.widget("owner"))
+    seen = (await apply(lab, path, manifest)).json()["metadata"]
+    await lab.http.patch(path, json={"metadata": {"annotations": {"theirs": "1"}}}, headers=MERGE)
+    options = {"preconditions": {"uid": seen["uid"], "resourceVersion": seen["resourceVersion"]}}
+    status_of(await lab.http.request("DELETE", path, json=options), 409, "Conflict")
+    options["preconditions"]["resourceVersion"] = (await lab.get(path))["metadata"]["resourceVersion"]
+    assert (await lab.http.request("DELETE", path, json=options)).status_code == 200
+    await lab.wait_gone(path)
+
+
+async def check_what_may_not_be_made_is_forbidden(lab: Lab) -> None:
+    """An apply into a namespace that goes is a 403 with a sentence, as one over a quota is: not a 404, nor a 409."""
+    home = f"{lab.namespace}-inner"
+    await lab.create("/api/v1/namespaces", {"metadata": {"name": home}})
+    inner = f"{WIDGETS}/namespaces/{home}/widgets"
+    await lab.create(inner, widget("a", metadata={"finalizers": ["check.llmkube.dev/hold"]}))
+    await lab.http.delete(f"/api/v1/namespaces/{home}")
+    answer = await apply(lab, f"{inner}/b", only_new(widget("b")))
+    assert status_of(answer, 403, "Forbidden")["message"]
+    await lab.http.patch(f"{inner}/a", json={"metadata": {"finalizers": None}}, headers=MERGE)
+    await lab.wait_gone(f"/api/v1/namespaces/{home}")
+
+
+async def check_a_kind_that_is_uninstalled_is_not_found(lab: Lab) -> None:
+    """Once its definition is gone, reading, applying and deleting of a kind all answer 404."""
+    async with trial_kind(lab, {"type": "object"}) as kind:
+        assert (await apply(lab, f"{kind.path}/a", kind.named("a"))).status_code == 201
+        await lab.http.delete(f"{CRDS}/{kind.name}")
+        await lab.wait_gone(kind.path)
+        for answer in (
+            await apply(lab, f"{kind.path}/a", kind.named("a")),
+            await apply(lab, f"{kind.path}/b", only_new(kind.named("b"))),
+            await lab.http.delete(f"{kind.path}/a"),
+        ):
+            assert answer.status_code == 404, answer.text
+
+
+async def check_conditions_of_any_words_are_taken(lab: Lab) -> None:
+    """Our schema refuses a kubelet's own reason and an endless message; as `settle` writes them it takes both."""
+    [crd] = [crd for crd in all_crds() if crd["spec"]["names"]["kind"] == "InferenceService"]
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    async with trial_kind(lab, {"type": "object", "properties": {"conditions": schema["conditions"]}}) as kind:
+        assert (await apply(lab, f"{kind.path}/a", kind.named("a"))).status_code == 201
+        for reason, message in (("OutOfnvidia.com/gpu", ""), ("x" * 2000, ""), ("", ""), ("Long", "a" * 40_000)):
+            statement = Statement("Progressing", holds=True, reason=reason, message=message)
+            [made] = settle([statement], (), generation=1, now=datetime.datetime(2025, 6, 1, tzinfo=datetime.UTC))
+            for condition, code in (({**made, "reason": reason, "message": message}, 422), (made, 200)):
+                status = {**kind.named("a"), "status": {"conditions": [condition]}}
+                answer = await apply(lab, f"{kind.path}/a/status", status)
+                assert answer.status_code == code, (reason, answer.text)
 
 
 async def check_a_finalizer_is_put_on_and_off_by_merge(lab: Lab) -> None:

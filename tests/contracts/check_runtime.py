@@ -127,9 +127,7 @@ class Lab:
 
 def words(plan: ContainerPlan) -> str:
     """Return the whole command, as one would read it in a process list."""
-    return " ".join(
-        word for part in (plan.command, plan.args, plan.post_start) for word in plan.render_words(part, PLACES)
-    )
+    return " ".join([*plan.render_words((*plan.command, *plan.args), PLACES), *plan.render_hook(PLACES)])
 
 
 def merged(base: Spec, more: Spec) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
         self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
         self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
+        self.refused = (422, "Invalid")  # with which code, and for which reason
         self.latecomers: set[str] = set()  # resources of which a stranger makes one just before our first write arrives
         self.strangers: list[Any] = []  # what they have made, as it was then
         self.unheard: set[str] = set()  # resources whose watches say nothing, for as long as they are in here
@@ -92,9 +93,9 @@ class Faults(httpx.AsyncBaseTransport):
         if self.notice is not None:
             self.notice(call)
         if request.method != "GET" and call.resource in self.refusals:
-            message = self.refusals[call.resource]
-            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}
-            return httpx.Response(422, json={**status, "metadata": {}, "message": message}, request=request)
+            message, (code, reason) = self.refusals[call.resource], self.refused
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+            return httpx.Response(code, json={**status, "metadata": {}, "message": message}, request=request)
         if request.method == "PATCH" and call.resource in self.latecomers:
             self.latecomers.discard(call.resource)
             await self._come_before(request)

@@ -63,7 +63,7 @@ def gpu_plan(count: int = 1, **facts: Any) -> ContainerPlan:
     wanted = Resources(
         gpu_count=count,
         gpu_resource=resource,
-        toleration_key=resource,
+        toleration_keys=(resource,),
         requests=(("cpu", "2"), ("memory", "16Gi")),
         limits=((resource, str(count)),),
     )

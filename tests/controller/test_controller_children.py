@@ -164,6 +164,18 @@ async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
         assert (await cluster.client.get(Service, Key("ml", "chat"))).spec.ports[0].port == 8080
 
 
+async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock):
+    """A removal that comes late, when somebody has changed the object, is a conflict, and it stays."""
+    async with open_cluster() as cluster:
+        children, key = Children(cluster.client, InferenceService, Service), Key("ml", "chat")
+        service = await owner(cluster)
+        await children.ensure(front(service, plan()))
+        await cluster.client.patch(Service, key, {"metadata": {"labels": {"seen": "no"}}})
+        with pytest.raises(ConflictError):
+            await children.remove(key, service.metadata.uid)
+        assert await cluster.client.get(Service, key)
+
+
 async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
     """An object with another owner of the same name is neither changed nor deleted."""
     async with open_cluster() as cluster:

@@ -58,6 +58,33 @@ def test_a_verdict_on_an_older_spec_is_no_verdict_on_this_one(seen, counts):
     assert (found is not None) is counts
 
 
+@pytest.mark.parametrize(
+    ("reason", "spelled"),
+    [
+        ("ImagePullBackOff", "ImagePullBackOff"),
+        ("OutOfnvidia.com/gpu", "OutOfnvidia_com_gpu"),
+        ("no such file!", "no_such_file"),
+        ("137", "Reason_137"),
+        ("", "Reason"),
+        ("日本語", "Reason"),
+        ("x" * 5000, "x" * 1024),
+        ("." * 1100 + "x", "x"),
+    ],
+)
+def test_a_reason_is_one_that_the_schema_takes(reason, spelled):
+    """Whoever said it, it begins with a letter and has no dots, slashes or spaces; else the whole status is refused."""
+    [made] = settle([Statement("Progressing", holds=True, reason=reason, message="")], (), generation=1, now=NOW)
+    assert made["reason"] == spelled
+
+
+@pytest.mark.parametrize(("length", "kept"), [(0, 0), (32_768, 32_768), (40_000, 32_768)])
+def test_a_message_is_no_longer_than_the_schema_takes(length, kept):
+    """What a refusal quotes may be of any length; what is cut off shows as an ellipsis."""
+    [made] = settle([Statement("Degraded", holds=True, reason="R", message="a" * length)], (), generation=1, now=NOW)
+    assert len(made["message"]) == kept
+    assert made["message"].endswith("…") == (length > kept)
+
+
 def test_timestamps_are_whole_seconds_in_utc():
     """A moment in any zone is written as Kubernetes writes it."""
     there = datetime.timezone(datetime.timedelta(hours=2))

@@ -22,9 +22,9 @@ from llmkube.controller.download import (
     derive_supplied_status,
     is_remembered,
     judge_supply,
-    read_fetched,
     weights_path,
 )
+from llmkube.controller.jobresult import read_failure, read_fetched
 from llmkube.controller.render.storage import cache_key
 from llmkube.controller.settings import WorkloadSettings
 
@@ -178,6 +178,38 @@ def test_conditions_are_all_there_and_keep_their_time():
 def test_where_the_engine_finds_its_file(source, by, path):
     """The path is known beforehand, except where only fetching can tell, or there is no file."""
     assert weights_path(cluster_model(source), Supply(by)) == path
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"path":"model.gguf"}',
+        '{"path":"model.gguf","sizeBytes":Infinity}',
+        '{"path":"model.gguf","sizeBytes":"many"}',
+        '{"path":"model.gguf","sizeBytes":1,"gguf":[1]}',
+        '{"path":"/etc/passwd","sizeBytes":1}',
+        '{"path":"../../etc/passwd","sizeBytes":1}',
+        '{"path":"0123/../../model.gguf","sizeBytes":1}',
+    ],
+)
+def test_what_is_no_result_is_none(said):
+    """A pod may say anything, and a path never leads out of the folder that was asked for."""
+    assert read_fetched([fetch_pod(0, said)]) is None
+
+
+def test_a_path_may_have_folders():
+    """Each version of a source that is followed has one of its own, and a name may have dots."""
+    said = '{"path":"0123/model..gguf","sizeBytes":1}'
+    assert read_fetched([fetch_pod(0, said)]).path == "0123/model..gguf"
+
+
+@pytest.mark.parametrize("said", ["[" * 100_000, "{}", "[]", "the disk is full"])
+def test_a_failure_without_a_reason_is_told_by_its_last_line(said):
+    """Last words that are no JSON of ours are taken as a log."""
+    assert read_failure([fetch_pod(1, said)]) == ("FetchFailed", said)
 
 
 def test_the_message_of_another_container_is_not_a_result():

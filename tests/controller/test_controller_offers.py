@@ -9,15 +9,18 @@ from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import KUBE, Hands, open_pods
 from controller.podkinds import install
-from controller.podobjects import plan, pod_service
-from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
+from controller.podobjects import cluster_model, plan, pod_service
+from llmkube.controller.cluster import LOOK_SECONDS, MONITOR_LOOK_SECONDS
 from llmkube.controller.conditions import Verdict
 from llmkube.controller.podservice import Scene, derive_pod_status
 from llmkube.controller.render.monitoring import objective, objective_obstacle
 from llmkube.controller.render.routing import is_accepted, route
 from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.codec import decode
-from llmkube.k8s.workloads import Deployment, HTTPRoute, ServiceLevelObjective
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, HTTPRoute, PodMonitor, ServiceLevelObjective
+from llmkube.runtimes.registry import container_plan_for
 
 VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
 GATEWAY = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge", "namespace": "infra"}}}
@@ -117,6 +120,20 @@ def test_a_route_is_ready_when_a_gateway_has_taken_it(conditions, ready):
 # -- in a cluster ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("named", [None, "org/chat-large"])
+@pytest.mark.parametrize("runtime", ["vllm", "ollama"])
+def test_an_engine_that_minds_names_has_been_given_the_one_that_the_route_leads_by(runtime, named):
+    """A client who was led here by the header is answered, and so is one who asks for the service by its own name."""
+    gateway = GATEWAY["gateway"] | ({"modelName": named} if named else {})
+    service = pod_service(runtime=runtime, endpoint={"gateway": gateway})
+    made = container_plan_for(service, cluster_model("org/repo", format="safetensors" if runtime == "vllm" else "gguf"))
+    [match] = route(service, made)["spec"]["rules"][0]["matches"]
+    [led] = [header["value"] for header in match["headers"]]
+    words = made.post_start if runtime == "ollama" else made.args[made.args.index("--served-model-name") :]
+    assert led == (named or "phi")
+    assert {led, "chat"} <= set(words)
+
+
 async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
     """Before, the service names what is missing; after, it has its objects, follows edits and gives them up again."""
     async with open_pods() as hands:
@@ -150,3 +167,55 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
         assert await hands.names(ServiceLevelObjective) == await hands.names(HTTPRoute) == []
         assert (await hands.cluster.service()).status.gateway is None
         assert (await hands.json(Deployment))["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+@pytest.mark.parametrize("kind", [PodMonitor, ServiceLevelObjective, HTTPRoute], ids=lambda kind: kind.RESOURCE.kind)
+async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind):
+    """An edit goes through all the same, and once the kind is back the service has its object again."""
+    async with open_pods() as hands:
+        await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        spec = {"slo": {"objective": "99.5"}, "endpoint": GATEWAY}
+        await hands.bring_up(**spec)
+        [name] = await hands.names(kind)
+        await hands.client.delete(CustomResourceDefinition, Key("", kind.RESOURCE.full_name))
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        await hands.create_service(**spec, podLabels={"team": "ml"}, suspend=True)
+        assert (await hands.where()).startswith("Suspended/")
+        assert (await hands.json(Deployment))["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+        errors = hands.cluster.reconciles("inferenceservice", "error")
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        assert hands.cluster.reconciles("inferenceservice", "error") == errors
+        await install(hands, kind)
+        await trio.sleep(MONITOR_LOOK_SECONDS + SETTLED)
+        assert await hands.names(kind) == [name]
+
+
+async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
+    """A 404 about an owner or a namespace that has gone does not have everything read and woken again and again."""
+    async with open_pods() as hands:
+        await install(hands, PodMonitor)
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        faults = hands.cluster.faults
+        faults.refusals["podmonitors"], faults.refused = 'namespaces "ml" not found', (404, "NotFound")
+        faults.delays["podmonitors"] = 1.0  # so that time goes on while it is read
+        asked = len(faults.calls)
+        await hands.finish_job()
+        await trio.sleep(60)
+        about = [call for call in faults.calls[asked:] if call.resource == "podmonitors"]
+        assert 0 < len(about) < 10
+
+
+async def test_a_server_that_is_silent_about_a_kind_is_asked_again(autojump_clock):
+    """A question that nobody answers is given up after a while, and the kind is found at the next look."""
+    async with open_pods() as hands:
+        await hands.bring_up(endpoint=GATEWAY)
+        await install(hands, HTTPRoute)
+        hands.cluster.faults.delays["httproutes"] = 100_000.0
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        hands.cluster.faults.delays.clear()
+        await trio.sleep(MONITOR_LOOK_SECONDS + LOOK_SECONDS + SETTLED)
+        assert await hands.names(HTTPRoute) == ["chat"]

@@ -15,12 +15,12 @@ from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
-from llmkube.k8s.codec import encode
+from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.names import service_name, slice_name
+from llmkube.k8s.names import CLAIM_LABEL, CLAIMED_ANNOTATION, service_name, slice_name
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 
@@ -144,6 +144,20 @@ async def test_an_overtaken_write_is_not_a_hot_loop(autojump_clock):
         assert await cluster.where() == "Creating/Creating"
         await trio.sleep(600)
         assert len(cluster.writes) - before <= 12  # the host's Lease has run out meanwhile
+
+
+@pytest.mark.parametrize("named", ["", "a/b/c", "/", "ml/chat/"])
+async def test_a_claim_that_names_no_service_claims_nothing(autojump_clock, named):
+    """Whoever may write Leases may write nonsense: it is logged, and the rest goes on."""
+    async with open_cluster() as cluster:
+        metadata = {"name": "claim.x", "namespace": "llmkube-system", "labels": {CLAIM_LABEL: "x"}}
+        claim = decode(Lease, {"metadata": {**metadata, "annotations": {CLAIMED_ANNOTATION: named}}})
+        with capture_logs() as logs:
+            await cluster.client.create(claim)
+            await cluster.bring_up()
+        assert await cluster.where() == "Ready/InferenceReady"
+        told = [line for line in logs if line["event"] == "claim names no service"]
+        assert [line["lease"] for line in told] == ["llmkube-system/claim.x"]
 
 
 async def test_a_silent_host_loses_its_services(autojump_clock):

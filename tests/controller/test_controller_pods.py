@@ -50,6 +50,14 @@ def test_what_somebody_has_to_mend_comes_first():
     assert trouble_of([unscheduled(), crash]).reason == "CrashLoopBackOff"
 
 
+def test_a_pod_that_the_node_has_ended_is_told_only_while_there_is_no_other():
+    """Evicted pods stay until somebody removes them: what ails their successor is what matters."""
+    evicted = pod(phase="Failed", reason="Evicted", message="A: low on ephemeral-storage")
+    assert trouble_of([evicted, unscheduled("Z: untolerated taint")]).reason == "Unschedulable"
+    assert trouble_of([evicted, pod(name="chat-2", phase="Running")]) is None
+    assert trouble_of([evicted, pod(name="chat-2", deleted=True)]).reason == "Evicted"
+
+
 def test_messages_hold_no_secrets_and_stay_short():
     """A token in an engine's last words is blotted out, and a long line is cut."""
     last = {"exitCode": 1, "message": "Authorization: Bearer abcdefghijklmnop " + "x" * 5000}

@@ -14,6 +14,8 @@ FETCHING = Verdict("Downloading", "DownloadStarted", "12 %")
 LOST = Verdict("Failed", "SourceNotFound", "no such file")
 SERVING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1, ready=1))
 STARTING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1))
+STUCK = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}]
+MOVING = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}]
 REFUSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota"}]
 
 
@@ -47,6 +49,16 @@ def scene(base=STARTING, **facts):
             "Progressing/ErrImagePull",
         ),
         ({}, scene(deployment=deployment_of(0, conditions=REFUSED)), "Failed/ReplicaFailure"),
+        ({}, scene(deployment=deployment_of(0, conditions=[*STUCK, *REFUSED])), "Failed/ReplicaFailure"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK)), "Failed/ProgressDeadlineExceeded"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK, observed=0)), "Creating/Creating"),
+        ({}, scene(deployment=deployment_of(1, conditions=MOVING)), "Creating/Creating"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK), pods=(unscheduled(),)), "Creating/Unschedulable"),
+        (
+            {"replicas": 2},
+            scene(deployment=deployment_of(2, ready=1, conditions=STUCK)),
+            "Progressing/ProgressDeadlineExceeded",
+        ),
         ({"replicas": 2}, scene(deployment=deployment_of(2, ready=1)), "Progressing/Creating"),
         ({}, scene(deployment=None), "Creating/Creating"),
         ({}, STARTING, "Creating/Creating"),
@@ -77,6 +89,22 @@ def test_every_condition_is_always_there(given):
     kinds = ["Available", "Progressing", "Degraded", "Suspended", "Accepted", "SpecHonoured"]
     assert [one["type"] for one in conditions] == kinds
     assert {one["observedGeneration"] for one in conditions} == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (STARTING, ("True", "Honoured")),
+        (scene(plan=plan(not_honoured=("spec.x",))), ("False", "FieldsIgnored")),
+        (scene(unmet=("spec.slo (no Pyrra)",)), ("False", "FieldsIgnored")),
+        (scene(plan=None, refusal="spec.runtime: no"), ("False", "NotPlanned")),
+        (Scene(), ("False", "NotPlanned")),
+    ],
+)
+def test_fields_are_called_honoured_only_where_there_is_a_plan(given, said):
+    """Of a spec that is refused, or has no Model yet, nobody knows which fields have an effect."""
+    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    assert [(one["status"], one["reason"]) for one in conditions if one["type"] == "SpecHonoured"] == [said]
 
 
 def test_waiting_for_a_gpu_says_for_what_and_where_in_line():

@@ -1,6 +1,7 @@
 """How far a download is shows in the Model's status, in steps, as long as the pod tells it."""
 
 import json
+import math
 
 import pytest
 import trio
@@ -30,6 +31,9 @@ def words(done, total=1000, *, file=1, files=1, stage="downloading", **more):
         (words(1, file=3, files=2), None),
         (words(1, file="x"), None),
         (words(None), None),
+        (words(math.inf), None),
+        (words(math.nan), None),
+        ("[" * 100_000, None),
         ("[]", None),
         ("", None),
         ("<html>", None),
@@ -92,9 +96,12 @@ async def test_the_model_says_how_far_it_is(autojump_clock, engine):
         assert len(engine["asked"]) == asked
 
 
-@pytest.mark.parametrize(("ip", "text"), [("", words(500)), ("10.1.2.3", "")])
+@pytest.mark.parametrize(
+    ("ip", "text"),
+    [("", words(500)), ("10.1.2.3", ""), ("10.1.2.3", words(math.inf)), ("10.1.2.3", "[" * 100_000)],
+)
 async def test_a_pod_that_does_not_tell_costs_only_the_number(autojump_clock, engine, ip, text):
-    """Without an address, or without an answer, the Model is Downloading all the same, and nothing is written again."""
+    """Without an address or a sensible answer the Model is Downloading all the same, and nothing is written again."""
     engine["text"] = text
     async with open_pods() as hands:
         await start(hands, ip)

@@ -35,6 +35,55 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
         assert await hands.where() == "Creating/Creating"
 
 
+QUOTA = '"x" is forbidden: exceeded quota: compute, requested: count/x=1, used: count/x=3, limited: count/x=3'
+
+
+@pytest.mark.parametrize("resource", ["deployments", "jobs"])
+async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_clock, resource):
+    """What the server forbids is said on the service, of a Job on its Model too; once there is room it goes on."""
+    async with open_pods() as hands:
+        faults = hands.cluster.faults
+        faults.refusals[resource], faults.refused = QUOTA, (403, "Forbidden")
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        if resource == "jobs":
+            assert await hands.model_where() == "Failed/Invalid"
+        else:
+            await hands.finish_job()
+        assert await hands.where() == "Failed/Invalid"
+        [degraded] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Degraded"]
+        assert degraded.message == QUOTA
+        assert not hands.cluster.reconciles("inferenceservice", "error")
+        faults.refusals.clear()
+        await trio.sleep(TAKEN_LOOK_SECONDS)
+        assert await hands.where() == ("Pending/Pending" if resource == "jobs" else "Creating/Creating")
+
+
+async def test_a_reason_of_the_kubelets_own_reaches_the_status(autojump_clock):
+    """A reason with dots and slashes is spelled as the schema wants it, and the status goes on being written."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service(resources={"gpu": 1})
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+        message = (
+            "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0"
+        )
+        await hands.service_pod({"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": message})
+        assert await hands.where() == "Creating/OutOfnvidia_com_gpu"
+        await hands.roll_out()
+        assert await hands.where() == "Ready/InferenceReady"
+
+
+async def test_a_source_of_any_length_is_refused_with_a_message_that_fits(autojump_clock):
+    """What a refusal quotes is cut, and the Model is Failed."""
+    async with open_pods() as hands:
+        await hands.create_model(source="pvc://" + "a" * 40_000)
+        assert await hands.model_where() == "Failed/SourceInvalid"
+
+
 async def test_what_serves_goes_on_while_its_next_spec_is_refused(autojump_clock):
     """The pods that are there stay Ready; `Accepted` and `Degraded` say what is wrong."""
     async with open_pods() as hands:

@@ -31,6 +31,7 @@ from llmkube.controller.render.workload import deployment, front
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container import ScalingMetric
+from llmkube.runtimes.plan import Slot
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.errors import SourceError
 
@@ -52,6 +53,20 @@ TUNED = attrs.evolve(
 def in_pods(service, the_plan, *, model=None, settings=SETTINGS, replicas=1, path=PATH):
     storage = serving_storage(service, model or cluster_model(), path, settings)
     return deployment(service, the_plan, settings, replicas=replicas, storage=storage)
+
+
+def with_draft(source, draft):
+    """Return a Deployment whose engine is handed two files, each from where its Model has it."""
+    weights, beside = (
+        serving_storage(pod_service(), cluster_model(one), PATH if one == HUB_FILE else mounted(one), SETTINGS)
+        for one in (source, draft)
+    )
+    engine = plan(args=("--model", Slot.MODEL, "--model-draft", Slot.DRAFT))
+    return deployment(pod_service(), engine, SETTINGS, replicas=1, storage=weights, draft=beside)
+
+
+def mounted(source):
+    return f"/model-source/{claimed(source_of(cluster_model(source).spec)).path}"
 
 
 def shared_claim():
@@ -114,6 +129,7 @@ MANIFESTS = {
         pod_service(modelCache={"persistence": "Ephemeral"}, resources={"ephemeralStorage": "20Gi"}), plan()
     ),
     "deployment-own-claim": lambda: in_pods(pod_service(modelCache={"claimName": "mine"}), plan(), settings=TUNED),
+    "deployment-draft-elsewhere": lambda: with_draft("pvc://w/a/b.gguf", "pvc://d/c/small.gguf"),
     "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, replicas=1),
     "service": lambda: front(pod_service(), plan(port=8000)),
     "service-node-port": lambda: front(pod_service(**EVERYTHING), plan()),
@@ -156,6 +172,24 @@ def test_each_manifest_is_as_written_down(name):
     assert rendered == file.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("source", "draft", "volumes", "paths"),
+    [
+        ("pvc://w/a.gguf", "pvc://w/b.gguf", 1, ["/model-source/a.gguf", "/model-source/b.gguf"]),
+        ("pvc://w/a.gguf", "pvc://d/a.gguf", 2, ["/model-source/a.gguf", "/draft-source/a.gguf"]),
+        (HUB_FILE, "pvc://d/a.gguf", 2, [PATH, "/model-source/a.gguf"]),
+    ],
+)
+def test_a_draft_is_where_its_own_volume_is(source, draft, volumes, paths):
+    """No two volumes have one name or one place, and the engine is told where each file is."""
+    pod = with_draft(source, draft)["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert len({one["name"] for one in pod["volumes"]}) == len(pod["volumes"]) == volumes
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert len(mounts) == len(container["volumeMounts"]) == volumes
+    assert [container["args"][1], container["args"][3]] == paths
+
+
 def test_every_golden_file_has_its_manifest():
     """No file is left over from a manifest that nobody renders any more."""
     assert {file.stem for file in GOLDEN.glob("*.yaml")} == set(MANIFESTS)
@@ -189,6 +223,17 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     assert front(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
     supply = choose_supply(the_model, [User(brings_weights=not the_plan.needs_model_init)], SETTINGS)
     assert not without_effect(the_model, supply, the_plan.not_honoured)
+
+
+def test_a_source_reaches_its_container_as_it_is():
+    """Kubernetes replaces `$(NAME)` and `$$` in arguments and variables: what stands for itself is escaped."""
+    odd = cluster_model("s3://bucket/$(HOME)/$$a.gguf", sha256=SHA)
+    [container] = fetch_job(odd, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    assert container["env"][0] == {"name": "LLMKUBE_SOURCE", "value": "s3://bucket/$$(HOME)/$$$$a.gguf"}
+    files = cluster_model("org/repo", files=["$(HOME).gguf", "$b.gguf"])
+    [container] = fetch_job(files, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    named = {container["args"][at + 1] for at, word in enumerate(container["args"]) if word in ("--file", "--beside")}
+    assert named == {"$$(HOME).gguf", "$$b.gguf"}
 
 
 def test_the_key_changes_with_what_decides_the_bytes():

@@ -152,6 +152,41 @@ async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
         assert not await context(hands)
 
 
+async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
+    """Nine replicas that are idle, and take four seconds each to say so, are asked at once and then replaced."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
+
+    async def read_slowly(_url):
+        await trio.sleep(idleness.ASK_SECONDS - 1)
+        return IDLE
+
+    monkeypatch.setattr(idleness, "read_text", read_slowly)
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy, replicas=9)
+        for number in range(1, 10):
+            await hands.service_pod({"phase": "Running", "podIP": f"10.0.0.{number}"}, number=number)
+        await hands.create_service(rolloutPolicy=policy, replicas=9, contextSize=8192)
+        await trio.sleep(60)
+        assert await context(hands)
+        assert not hands.cluster.reconciles("inferenceservice", "error")
+
+
+@pytest.mark.parametrize("busy", [None, 0, 1, 2])
+async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
+    """Of three pods that run any one that has a request, or does not answer, counts; one that is going does not."""
+    urls = [f"http://10.0.0.{number}:8080/metrics" for number in range(3)]
+    texts = {url: "" if busy == 2 else BUSY for index, url in enumerate(urls) if index == busy}
+
+    async def read(url):
+        await trio.lowlevel.checkpoint()
+        return texts.get(url, IDLE)
+
+    monkeypatch.setattr(idleness, "read_text", read)
+    pods = [pod(name=f"chat-{number}", phase="Running", podIP=f"10.0.0.{number}") for number in range(3)]
+    going = pod(name="chat-9", phase="Running", deleted=True)
+    assert await idleness.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
+
+
 @pytest.mark.parametrize("timeout", [None, 100])
 async def test_old_pods_are_replaced_once_they_are_idle(autojump_clock, engine, timeout):
     """At its age a pod that is busy stays, for ever or for its time; an idle one is replaced, once an age."""

@@ -38,6 +38,26 @@ async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock)
         assert len(hands.cluster.writes) == writes
 
 
+async def test_an_admins_own_claim_is_filled_once(autojump_clock):
+    """A claim of the right name without our label is used as it is, and what is on it counts: one Job, then quiet."""
+    async with open_pods() as hands:
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM.name, "namespace": "ml"},
+        }
+        access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
+        await hands.client.apply(PersistentVolumeClaim, {**claim, "spec": access}, field_manager="admin")
+        await hands.bring_up()
+        [job] = (await hands.client.list(Job, namespace="ml")).items
+        writes = len(hands.cluster.writes)
+        await trio.sleep(1800)
+        assert (await hands.model_where(), await hands.where()) == ("Ready/ModelReady", "Ready/InferenceReady")
+        assert [one.metadata.uid for one in (await hands.client.list(Job, namespace="ml")).items] == [job.metadata.uid]
+        assert len(hands.cluster.writes) == writes
+        assert (await hands.cluster.model()).status.cache_volume
+
+
 async def test_other_claims_are_none_of_our_business(autojump_clock):
     """A user's claim of the namespace comes and goes without anybody being asked to fetch again."""
     async with open_pods() as hands:

@@ -156,6 +156,7 @@ def test_a_plugin_that_asks_is_told_of_the_cluster(tmp_path):
         ({"user": {"as-groups": ["g"]}}, "need as"),
         ({"cluster": {"server": ""}}, "server"),
         ({"cluster": {"server": "api:6443"}}, "http or https"),
+        ({"cluster": {"server": "https://[fd00::5:6443"}}, "http or https"),
         ({"cluster": {"insecure-skip-tls-verify": "yes"}}, "true or false"),
         ({"cluster": {"insecure-skip-tls-verify": True, "certificate-authority-data": b64("C")}}, "contradict"),
         ({"cluster": {"proxy-url": "socks5://p"}}, "proxies"),

@@ -99,7 +99,9 @@ class Books:
             spared = [
                 e.name
                 for e in alive
-                if not e.protected and rank_of(e.priority) < rank_of(victim.priority) and e.name not in leaving
+                if not e.protected
+                and rank_of(e.priority) < rank_of(victim.priority)
+                and e.name not in leaving
                 and e.needs >= 0.2
             ]
             if spared:

@@ -46,7 +46,7 @@ def written(plan: ContainerPlan) -> dict[str, Any]:
         "command": " ".join(plan.render_words(plan.command, PLACES)),
         "args": _lines(plan.render_words(plan.args, PLACES)),
         "env": [_variable(variable) for variable in plan.render_env(PLACES)],
-        "postStart": plan.render_words(plan.post_start, PLACES),
+        "postStart": plan.render_hook(PLACES),
         "probes": {name: _probe(probe) for name, probe in attrs.asdict(plan.probes, recurse=False).items()},
         "resources": {key: value for key, value in resources.items() if value != default[key]},
         "init": plan.needs_model_init,
@@ -60,9 +60,11 @@ def written(plan: ContainerPlan) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Amounts are pairs, claims are maps."""
+    """Amounts are pairs, claims are maps, taints are words."""
     if not isinstance(value, tuple):
         return value
+    if value and isinstance(value[0], str):
+        return list(value)
     return [dict(each) for each in value] if value and isinstance(value[0], Mapping) else dict(value)
 
 

@@ -28,6 +28,17 @@ def test_slots_are_filled_and_a_users_equal_text_is_not():
     ]
 
 
+def test_the_name_of_a_file_stands_for_itself():
+    """Where a kubelet replaces `$(NAME)` it is escaped; in a hook, of which a kubelet replaces nothing, it is not."""
+    odd = attrs.evolve(PLACES, model="/models/k/$(HOME)$$.gguf", folder="/models/$k")
+    plan = attrs.evolve(PLAN, post_start=("load", Slot.MODEL, "$(HOME)"), env=(Variable("M", Slot.MODEL),))
+    assert plan.render_words((Slot.MODEL, ModelFile("$p"), "$(HOME)"), odd) == [
+        "/models/k/$$(HOME)$$$$.gguf", "/models/$$k/$$p", "$(HOME)"
+    ]  # fmt: skip
+    assert plan.render_env(odd) == [{"name": "M", "value": "/models/k/$$(HOME)$$$$.gguf"}]
+    assert plan.render_hook(odd) == ["load", "/models/k/$(HOME)$$.gguf", "$(HOME)"]
+
+
 @pytest.mark.parametrize(
     ("args", "weights", "cache"),
     [

@@ -41,7 +41,7 @@ def test_each_vendor_has_its_resource(of, vendor, stack, name):
     """The accelerator implies the vendor, the vendor the resource, and the user's own name wins."""
     resources = asked(of, gpu=1)
     assert (vendor_of(of), stack_of(of), resources.gpu_resource) == (vendor, stack, name)
-    assert (resources.toleration_key, resources.limits) == (name, ((name, "1"),))
+    assert (resources.toleration_keys, resources.limits) == ((name,), ((name, "1"),))
 
 
 def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
@@ -88,19 +88,20 @@ def test_a_request_above_the_models_budget_is_refused():
     assert refused.value.field == "spec.resources.memory"
 
 
-def test_a_partition_has_its_own_resource_and_its_own_taint():
-    """A MIG profile is a resource name; one replica has one of it, also where no count is given."""
-    found = asked(model(), gpuSharing={"mode": "partitioned", "profile": "1g.24gb"})
-    assert (found.gpu_count, found.gpu_resource, found.toleration_key) == (
-        1, "nvidia.com/mig-1g.24gb", "nvidia.com/mig-1g.24gb"
-    )  # fmt: skip
+def test_a_partition_has_its_own_resource_and_may_run_where_whole_gpus_do():
+    """A MIG profile is a resource name; one replica has one of it; its node is tainted like it, or like any GPU's."""
+    partition = {"mode": "partitioned", "profile": "1g.24gb"}
+    found = asked(model(), gpuSharing=partition)
+    assert (found.gpu_count, found.gpu_resource) == (1, "nvidia.com/mig-1g.24gb")
+    assert found.toleration_keys == ("nvidia.com/mig-1g.24gb", "nvidia.com/gpu")
+    assert asked(model(tolerationKey="example.com/mig"), gpuSharing=partition).toleration_keys == ("example.com/mig",)
 
 
 def test_a_shared_gpu_is_one_gpu_among_those_set_aside():
     """Sharing changes where the pod belongs, not what it requests."""
     found = asked(model(tolerationKey="example.com/shared"), gpuSharing={"mode": "shared"})
     assert (found.gpu_count, found.gpu_resource, found.shared) == (1, "nvidia.com/gpu", True)
-    assert found.toleration_key == "example.com/shared"
+    assert found.toleration_keys == ("example.com/shared",)
 
 
 CLAIM = {"name": "gpu", "resourceClaimName": "c"}
@@ -127,7 +128,7 @@ def test_sharing_that_cannot_be_is_refused_by_name(of, sharing, field):
 def test_a_claim_requests_no_extended_resource():
     """A device comes by its claim; the engine knows that it has a GPU, and not how many unless the Model says so."""
     found = asked(model(resourceClaims=[CLAIM]))
-    assert (found.on_gpu, found.gpu_count, found.limits, found.toleration_key) == (True, 0, (), "")
+    assert (found.on_gpu, found.gpu_count, found.limits, found.toleration_keys) == (True, 0, (), ())
     assert [dict(claim) for claim in found.claims] == [CLAIM]
 
 

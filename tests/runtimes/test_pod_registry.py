@@ -1,9 +1,13 @@
+import itertools
+import os
+import subprocess
+
 import pytest
 
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.container import ContainerPlan, Places
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.runtimes.sources import hub_repository
@@ -154,6 +158,154 @@ def test_what_the_caller_renders_is_not_reported():
         "spec.priorityClassName",
         "spec.nodeSelector",
     )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "flag", "address"),
+    [
+        ("vllm", "--host", "::"),
+        ("tgi", "--hostname", "::"),
+        ("llamacpp", "--host", "::"),
+        ("sglang", "--host", "0.0.0.0"),
+    ],
+)
+def test_an_engine_listens_where_pods_are_asked(runtime, flag, address):
+    """On both families, except where the engine's own loop would then leave IPv4 out; the user's word wins."""
+    of = model() if runtime == "llamacpp" else model(source="org/repo")
+    assert argument(plan(of, runtime=runtime), flag) == address
+    assert argument(plan(of, runtime=runtime, bindAddress="10.0.0.7"), flag) == "10.0.0.7"
+
+
+def test_ollama_listens_on_whatever_there_is():
+    """Without an address in it the variable means all families to its server, and this machine to its client."""
+    hosts = [
+        {one.name: one.value for one in plan(runtime="ollama", **spec).env}["OLLAMA_HOST"]
+        for spec in ({}, {"containerPort": 80}, {"bindAddress": "::1"}, {"bindAddress": "10.0.0.7"})
+    ]
+    assert hosts == [":11434", ":80", "[::1]:11434", "10.0.0.7:11434"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "flag", "value"),
+    [
+        ({"runtime": "sglang", "sglangConfig": {"toolCallParser": "qwen3"}}, "--tool-call-parser", "qwen25"),
+        ({"runtime": "sglang", "sglangConfig": {"toolCallParser": "llama3"}}, "--tool-call-parser", "llama3"),
+        ({"runtime": "vllm", "vllmConfig": {"quantization": "nvfp4"}}, "--quantization", "modelopt_fp4"),
+        ({"runtime": "vllm", "vllmConfig": {"quantization": "awq"}}, "--quantization", "awq"),
+        ({"runtime": "vllm", "vllmConfig": {"attentionBackend": "flashinfer"}}, "--attention-backend", "FLASHINFER"),
+    ],
+)
+def test_a_value_is_spelled_as_its_engine_knows_it(spec, flag, value):
+    """What the schema and the engine call by different names comes to the engine's."""
+    assert argument(plan(model(source="org/repo"), **spec), flag) == value
+
+
+SPECULATION = {"enabled": True, "algorithm": "Medusa", "numDraftTokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "config", "field"),
+    [
+        ("sglang", {"toolCallParser": "functionary"}, "toolCallParser"),
+        ("sglang", {"speculative": SPECULATION}, "speculative.algorithm"),
+        ("vllm", {"quantization": "squeezellm"}, "quantization"),
+        ("vllm", {"attentionBackend": "xformers"}, "attentionBackend"),
+        ("vllm", {"attentionBackend": "TORCH_SDPA"}, "attentionBackend"),
+    ],
+)
+def test_a_value_that_our_image_does_not_know_is_refused(runtime, config, field):
+    """The engine would end at its start; an image that the service names may well know it."""
+    spec = {"runtime": runtime, f"{runtime}Config": config}
+    with pytest.raises(PlanError, match=f"the image of {runtime} does not know") as refused:
+        plan(model(source="org/repo"), **spec)
+    assert refused.value.field == f"spec.{runtime}Config.{field}"
+    assert plan(model(source="org/repo"), **spec, image="example.org/older").image == "example.org/older"
+
+
+GATEWAY = {"enabled": True, "gatewayRef": {"name": "edge"}}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "names"),
+    [
+        (None, ("chat",)),
+        ({**GATEWAY, "enabled": False}, ("chat",)),
+        (GATEWAY, ("chat", "m")),
+        ({**GATEWAY, "modelName": "org/big:8b"}, ("chat", "org/big:8b")),
+        ({**GATEWAY, "modelName": "chat"}, ("chat",)),
+    ],
+)
+def test_an_engine_is_given_all_names_that_clients_use(gateway, names):
+    """The service's own, and the one that a gateway leads here; Ollama has started once it has the last of them."""
+    spec = {"endpoint": {"gateway": gateway}} if gateway else {}
+    made = plan(model(source="org/repo"), runtime="vllm", **spec)
+    after = made.args[made.args.index("--served-model-name") + 1 :]
+    assert tuple(itertools.takewhile(lambda word: not word.startswith("-"), after)) == names
+    ollama = plan(runtime="ollama", **spec)
+    assert (ollama.post_start[3], *ollama.post_start[5:]) == names
+    assert ollama.probes.startup.command == ("ollama", "show", names[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "gateway", "field"),
+    [
+        ("x" * 80, None, ""),
+        ("x" * 81, None, "metadata.name"),
+        ("chat", "hf.co/org/repo:Q4_K_M", ""),
+        ("chat", "a.b/c", "spec.endpoint.gateway.modelName"),
+        ("chat", "a b", "spec.endpoint.gateway.modelName"),
+        ("chat", "$(HOME)", "spec.endpoint.gateway.modelName"),
+        ("chat", "x:" + "y" * 81, "spec.endpoint.gateway.modelName"),
+    ],
+)
+def test_a_name_that_ollama_does_not_take_is_refused(name, gateway, field):
+    """A part of more than 80 characters, or an odd one, is told with the field that can be changed."""
+    spec = {"endpoint": {"gateway": {**GATEWAY, "modelName": gateway}}} if gateway else {}
+    body = {"metadata": {"name": name}, "spec": {"modelRef": "m", "runtime": "ollama", **spec}}
+    if not field:
+        assert container_plan_for(decode(InferenceService, body), model()).post_start[3] == name
+        return
+    with pytest.raises(PlanError, match="no model's name to Ollama") as refused:
+        container_plan_for(decode(InferenceService, body), model())
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("of", "spec", "words"),
+    [
+        (model(source="https://e.com/$(A)/m.gguf"), {"skipModelInit": True}, {"https://e.com/$$(A)/m.gguf"}),
+        (model(source="hf://org/repo/$$a.gguf"), {"skipModelInit": True}, {"$$$$a.gguf"}),
+        (model(source="s3://b/$(A)", format="custom"), {"runtime": "triton"}, {"s3://b/$$(A)"}),
+        (model(source="org/repo"), {"runtime": "vllm", "endpoint": {"gateway": {**GATEWAY, "modelName": "$(A)"}}},
+         {"$$(A)"}),
+        (model(), {"extraArgs": ["--seed", "$(SEED)"]}, {"$(SEED)"}),
+    ],
+)  # fmt: skip
+def test_kubernetes_replaces_only_what_a_user_has_written_for_it(of, spec, words):
+    """A `$` in an address or a name is escaped; in a user's own arguments `$(NAME)` is what Kubernetes makes of it."""
+    assert words <= set(plan(of, **spec).args)
+
+
+@pytest.mark.parametrize(
+    ("of", "spec", "calls"),
+    [
+        (model(), {}, ["list", "create chat -f HOME/chat.Modelfile"]),
+        (model(), {"endpoint": {"gateway": GATEWAY}}, ["list", "create chat -f HOME/chat.Modelfile", "cp chat m"]),
+        (model(source="org/repo"), {"skipModelInit": True, "endpoint": {"gateway": GATEWAY}},
+         ["list", "pull hf.co/org/repo", "cp hf.co/org/repo chat", "cp chat m"]),
+    ],
+)  # fmt: skip
+def test_the_hook_gives_ollama_its_model_by_every_name(tmp_path, of, spec, calls):
+    """It waits until the server answers, makes the model, and calls it by the other names too."""
+    (tmp_path / "ollama").write_text('#!/bin/sh\necho "$*" >>"$HOME/calls"\n')
+    (tmp_path / "ollama").chmod(0o755)
+    hook = plan(of, runtime="ollama", **spec).render_hook(Places(model="/models/$(A) b.gguf"))
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(hook, env=environment, check=True, timeout=30)
+    said = (tmp_path / "calls").read_text().replace(str(tmp_path), "HOME")
+    assert said.splitlines() == calls
+    if "create" in said:
+        assert (tmp_path / "chat.Modelfile").read_text() == "FROM /models/$(A) b.gguf\n"
 
 
 def test_a_gpu_that_nobody_requests_is_reported():

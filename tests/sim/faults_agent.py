@@ -247,11 +247,11 @@ async def no_spawn(stage, rng):
     host.machine.spawn_fails = False
 
 
-@fault("B14", "the agent can open no file and no connection")
+@fault("B14", "the agent can open no file and no connection, and look at nothing")
 async def no_descriptors(stage, rng):
     host, child = stage.engine(rng)
     with stage.wrong_api(host, down=True):  # what is open stays open
-        host.machine.no_descriptors = True
+        host.machine.no_descriptors, host.machine.has_proc = True, rng.random() < 0.5
         if rng.random() < 0.5:
             child.end(-9)
         await trio.sleep(span(rng, 1, 300))
@@ -338,6 +338,15 @@ async def no_engine(stage, rng):
     child.end(-9)
     await trio.sleep(span(rng, 1, 200))
     host.machine.no_engine = False
+
+
+@fault("B13 N1", "engines cannot listen on the address that the host should have")
+async def no_such_address(stage, rng):
+    host, child = stage.engine(rng)
+    host.machine.no_address = True
+    child.end(-9)
+    await trio.sleep(span(rng, 1, 200))
+    host.machine.no_address = False
 
 
 @fault("B13", "files cannot be read, while somebody wants another one")

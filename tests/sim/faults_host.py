@@ -202,15 +202,16 @@ async def another_route(stage, rng):
     await trio.lowlevel.checkpoint()
 
 
-@fault("N1 N9", "the host has no address for a while")
+@fault("N1 N9", "the host has no address for a while, or only no route")
 async def no_address(stage, rng):
     host = stage.host(rng)
     if host.machine.reach is None:
         raise NotNow
     before = host.machine.reach
+    own = before.own if rng.random() < 0.5 else frozenset()
     with stage.wrong_api(host, down=True):
         host.network.sever()
-        host.machine.reach = Reach(None, problem="no route")
+        host.machine.reach = Reach(None, problem="no route", own=own)
         try:
             await trio.sleep(span(rng, 1, 300))
         finally:

@@ -18,11 +18,13 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.child import AdoptError
-from llmkube.supervisor.engines import EngineStuckError
+from llmkube.supervisor.engines import AddressMissingError, EngineStuckError
 from llmkube.supervisor.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.learned import Learned
 from llmkube.supervisor.lifecycle import Exit
+from llmkube.supervisor.orphans import take_stock
 from llmkube.supervisor.ports import HostFacts
+from llmkube.supervisor.processes import COOKIE_VARIABLE
 from llmkube.supervisor.progress import Look
 from llmkube.weights.fetch import Progress, WeightsFile
 from llmkube.weights.gguf import GGUFFacts
@@ -99,6 +101,10 @@ class SimChild:
     spawned_at: float = 0.0
     odd: bool = False  # it has misbehaved, and may be ended for that
     log: Path | None = None
+    visible: Callable[[], bool] = lambda: True  # whether the agent can look at it
+
+    def environ(self):
+        return {COOKIE_VARIABLE: self.cookie}
 
     async def last_lines(self, count):
         await trio.lowlevel.checkpoint()
@@ -110,7 +116,7 @@ class SimChild:
 
     async def listens(self, port):
         await trio.lowlevel.checkpoint()
-        return port == self.port and not self.script.intruder
+        return not self.visible() or (port == self.port and not self.script.intruder)
 
     # What it does from now on. A frozen one (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, one
     # that is closed does not listen, and a slow one takes so long for an answer. `pace` is the share of a core that its
@@ -146,6 +152,8 @@ class SimChild:
         return self.glance(host, port)
 
     def glance(self, host, port):
+        if not self.visible():
+            return None
         self.live_on()
         state = "D" if self.stuck else "T" if self.frozen else "S"
         # llama.cpp writes a line for each question about its metrics
@@ -194,7 +202,10 @@ class Machine:
         disk_full: The journal cannot be written.
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
-        no_descriptors: The agent can open nothing: no file, no connection.
+        no_address: Nobody can listen on the address that engines should listen on.
+        no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
+        has_proc: A look at a process takes a descriptor; on macOS it takes none.
+        look_seconds: How long a look at the network takes.
         bugs: Services whose engines the agent does not start, because of a bug.
         memory: What can be seen of its memory; None for a host that nobody looks at.
         shapes: What the headers of files say about their sizes, by source.
@@ -223,7 +234,10 @@ class Machine:
     disk_full: bool = False
     spawn_fails: bool = False
     no_engine: bool = False
+    no_address: bool = False
     no_descriptors: bool = False
+    has_proc: bool = True
+    look_seconds: float = 0.0
     bugs: set[str] = attrs.field(factory=set)
     memory: object = None
     shapes: dict[str, object] = attrs.field(factory=dict)
@@ -247,6 +261,8 @@ class Machine:
         return EngineInfo("/sim/llama-server", "sim", HELP_FLAGS)
 
     def free_port(self, host):
+        if self.no_address:
+            raise AddressMissingError(f"engines cannot listen on {host}: no such address")
         self.ports_given += 1
         return 40_000 + self.ports_given
 
@@ -268,6 +284,7 @@ class Machine:
         child = SimChild(1000 + len(self.spawned), name, port, argv, self._script(name, argv))
         child.cookie, child.closed, child.log = command.cookie, child.script.deaf, command.log_path
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
+        child.visible = lambda: not (self.no_descriptors and self.has_proc)
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
         self.nursery.start_soon(self._live, child)
@@ -280,6 +297,8 @@ class Machine:
         (child,) = [child for child in self.spawned if child.pid == record.pid]
         if child.exit is not None:
             raise AdoptError(f"process {record.pid} has ended")
+        while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
+            await trio.sleep(1)
         async with self._owned(child, parting):
             yield child
 
@@ -326,22 +345,21 @@ class Machine:
         if not self.agent_killed:
             self.entries.pop(key, None)
 
-    def take_stock(self):
+    def take_stock(self, settings):
         """What the next agent finds: engines that nobody claims have ended, as on a real machine."""
-        left = {}
-        for key, entry in self.entries.items():
-            alive = [child for child in self.live() if entry.engine and child.cookie == entry.engine.cookie]
-            engine = attrs.evolve(entry.engine, pid=alive[0].pid, started=alive[0].started) if alive else None
-            left[key] = attrs.evolve(entry, engine=engine)
-        claimed = {entry.engine.cookie for entry in left.values() if entry.engine}
-        for child in self.live():
-            if child.cookie not in claimed:
-                child.end(-15)
+        starts = {child.pid: child.started for child in self.live()}
+        left, strays = take_stock(
+            self.entries, settings, self.live(), lambda pid: starts.get(pid, ""), lambda child: True
+        )
+        for child in strays:
+            child.end(-15)
         return left
 
     async def fetch(self, model, progress):
         await trio.lowlevel.checkpoint()
         source = model.spec.source
+        if self.no_descriptors:
+            raise NetworkDownError("cannot open the file: too many open files")
         if source in self.broken:
             raise self.broken[source]
         seconds = self.fetch_seconds.get(source, 0.0)
@@ -369,11 +387,13 @@ class Machine:
         return file.identity in self.files
 
     def facts(self):
+        if self.no_descriptors:
+            return HostFacts()
         return HostFacts(64 << 30, self.free_bytes)
 
     async def look(self):
-        await trio.lowlevel.checkpoint()
-        return self.reach
+        await trio.sleep(self.look_seconds)
+        return None if self.no_descriptors else self.reach
 
     async def connect(self, host, port):
         await trio.lowlevel.checkpoint()

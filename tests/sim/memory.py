@@ -77,7 +77,7 @@ class SimMemory:
 
     async def sample(self):
         await trio.lowlevel.checkpoint()
-        if self.broken:
+        if self.broken or self.machine.no_descriptors:
             return UNREADABLE
         left = self.available_bytes
         self.lowest_bytes = min(self.lowest_bytes, left)
@@ -91,5 +91,7 @@ class SimMemory:
 
     async def footprint(self, pids):
         await trio.lowlevel.checkpoint()
+        if self.machine.no_descriptors:
+            return {}
         live = [child for child in self.machine.spawned if child.pid in pids and child.exit is None]
         return {child.pid: self.holds(child) for child in live}

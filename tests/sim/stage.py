@@ -171,7 +171,8 @@ def clean(host):
     machine = host.machine
     machine.default, machine.scripts = CALM, {}
     machine.broken, machine.fetch_seconds = {}, {}
-    machine.disk_full = machine.spawn_fails = machine.no_engine = machine.no_descriptors = False
+    machine.disk_full = machine.spawn_fails = machine.no_engine = False
+    machine.no_address = machine.no_descriptors = False
     machine.bugs.clear()
     for trap in machine.traps.values():
         trap.released.set()

@@ -2,15 +2,18 @@
 
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.addresses import Surroundings, choose
 from sim import faults_agent
 from sim.machine import Script
-from sim.world import open_world
+from sim.stage import at
+from sim.world import ADDRESS, agent_settings, open_world
 
 
 async def serving(world, *names):
@@ -195,6 +198,74 @@ async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_
         await trio.sleep(600)
         assert not world.machine.live()
         world.faults.down = False
+
+
+async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump_clock):
+    """A priority, a protection and another object of the same name are in the journal, although the engine stays."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        await world.apply(priority="high", evictionProtection=True)
+        await trio.sleep(30)
+        service = world.machine.entries[Key("default", "chat")].wish.service
+        assert (service.spec.priority, service.spec.eviction_protection) == ("high", True)
+        await world.kill_agent()
+        world.faults.down = True
+        await world.start_agent()
+        await trio.sleep(30)
+        world.faults.down = False
+        await world.apply(priority="low")
+        await trio.sleep(60)
+        assert world.machine.entries[Key("default", "chat")].wish.service.spec.priority == "low"
+        assert len(world.machine.spawned) == 1
+
+
+@pytest.mark.parametrize("online", [True, False])
+async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autojump_clock, online):
+    """A suspension that has reached the journal and not the engine is carried out, with an API server or without."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        await world.kill_agent()
+        key = Key("default", "chat")
+        entry = world.machine.entries[key]
+        service = attrs.evolve(entry.wish.service, spec=attrs.evolve(entry.wish.service.spec, suspend=True))
+        world.machine.entries[key] = attrs.evolve(entry, wish=attrs.evolve(entry.wish, service=service))
+        await world.apply("chat", suspend=True)
+        world.faults.down = not online
+        await world.start_agent()
+        await trio.sleep(60)
+        assert not world.machine.live()
+        world.faults.down = False
+        await world.until(world.ready_addresses, 0, seconds=60)
+
+
+async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
+    """The host has its address, only the way to the API server is not known: engines on that address stay."""
+    async with open_world(reach=at(ADDRESS)) as world:
+        await serving(world, "chat")
+        await world.kill_agent()
+        world.faults.down = True
+        world.machine.reach = choose(None, Surroundings(frozenset({ADDRESS})))
+        await world.start_agent()
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
+        world.faults.down = False
+        world.machine.reach = at(ADDRESS)
+        await trio.sleep(60)
+        assert await world.ready_addresses() == 1
+        assert len(world.machine.spawned) == 1
+
+
+async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
+    """Until the resolver has answered, an agent does not know its address, and no engine has lost it."""
+    async with open_world(settings=agent_settings(lease_renew_seconds=5.0), reach=at(ADDRESS)) as world:
+        await serving(world, "chat")
+        await world.kill_agent()
+        world.machine.look_seconds = 3.0
+        world.first.settings = attrs.evolve(world.settings, advertise_address=None, bind_address="127.0.0.1")
+        await world.start_agent()
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
 
 
 async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):

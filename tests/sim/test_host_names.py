@@ -18,12 +18,15 @@ LEASE = Key("llmkube-system", "sim")
 
 
 @contextmanager
-def machines():
-    """Every machine knows which one it is, by the number of its state directory; yields what those said that left."""
-    said = []
+def machines(domains=()):
+    """Every machine knows which one it is, by the number of its state directory; yields what those said that left.
+
+    The first agents find themselves in these domains, in turn; the others in `local`.
+    """
+    said, domains = [], iter(domains)
 
     async def run(client, settings, ports, **options):
-        machine = f"{settings.host_name}.local ({settings.state_dir.name})"
+        machine = f"{settings.host_name}.{next(domains, 'local')} ({settings.state_dir.name})"
         try:
             await run_agent(client, settings, attrs.evolve(ports, machine=machine), **options)
         except* HostNameTakenError as group:
@@ -86,6 +89,21 @@ async def test_the_same_machine_is_no_rival_of_itself(autojump_clock):
             await trio.sleep(1)
             assert (await world.host_lease()).metadata.resource_version != version
             assert said == []
+
+
+async def test_a_machine_that_is_called_otherwise_by_now_is_the_same_one(autojump_clock):
+    """A Mac takes another name from another network: its next agent goes on at once under the same Lease."""
+    with machines(domains=("local", "fritz.box")) as said:
+        async with open_world(settings=settings()) as world:
+            await world.apply()
+            await world.until(world.phase, "Ready")
+            await world.kill_agent()
+            await world.start_agent()
+            await trio.sleep(2)
+            lease = await world.host_lease()
+            assert lease.metadata.annotations["inference.llmkube.dev/machine"] == "sim.fritz.box (1)"
+            assert said == []
+            assert len(world.machine.spawned) == 1
 
 
 async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):

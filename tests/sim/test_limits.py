@@ -1,11 +1,25 @@
 """A host that lacks something, or stands still, costs no engine; one that no signal ends gets no second one."""
 
+from contextlib import asynccontextmanager
+
+import pytest
 import trio
 
 from llmkube.supervisor.lifecycle import Reason
-from sim.world import agent_settings, open_world
+from sim.machine import Trap
+from sim.memory import SimMemory, shape_of
+from sim.stage import at
+from sim.world import ADDRESS, agent_settings, open_world
 
 QUICK = agent_settings(lease_renew_seconds=5.0)
+
+
+@asynccontextmanager
+async def seen_world():
+    """A world whose host looks at its network and its memory as well."""
+    async with open_world(settings=QUICK, reach=at(ADDRESS), memory=SimMemory) as world:
+        world.machine.shapes["builtin://demo"] = shape_of(0.1)
+        yield world
 
 
 def supervisor_tasks():
@@ -16,9 +30,15 @@ def supervisor_tasks():
     return sum(task.name.startswith("llmkube.supervisor") for task in tasks)
 
 
-async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock):
-    """For ten minutes nothing can be opened: what serves stays, and what has died is started when that is over."""
-    async with open_world(settings=QUICK) as world:
+@pytest.mark.parametrize("has_proc", [True, False])
+async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock, has_proc):
+    """For ten minutes nothing can be opened: what serves stays, and what has died is started when that is over.
+
+    Neither the engines nor their memory, nor the host's network can be looked at meanwhile. On macOS the engines can be
+    looked at, and not asked.
+    """
+    async with seen_world() as world:
+        world.machine.has_proc = has_proc
         for name in ("chat", "embed"):
             await world.apply(name)
             await world.until(world.ready_addresses, 1, name)
@@ -31,6 +51,66 @@ async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock):
         world.machine.no_descriptors = False
         await world.until(world.ready_addresses, 1, "embed", seconds=90)
         assert len(world.machine.starts("chat")) == 1
+
+
+@pytest.mark.parametrize("end", ["edit", "delete"])
+async def test_an_engine_that_ends_without_descriptors_leaves_nothing(autojump_clock, end):
+    """What is edited or deleted while nothing can be opened has one engine afterwards, or none."""
+    async with seen_world() as world:
+        await world.apply()
+        await world.until(world.ready_addresses, 1)
+        world.machine.no_descriptors = True
+        await (world.apply(contextSize=512) if end == "edit" else world.delete())
+        await trio.sleep(300)
+        world.machine.no_descriptors = False
+        await trio.sleep(120)
+        assert ["512" in child.argv for child in world.machine.live()] == ([True] if end == "edit" else [])
+
+
+async def test_an_agent_that_begins_without_descriptors_adopts_when_it_can(autojump_clock):
+    """An engine that the next agent cannot look at is neither ended nor doubled, and is supervised afterwards."""
+    async with open_world(settings=QUICK, reach=at(ADDRESS)) as world:
+        await world.apply()
+        await world.until(world.ready_addresses, 1)
+        await world.kill_agent()
+        world.machine.no_descriptors = True
+        world.first.settings = agent_settings(lease_renew_seconds=5.0, advertise_address=None)
+        await world.start_agent()
+        await trio.sleep(60)
+        world.machine.no_descriptors = False
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
+        assert (await world.condition())[:2] == ("True", Reason.LOADED)
+
+
+@pytest.mark.parametrize(
+    ("lack", "why"), [("disk_full", Reason.JOURNAL_NOT_WRITTEN), ("no_address", Reason.ADDRESS_MISSING)]
+)
+async def test_what_is_lacking_is_said(autojump_clock, lack, why):
+    """Why no engine can be started is a reason of its own, and not that its program is missing."""
+    async with open_world(settings=QUICK) as world:
+        setattr(world.machine, lack, True)
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[1] == why, seconds=60)
+        assert not world.machine.spawned
+
+
+async def test_an_engine_that_dies_while_the_journal_is_written_is_started_again(autojump_clock):
+    """An edit that restarts nothing is noted on a slow disk; who dies meanwhile does not wait for another edit."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.ready_addresses, 1)
+        trap = world.machine.traps["record"] = Trap()
+        await world.apply(priority="high")
+        with trio.fail_after(60):
+            await trap.hit.wait()
+        world.machine.kill("chat")
+        await trio.sleep(5)
+        del world.machine.traps["record"]
+        trap.released.set()
+        await world.until(world.ready_addresses, 1, seconds=60)
+        assert len(world.machine.spawned) == 2
 
 
 async def test_a_service_at_rest_is_five_tasks(autojump_clock):

@@ -12,17 +12,20 @@ from trio.testing import MockClock
 
 from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor import health, planner, progress, service
+from llmkube.supervisor import health, incarnation, planner, progress, roster, service
+from llmkube.supervisor.addresses import Reach
 from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.claimant import Claimant
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.incarnation import Incarnation
-from llmkube.supervisor.lifecycle import RestartState
+from llmkube.supervisor.lifecycle import Reason, RestartState
 from llmkube.supervisor.reporter import Reporter
 from llmkube.supervisor.roster import Roster
 from llmkube.supervisor.service import Runner
+from llmkube.supervisor.target import Idle
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
+from sim import test_limits as limits
 from sim.machine import Machine, Script
 from sim.mutation import is_caught
 from sim.world import open_world
@@ -103,6 +106,11 @@ def greeted_as_new(original):
     return greet
 
 
+def planned_first(original):
+    """The planner has spoken before the runner looks for the first time."""
+    return lambda desired, runner, first: original(desired, runner, Idle(Reason.PENDING))
+
+
 async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
@@ -165,6 +173,42 @@ MUTANTS = {
         "wait_idle",
         nothing,
     ),
+    "the journal does not follow the wish": (
+        adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
+        Incarnation,
+        "follow",
+        nothing,
+    ),
+    "what was told to stop is not taken over first": (
+        partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False),
+        roster,
+        "run_service",
+        planned_first(roster.run_service),
+    ),
+    "an address without a route is lost": (
+        adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine,
+        Reach,
+        "serves",
+        lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
+    ),
+    "an address that nobody has looked for is lost": (
+        adoption.test_a_slow_first_look_at_the_network_ends_no_engine,
+        Reach,
+        "serves",
+        lambda reach, host: host == reach.bind or host in reach.own,
+    ),
+    "who cannot be asked is gone": (
+        partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False),
+        health,
+        "_is_our_lack",
+        lambda error: False,
+    ),
+    "what is lacking has no reason of its own": (
+        partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
+        incarnation,
+        "reason_of",
+        lambda error: Reason.ENGINE_NOT_FOUND,
+    ),
     "a peaceful parting takes the endpoint along": (
         adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is,
         AgentView,
@@ -197,11 +241,11 @@ def left_alone(original):
 
 
 def strays_stay(original):
-    def take_stock(self):
+    def take_stock(self, settings):
         known = {entry.engine.cookie for entry in self.entries.values() if entry.engine}
         everybody, self.spawned = self.spawned, [child for child in self.spawned if child.cookie in known]
         try:
-            return original(self)
+            return original(self, settings)
         finally:
             self.spawned = everybody
 

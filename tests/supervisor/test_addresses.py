@@ -1,8 +1,12 @@
 """Where a cluster reaches a host, decided from what a look at its network has shown."""
 
+import socket
+import sys
+
 import pytest
 import trio
 
+from lacking import no_descriptors
 from llmkube.supervisor import network as network_module
 from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, is_usable, settle
 from llmkube.supervisor.hostmem import Level, Sample
@@ -45,13 +49,19 @@ def test_the_address_and_what_to_listen_on(given, seen, address, bind):
         (Surroundings(OWN, "fe80::1"), "no route"),
         (Surroundings(frozenset(), "127.0.0.1", True), "--host-ip"),
         (Surroundings(frozenset(), "127.0.0.1", True, ((DOCKER, "127.0.0.1"),), "169.254.1.1"), "--host-ip"),
+        (Surroundings(OWN, "127.0.0.1", True), "--host-ip"),
     ],
 )
 def test_no_address_is_a_problem_with_words(seen, words):
-    """Loopback and link-local addresses are never advertised; without another one, the reason is told."""
+    """Loopback and link-local addresses are never advertised; without another one, the reason is told.
+
+    The addresses that the host has are known all the same: engines on them have not lost them.
+    """
     reach = choose(None, seen)
     assert reach.address is None
     assert words in reach.problem
+    assert all(reach.serves(address) for address in seen.own)
+    assert not reach.serves("203.0.113.9")
 
 
 def test_a_given_address_that_is_gone_is_told_and_kept():
@@ -104,6 +114,36 @@ async def test_this_machine_can_be_looked_at():
         assert (reach.address is None) == bool(reach.problem)
         assert reach.address is None or is_usable(reach.address)
     assert (await LocalNetwork("https://127.0.0.1", "203.0.113.9").look()).problem
+
+
+def test_before_anybody_has_looked_no_address_is_lost():
+    """An agent that has not seen its network yet ends no engine for the address that it listens on."""
+    assert Reach(None, seen=False).serves(LAN)
+    assert not Reach(None).serves(LAN)
+
+
+async def test_a_look_that_cannot_be_made_says_nothing():
+    """Without a descriptor for the question nothing is known of the network, neither a loss nor a problem."""
+    network = LocalNetwork("https://192.0.2.1:6443")
+    with no_descriptors():
+        assert await network.look() is None
+    assert await network.look() is not None
+
+
+def test_an_ipv6_address_that_stays_is_preferred(monkeypatch):
+    """The kernel is asked for an address that does not expire, in words that it understands."""
+    if sys.platform not in network_module.STABLE_SOURCE:
+        pytest.skip("this system is not known to take the wish")
+    option, value = network_module.STABLE_SOURCE[sys.platform]
+    asked = []
+
+    class Probe(socket.socket):
+        def connect(self, address):
+            asked.append(self.getsockopt(socket.IPPROTO_IPV6, option) & 3)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    network_module._source_towards([("2001:db8::1", 443)])
+    assert asked == [value]
 
 
 async def test_names_are_not_asked_for_with_every_look(monkeypatch):

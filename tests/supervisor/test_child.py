@@ -2,18 +2,24 @@ import os
 import secrets
 import signal
 import sys
+import threading
+from contextlib import ExitStack
 
+import attrs
 import psutil
 import pytest
 import trio
 import trio.testing
 
+from lacking import no_descriptors
+from llmkube.supervisor import child as owned
 from llmkube.supervisor import processes
 from llmkube.supervisor.child import AdoptError, Ending, SpawnError, adopt_child, open_child
 from llmkube.supervisor.journal import EngineRecord
 from llmkube.supervisor.lifecycle import Exit
 from llmkube.supervisor.ports import Command, Parting
 from llmkube.supervisor.processes import COOKIE_VARIABLE, OWNER_VARIABLE
+from llmkube.supervisor.vitals import Census, Rounds
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -69,7 +75,7 @@ async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):
     with trio.fail_after(20):
         async with opened(tmp_path, "print('x' * (1 << 21), flush=True); import time; time.sleep(600)") as child:
             log = tmp_path / "log"
-            await until(lambda: log.stat().st_size > 1 << 20)
+            await until(lambda: log.stat().st_size > 1 << 21)  # all of it: it writes no more
             await child.look("127.0.0.1", 1, loading=True)
             await until(lambda: log.stat().st_size == 0)
             assert (tmp_path / "log.1").stat().st_size > 1 << 20
@@ -129,6 +135,52 @@ async def test_a_missing_program_is_named(tmp_path):
     with pytest.raises(SpawnError, match="/no/such/engine"):
         async with open_child(missing, Ending("none", 1, Parting()), log_cap_bytes=1):
             raise AssertionError("it started")
+
+
+async def test_a_log_that_cannot_be_opened_is_named(tmp_path):
+    """Where the log cannot be written no process is started, and the error names the file."""
+    (tmp_path / "log").mkdir()
+    with pytest.raises(SpawnError, match=r"cannot write the log .*/log: Is a directory"):
+        async with opened(tmp_path, "pass"):
+            raise AssertionError("it started")
+
+
+async def test_what_ends_without_descriptors_ends_with_its_helpers(tmp_path):
+    """A helper that nobody can look for while nothing can be opened is found and ended when that is over."""
+    code = DOUBLE_FORK.format(ignore="signal.signal(signal.SIGTERM, signal.SIG_DFL)")
+    with trio.fail_after(20), ExitStack() as lack:
+        async with trio.open_nursery() as nursery, opened(tmp_path, code) as child:
+            helper = int(await first_line(child))
+
+            async def recover():
+                await child.wait()
+                await trio.sleep(0.3)
+                assert not processes.is_gone(helper)
+                lack.close()
+
+            nursery.start_soon(recover)
+            await trio.testing.wait_all_tasks_blocked()
+            lack.enter_context(no_descriptors())
+        assert not alive(helper)
+
+
+async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, monkeypatch):
+    """On a dead disk neither the search for helpers nor the note on what is stuck lasts longer than its deadline."""
+    over, done = threading.Event(), []
+
+    def hang(*_):
+        done.append(over.wait(30))
+
+    monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
+    monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
+    ending, rounds = Ending("none", 0.2, Parting(), hang), Rounds(census=Census(hang))
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    with trio.fail_after(10):
+        async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, rounds=rounds) as child:
+            await first_line(child)
+        assert done == []  # both hang on
+        over.set()
+        assert await child.wait() == Exit(-signal.SIGTERM)
 
 
 async def test_only_our_own_orphans_are_ended(tmp_path):
@@ -257,6 +309,26 @@ async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
             await trio.testing.wait_all_tasks_blocked()
             os.kill(record.pid, signal.SIGKILL)
             assert await child.wait() == Exit(None)
+
+
+@pytest.mark.parametrize("left", [0, 1])  # enough to watch it, and not to see which one it is
+async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
+    """Without descriptors an engine that runs is neither given up nor adopted unseen; one that has ended is known."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        with no_descriptors(but=left):
+            with trio.move_on_after(0.2) as waited:
+                async with adopted(tmp_path, record):
+                    raise AssertionError("it was taken over without a look")
+            assert waited.cancelled_caught
+            assert not processes.is_gone(record.pid)
+            gone = attrs.evolve(record, pid=2**22 + 1)
+            with pytest.raises(AdoptError, match="has ended"):
+                async with adopted(tmp_path, gone):
+                    pass
+        async with adopted(tmp_path, record) as child:
+            assert child.pid == record.pid
+        assert not alive(record.pid)
 
 
 async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):

@@ -7,7 +7,14 @@ import pytest
 import trio
 
 from http_lab import MemoryListener
-from llmkube.base.http import ConnectError, Response, open_http_client, run_server
+from llmkube.base.http import (
+    BodyTooLargeError,
+    ConnectError,
+    ProtocolError,
+    Response,
+    open_http_client,
+    run_server,
+)
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import health
 from llmkube.supervisor.progress import Answer, Limits, Look
@@ -283,6 +290,24 @@ async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, l
         engine = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
         assert await engine.counters() == said
         assert await engine.one_token() == (said and attrs.evolve(said, token=False))
+
+
+@pytest.mark.parametrize("error", [ProtocolError("no HTTP"), BodyTooLargeError("5 MiB of metrics")])
+async def test_an_answer_that_is_not_understood_is_an_answer(error):
+    """An engine whose metrics are too long, or no HTTP, is there: it is asked for its health, and is not gone."""
+
+    class Odd:
+        async def request(self, method, url, **_):
+            await trio.lowlevel.checkpoint()
+            if url.endswith("/health"):
+                return Response.json(200, {})
+            raise error
+
+    engine = health.Engine(Odd(), "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
+    assert await engine.counters() == Answer("ok")
+    assert await engine.one_token() == Answer("busy", token=False)
+    assert await health.ask(Odd(), "http://127.0.0.1:1/x") == "busy"
+    assert await health.in_flight(Odd(), "http://127.0.0.1:1") == 0
 
 
 async def test_progress_within_a_prompt_is_seen(autojump_clock):

@@ -37,6 +37,8 @@ V2, V1 = Mount(2, "/", Path("/sys/fs/cgroup")), Mount(1, "/", Path("/sys/fs/cgro
         (DOCKER_V1, (Mount(1, "/docker/3f9a", Path("/sys/fs/cgroup/memory")),)),
         (SPACED, (Mount(2, "/a b", Path("/mnt/my groups")),)),
         ("22 1 8:1 / / rw - ext4 /dev/sda1 rw", ()),
+        (f"36 35 0:50 / /home/u/a\u2028b rw - fuse.sshfs sshfs#x rw\n{SYSTEMD}\n", (V2,)),
+        (f"36 35 0:50 / /home/u/a\x0cb rw - fuse.sshfs sshfs#x rw\n{SYSTEMD}\n", (V2,)),
         ("", ()),
     ],
 )

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -108,8 +110,13 @@ class Seen:
         return {"LLMKUBE_ENGINE": self.cookie}
 
 
-def stock(engine, *seen, starts):
-    left, strays = take_stock({CHAT: entry(engine)}, seen, lambda pid: starts.get(pid, ""))
+SETTINGS = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server")
+
+
+def stock(engine, *seen, starts, leader=0):
+    left, strays = take_stock(
+        {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: process.pid == leader
+    )
     return left[CHAT].engine, [stray.pid for stray in strays]
 
 
@@ -129,11 +136,10 @@ def test_helpers_of_a_dead_engine_are_strays():
     assert stock(ENGINE, Seen(43, "cookie"), Seen(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
 
 
-def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie(monkeypatch):
+def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
     """An agent killed between the spawn and the journal's second line leaves an engine that is adopted all the same."""
-    monkeypatch.setattr("llmkube.supervisor.processes.leads_session", lambda process: process.pid == 42)
     intent = attrs.evolve(ENGINE, pid=0, started="")
-    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
+    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(intent, starts={}) == (None, [])
 
 
@@ -148,5 +154,29 @@ def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie(monkeypatch):
 )
 def test_an_engine_that_the_settings_no_longer_want_is_not_kept(changes, kept):
     """Another namespace or accelerator makes what was left somebody else's."""
-    settings = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server", **changes)
-    assert belongs(entry(), settings) is kept
+    assert belongs(entry(), attrs.evolve(SETTINGS, **changes)) is kept
+
+
+async def test_the_longest_name_can_be_written(tmp_path):
+    """A service may have a name of 253 characters, and it comes back whole."""
+    kept, key = journal(tmp_path), Key("ns", "a" * 253)
+    known = entry()
+    metadata = attrs.evolve(known.wish.service.metadata, name=key.name)
+    wish = attrs.evolve(known.wish, service=attrs.evolve(known.wish.service, metadata=metadata))
+    await kept.write(attrs.evolve(known, wish=wish))
+    assert kept.read_all().keys() == {key}
+    await kept.remove(key)
+    assert kept.read_all() == {}
+
+
+async def test_a_journal_that_cannot_be_opened_for_now_stops_the_start(tmp_path, monkeypatch):
+    """Without descriptors an entry is not as good as none: its engine would be ended as a stray."""
+    kept = journal(tmp_path)
+    await kept.write(entry())
+
+    def read_text(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(JournalError, match="Too many open files"):
+        kept.read_all()

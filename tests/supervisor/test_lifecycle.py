@@ -2,7 +2,11 @@ import random
 
 import pytest
 
-from llmkube.supervisor.lifecycle import Exit, Failure, Reason, RestartPolicy, RestartState, after_failure
+from llmkube.base.errors import WorldError
+from llmkube.supervisor.child import AdoptError, SpawnError
+from llmkube.supervisor.engines import AddressMissingError, EngineNotFoundError, EngineStuckError
+from llmkube.supervisor.journal import JournalError
+from llmkube.supervisor.lifecycle import Exit, Failure, Reason, RestartPolicy, RestartState, after_failure, reason_of
 
 POLICY = RestartPolicy()
 
@@ -56,3 +60,23 @@ def test_three_ports_are_tried_at_once_and_no_more():
 def test_an_exit_says_what_happened(code, words):
     """A negative return code is a signal and is named."""
     assert str(Exit(code)) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EngineNotFoundError, Reason.ENGINE_NOT_FOUND),
+        (EngineStuckError, Reason.ENGINE_STUCK),
+        (AddressMissingError, Reason.ADDRESS_MISSING),
+        (JournalError, Reason.JOURNAL_NOT_WRITTEN),
+        (AdoptError, Reason.ENGINE_EXITED),
+        (SpawnError, Reason.ENGINE_NOT_FOUND),
+        (WorldError, Reason.ENGINE_NOT_FOUND),
+    ],
+)
+def test_an_error_keeps_the_reason_that_it_gives(error, reason):
+    """Why an engine could not be had is told in its own word, and a word that nobody knows costs no service."""
+    assert reason_of(error("x")) is reason
+    told = error("x")
+    told.reason = "OfALaterVersion"
+    assert reason_of(told) is Reason.ENGINE_NOT_FOUND

@@ -1,6 +1,17 @@
 import os
 
-from llmkube.supervisor.logfile import open_for_append, read_lines, rotate
+import pytest
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.logfile import (
+    log_path,
+    next_log,
+    old_log,
+    open_for_append,
+    read_lines,
+    rotate,
+    service_of,
+)
 
 
 def write(path, text):
@@ -66,3 +77,40 @@ def test_a_symlink_is_not_followed(tmp_path):
         assert not target.exists()
     else:
         raise AssertionError("the link was followed")
+
+
+def test_on_a_full_disk_a_log_is_emptied_and_nothing_raised(tmp_path):
+    """Where there is no room for a copy, the log is cut, what was copied of it is removed, and the engine goes on."""
+    path = tmp_path / "chat.log"
+    write(path, "x" * 1000)
+    path.with_name("chat.log.1").symlink_to("/dev/full")
+    assert rotate(path, 100)
+    assert path.read_bytes() == b""
+    assert not path.with_name("chat.log.1").is_symlink()
+
+
+def test_a_log_that_cannot_be_copied_is_left(tmp_path):
+    """Any other trouble with the copy costs neither the log nor its engine: it is tried again."""
+    path = tmp_path / "chat.log"
+    write(path, "x" * 1000)
+    path.with_name("chat.log.1").mkdir()
+    assert not rotate(path, 100)
+    assert path.stat().st_size == 1000
+    assert not rotate(tmp_path / "none.log", 100)
+
+
+def test_a_log_that_cannot_be_read_has_no_lines(tmp_path):
+    """What is no file, or cannot be opened, hides an engine's last words and raises nothing."""
+    assert read_lines(tmp_path, 0, 5) == ()
+
+
+@pytest.mark.parametrize("length", [1, 246, 247, 253])
+def test_every_name_of_a_service_is_that_of_a_file(tmp_path, length):
+    """The longest name that Kubernetes takes has a log, an older one and a successor's; no two names share them."""
+    path = log_path(tmp_path, Key("ns", "a" * length))
+    write(path, "x")
+    for beside in (old_log(path), next_log(path)):
+        beside.touch()
+        assert service_of(beside if beside.suffix == ".next" else path) == f"ns/{path.stem}"
+    assert (path.stem == "a" * length) == (length <= 246)
+    assert log_path(tmp_path, Key("ns", "a" * 252 + "b")) != log_path(tmp_path, Key("ns", "a" * 253))

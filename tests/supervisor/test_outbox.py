@@ -137,6 +137,20 @@ async def test_a_deletion_is_said_once(autojump_clock):
         assert server.heard == ["delete ns/a"]
 
 
+@pytest.mark.parametrize("answers", [[], [UserError("no")]])
+async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers):
+    """A slot that is forgotten during its write has neither been heard nor has a version afterwards."""
+    async with running() as (outbox, server):
+        server.gate, server.answers = trio.Event(), answers
+        outbox.put_nowait(A, {"n": 1})
+        await trio.sleep(1)
+        outbox.forget(A)
+        server.gate.set()
+        await trio.sleep(1)
+        assert not outbox._heard
+        assert not outbox._versions
+
+
 async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock):
     """A server that takes a request and never answers does not silence a slot for ever."""
     async with running() as (outbox, server):

@@ -10,7 +10,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.outbox import Outbox
+from llmkube.supervisor.outbox import Outbox, Slot
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.roster import Roster
 from llmkube.supervisor.settings import AgentSettings
@@ -61,7 +61,7 @@ class Alone:
         pass
 
 
-def new_roster():
+def new_roster(address="192.0.2.1"):
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
@@ -70,9 +70,7 @@ def new_roster():
     ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
     claimant = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return Roster(
-        settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach("192.0.2.1"))
-    )
+    return Roster(settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach(address)))
 
 
 async def test_two_marks_before_the_first_step_make_one_task():
@@ -94,3 +92,14 @@ async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
         roster.services.clear()
         roster._reconcile(CHAT, nursery)
     assert roster.running == {}
+
+
+async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
+    """Where no endpoint is published its word is heard at once, also while another service's is still on its way."""
+    roster = new_roster(None)
+    roster.outbox.put_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
+    async with trio.open_nursery() as nursery:
+        roster._reconcile(CHAT, nursery)
+        with trio.fail_after(2):
+            await roster.running[CHAT].reporter.wait_endpoint_heard()
+        nursery.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import trio
 
 from llmkube.supervisor import child as owned
 from llmkube.supervisor import processes
-from llmkube.supervisor.engines import EngineStuckError, LocalEngines
+from llmkube.supervisor.engines import EngineNotFoundError, EngineStuckError, LocalEngines
 from llmkube.supervisor.ports import Command, Parting
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.strays import STRAYS, Stray, Strays, stray_of
@@ -64,6 +64,84 @@ def test_a_broken_note_is_passed_over(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps({"pid": 1}))
     (tmp_path / "2.json").write_text("{")
     assert Strays(tmp_path).of("default/chat") is None
+
+
+def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatch):
+    """On a disk that is read-only by now, the note on a process that is gone counts as forgotten."""
+
+    def unlink(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    strays = Strays(tmp_path)
+    strays.note(Stray(os.getpid(), "another boot", "default/chat"))
+    monkeypatch.setattr("pathlib.Path.unlink", unlink)
+    assert strays.of("default/chat") is None
+
+
+ASKED = """#!/bin/sh
+echo "$1" >> "$0.asked"
+sleep 0.2
+test -e "$0.broken" && exit 3
+echo usage
+"""
+
+
+@pytest.mark.e2e
+async def test_a_program_is_asked_once_for_all(tmp_path):
+    """Services that start together ask the engine program once; a replaced one is asked again, whatever its time."""
+    program = tmp_path / "llama-server"
+    asked = tmp_path / "llama-server.asked"
+    found = LocalEngines(AgentSettings("h", tmp_path, tmp_path, str(program)))
+
+    def install(text):
+        program.unlink(missing_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+        os.utime(program, (1, 1))  # as in a store where every file is as old
+
+    async def ask():
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            answers.append(await found.info())
+
+    install(ASKED)
+    scopes, answers = [], []
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+        await until(asked.exists)
+        scopes[0].cancel()  # whoever asks may be cancelled: another one asks in its place
+    assert len(answers) == 19
+    assert sorted(set(asked.read_text().split())) == ["--help", "--version"]
+    assert len(asked.read_text().split()) == 3
+    install(f"{ASKED}# newer\n")
+    await found.info()
+    assert len(asked.read_text().split()) == 5
+
+
+@pytest.mark.e2e
+async def test_a_program_that_fails_is_asked_once_for_all(tmp_path):
+    """All who wait for the answer are told the same, and the next one asks again."""
+    program, failures = tmp_path / "llama-server", []
+    program.write_text(ASKED)
+    program.chmod(0o755)
+    (tmp_path / "llama-server.broken").touch()
+    found = LocalEngines(AgentSettings("h", tmp_path, tmp_path, str(program)))
+
+    async def ask():
+        try:
+            await found.info()
+        except EngineNotFoundError as error:
+            failures.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert len(failures) == 20
+    assert "exit code 3" in failures[0]
+    assert (tmp_path / "llama-server.asked").read_text().split() == ["--help"]
+    await ask()
+    assert len((tmp_path / "llama-server.asked").read_text().split()) == 2
 
 
 @pytest.mark.e2e

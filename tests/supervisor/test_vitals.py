@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from lacking import no_descriptors
 from llmkube.supervisor import vitals
 from llmkube.supervisor.hostmem.cgroups import Group
 from llmkube.supervisor.processes import families
@@ -157,9 +158,9 @@ async def test_who_shows_the_same_again_costs_no_new_look(tmp_path):
 
 
 def test_psutil_tells_the_same():
-    """On a system without /proc the same look comes from psutil."""
+    """On a system without /proc the same look comes from psutil, except that running is no sign of life there."""
     ours, theirs = sign_of(os.getpid()), vitals._sign_by_psutil(os.getpid())
-    assert theirs.state in ("R", "S")
+    assert theirs.state == "S"  # although it runs: macOS says so of everybody, and it would count as a sign of life
     assert abs(ours.cpu_seconds - theirs.cpu_seconds) < 5
     assert theirs.resident_bytes > 0
     assert vitals._sign_by_psutil(2**22 + 1) is None
@@ -174,6 +175,34 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(vitals, "own_group", lambda mounts: Group(2, (tmp_path,)))
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
     assert memory_kills() == 3
+
+
+async def test_without_descriptors_nothing_is_said_of_anybody():
+    """Who cannot be looked at is not seen, its port is neither open nor closed, and its cookie is not missed."""
+    if sys.platform != "linux":
+        pytest.skip("elsewhere a look at a process takes no descriptor")
+    rounds, own = Rounds(), patient(os.getpid())
+    await rounds.family("none")  # the worker thread is there from now on
+    with no_descriptors():
+        assert await rounds.look(own, loading=True) is None
+        assert rounds.glance(own) is None
+        assert vitals._accepts("127.0.0.1", 1) is None
+        with pytest.raises(OSError, match="Too many open files"):
+            await rounds.family("none")
+    assert vitals._accepts("127.0.0.1", 1) is False
+    rounds._seen_at = float("-inf")
+    assert await rounds.look(own, loading=True) is not None
+
+
+async def test_who_waits_for_a_look_that_hangs_can_leave():
+    """A process on a dead disk may hold the look at all cookies for ever, and holds nobody's end."""
+    may_end = threading.Event()
+    census = Census(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(20))
+    with trio.fail_after(10):
+        with trio.move_on_after(0.1):
+            await census.carriers("a")
+        may_end.set()
+        assert await census.carriers("a") == ("one",)
 
 
 class Counting:

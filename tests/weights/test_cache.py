@@ -5,10 +5,12 @@ import json
 import multiprocessing
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from llmkube.weights.cache import find_cached, incomplete_bytes, list_cached, prune
+from llmkube.weights.errors import FetchError
 from llmkube.weights.partial import Note, open_partial
 from llmkube.weights.records import Doubt, Piece, find_piece, keep, key_of, piece_at, recall
 from llmkube.weights.store import open_store
@@ -177,3 +179,27 @@ def test_a_piece_is_found_by_its_digest(store):
     assert found.sha256 == digest
     assert find_piece(store, "0" * 64) is None
     assert kept.sha256 is None
+
+
+def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
+    """A blob that was found before a download, and is gone after it, makes no record that leads nowhere."""
+    put(store, "a", b"one")
+    found = find_piece(store, hashlib.sha256(b"one").hexdigest())
+    prune(store, [])
+    with pytest.raises(FetchError, match="removed from the model store meanwhile"):
+        keep(store, "b", "shown b", [found], "")
+    assert recall(store, "b") is None
+    assert list_cached(store) == []
+
+
+def test_a_running_download_may_be_looked_at(store, monkeypatch):
+    """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
+    partial = open_partial(store, "ab" * 32)
+    partial.begin(Note())
+    partial.append(b"half")
+    partial.close()
+    names = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: [*names(folder), folder / ".new-renamed"])
+    there = incomplete_bytes(store)
+    assert there > 0
+    assert 0 < prune(store, [], dry_run=True).freed_bytes <= there

@@ -105,6 +105,22 @@ async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
             assert (await bench.get(HTTP)).path.read_bytes() == OTHER
 
 
+async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, autojump_clock):
+    """A server that forgets both If-Range and its ETag is read from the start, unless a digest judges the whole."""
+    newer = DATA[:4] + bytes(byte ^ 1 for byte in DATA[4:])  # of the same size
+
+    async def forgetful(wire, request):
+        if request.start is None:
+            await wire.answer(200, newer)
+        else:
+            where = f"bytes {request.start}-{len(newer) - 1}/{len(newer)}"
+            await wire.answer(206, newer[request.start :], content_range=where)
+
+    async with open_bench(tmp_path, steps(serve(cut=100_000), forgetful)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == newer
+        assert [request.start for request in bench.network.requests] == [None, 100_000, None]
+
+
 @pytest.mark.parametrize("etag", ['W/"v1"', ""])
 async def test_without_a_strong_validator_nothing_is_spliced(tmp_path, autojump_clock, etag):
     """A server that gives no proof of its version is asked for the whole file again."""
@@ -499,6 +515,16 @@ async def test_redirects_are_followed(tmp_path, autojump_clock, status):
     async with open_bench(tmp_path, steps(*hops, serve())) as bench:
         assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
         assert [request.target for request in bench.network.requests][-2:] == ["/hop3.gguf", "/hop4.gguf"]
+
+
+async def test_a_plain_link_into_a_bucket_is_followed_to_its_region(tmp_path, autojump_clock):
+    """S3 names the region in the redirect that leads there; only who signs for another region has to stop."""
+
+    async def elsewhere(wire, request):
+        await wire.answer(307, location="/there.gguf", x_amz_bucket_region="eu-central-1")
+
+    async with open_bench(tmp_path, steps(elsewhere, serve())) as bench:
+        assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
 
 
 @pytest.mark.parametrize("location", ["/again.gguf", "http://files.example/model.gguf"])

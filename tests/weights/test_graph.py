@@ -64,3 +64,21 @@ def test_results_that_are_kept_stay():
     first = Node(320)
     first.kept = True
     assert peak(Node(320, (Node(320, (first,)),))) == 960
+
+
+def test_parents_are_looked_through_once():
+    """A node of a thousand parents is put in order with one walk over them: a hostile header has 65,536."""
+
+    class Parents(tuple):
+        __slots__ = ()
+        walks = 0
+
+        def __iter__(self):
+            Parents.walks += 1
+            return super().__iter__()
+
+    first = Node(32)
+    graph = Graph()
+    graph.expand(Node(32, Parents(Node(32, (first,)) for _ in range(1000))))
+    assert Parents.walks == 1
+    assert len(graph) == 1001

@@ -56,6 +56,8 @@ def test_a_latent_cache(tmp_path):
         {"header": struct.pack("<Q", 9) + b"not json!"},
         {"tensors": {}},
         {"tensors": {"a": {"dtype": "F16", "shape": "no", "data_offsets": [0, 1]}}},
+        {"tensors": {"a": {"dtype": "F16", "shape": [float("inf")], "data_offsets": [0, 1]}}},
+        {"tensors": {"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, float("inf")]}}},
         {"config": {}},
         {"config": CONFIG | {"num_hidden_layers": 2**61}},
         {"config": []},

@@ -55,6 +55,26 @@ def test_cache_state_and_output_are_exact(case):
         assert abs(part(found, name) - reported) <= lines * 0.01 * MIB, name
 
 
+def test_tensors_are_not_searched_layer_by_layer():
+    """However many layers a model has, an estimate goes through its tensors as often: both may be very many."""
+
+    class Tensors(tuple):
+        __slots__ = ()
+        walks = 0
+
+        def __iter__(self):
+            Tensors.walks += 1
+            return super().__iter__()
+
+    walks = []
+    for layers in (4, 64):
+        base = decoder(layers=layers)
+        Tensors.walks = 0
+        estimate(attrs.evolve(base, tensors=Tensors(base.tensors)), Demand())
+        walks.append(Tensors.walks)
+    assert walks[0] == walks[1]
+
+
 def test_most_compute_buffers_are_exact():
     """Where the graph of an architecture is drawn in full, its compute buffer is right to a quarter of a percent."""
     plain = ("llama", "mistral", "mixtral", "qwen2-0", "qwen3-4b", "qwen3-moe", "gemma-2b", "gemma2", "gemma3-",

@@ -1,8 +1,28 @@
 """Small private files are replaced as a whole, and nobody else on the machine can read them."""
 
+import contextlib
+import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
+
+MAX_STEM: Final = 246
+"""How long the name of a file may be without its ending, in bytes: most disks take 255, the longest is `.log.next`."""
+
+_DRAFT: Final = ".new-"
+_DIGEST_CHARS: Final = 16
+
+
+def file_stem(name: str) -> str:
+    """Return the name of an object as that of its file; one that is too long gets a digest instead of its end.
+
+    Objects have up to 253 characters. The tilde is none of them, so that no other object's file is called the same.
+    """
+    if len(name) <= MAX_STEM:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{name[: MAX_STEM - _DIGEST_CHARS - 1]}~{digest}"
 
 
 def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> None:
@@ -16,7 +36,7 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
     Raises:
         OSError: The disk does not take it; the old file is still there.
     """
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # O_EXCL and 0600
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)  # O_EXCL and 0600
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -27,3 +47,10 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
     except OSError:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what writers have left in a folder that were killed; nobody else may be writing there now. Blocks."""
+    for draft in folder.glob(f"{_DRAFT}*"):
+        with contextlib.suppress(OSError):  # it harms nobody, and the next start tries again
+            draft.unlink()

@@ -23,7 +23,7 @@ from llmkube.cli.engine import find_llama_server
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.host import address_towards, check_own_address, default_host_name
 from llmkube.cli.memory import memory_settings
-from llmkube.cli.options import HELP, guarded, settings_options
+from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.running import (
     LOOPBACK,
     Stop,
@@ -69,9 +69,7 @@ def agent(context: click.Context, /, **flags: Any) -> None:
 
 @agent.command("stop", context_settings=HELP)
 @click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120."
-)
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
 @guarded
 def stop_agent(state_dir: Path | None, timeout: float) -> None:
     """Stop the agent on this host and every engine of it, and wait until they have ended."""

@@ -43,7 +43,10 @@ def read_answer(body: bytes) -> str:
         GivenUpError: It is not one.
     """
     try:
-        return str(json.loads(body)["choices"][0]["message"]["content"]).strip()
+        text = json.loads(body)["choices"][0]["message"]["content"]
+        if not isinstance(text, str):  # null where a model has thought and said nothing
+            raise TypeError("no text")
+        return text.strip()
     except (ValueError, LookupError, TypeError) as exc:
         raise GivenUpError(f"the engine's answer is not a chat completion: {body[:200]!r}") from exc
 

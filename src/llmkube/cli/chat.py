@@ -7,6 +7,7 @@ is a run of its own: Ctrl-C stops it, which closes the connection, which stops t
 import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import attrs
@@ -20,7 +21,7 @@ from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, Where, run_against
 from llmkube.cli.complete import services
 from llmkube.cli.conversation import Conversation, Sampling, connect_in_time, stream_answer
 from llmkube.cli.failures import CommandError, in_one_sentence
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.output import printable
 from llmkube.cli.reach import Way, find_way
 from llmkube.cli.sse import Delta
@@ -35,7 +36,7 @@ _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupte
 @click.argument("name", shell_complete=services)
 @click.argument("prompt", required=False)
 @click.option("--system", default="", help="What the model is told before everything else.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0 always gives the same answer.")
+@click.option("--temperature", type=NumberRange(min=0), help="0 always gives the same answer.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer, in tokens.")
 @cluster_options()
 @guarded
@@ -60,7 +61,10 @@ def _prompt(given: str | None) -> str | None:
     if given is not None and given != _STDIN:
         text = given
     elif given == _STDIN or not sys.stdin.isatty():
-        text = sys.stdin.read()
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as exc:
+            raise click.UsageError("standard input is not UTF-8 text; a model reads nothing else") from exc
     else:
         return None
     if not text.strip():
@@ -99,6 +103,9 @@ class _Talk:
             except KeyboardInterrupt:
                 click.echo("  (Ctrl-D leaves)", err=True)
                 continue
+            except UnicodeDecodeError:
+                click.echo("That was not UTF-8 text, and was not sent.", err=True)
+                continue
             if question == "/new":
                 self.conversation.forget()
                 click.echo("Forgotten.", err=True)
@@ -106,11 +113,11 @@ class _Talk:
                 self._turn(question)
 
     def _turn(self, question: str) -> None:
-        answer = _Printer()
+        answer, finish_reason = _Printer(), "interrupted"
         try:
-            way = self._find_way()  # an engine that was restarted listens elsewhere
-            body = self.conversation.body(way.model_id, question)
-            with in_one_sentence():
+            with in_one_sentence(), _ended_by_interrupt():
+                way = self._find_way()  # an engine that was restarted listens elsewhere
+                body = self.conversation.body(way.model_id, question)
                 finish_reason = trio.run(partial(_answer_until_interrupt, way, body, answer))
         except CommandError as exc:
             answer.end()
@@ -184,6 +191,15 @@ class _Printer:
         """End the line, unless the answer did."""
         if self._thinking or (self._pieces and not self.text.endswith("\n")):
             click.echo()
+
+
+@contextlib.contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the block and nothing else."""
+    try:
+        yield
+    except* KeyboardInterrupt:  # a nursery raises it within a group
+        pass
 
 
 def _note(finish_reason: str) -> None:

@@ -26,7 +26,7 @@ from llmkube.cli.display import open_display
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.fieldflags import FLAGS, FieldFlag, field_options, given_fields, put
 from llmkube.cli.follow import open_follow
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.output import printable
 from llmkube.cli.running import open_service_nursery
 from llmkube.cli.watching import watch_quietly
@@ -89,7 +89,7 @@ _WAYS_OUT: Final[Mapping[str, str]] = {
 @click.option(
     "--wait/--no-wait", default=True, help="Stay until it is Ready, or failed for a known cause. Default: wait."
 )
-@click.option("--timeout", type=click.FloatRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
+@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and apply nothing.")
 @cluster_options()
 @guarded

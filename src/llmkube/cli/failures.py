@@ -32,13 +32,17 @@ class CommandError(click.ClickException):
 def in_one_sentence() -> Iterator[None]:
     """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
 
-    Nurseries raise groups: a group of nothing but expected errors is told as its distinct sentences.
+    Nurseries raise groups: a group of nothing but expected errors is told as its distinct sentences, and one of a
+    reader that has gone (`llmkube list --watch | head`) is raised as that, which click ends without a word.
     """
     try:
         yield
     except LLMKubeError as exc:
         raise CommandError(_sentence(exc), _exit_code(exc)) from exc
     except ExceptionGroup as group:
+        gone, rest = group.split(BrokenPipeError)
+        if gone is not None and rest is None:
+            raise next(_leaves(gone)) from group
         expected, bugs = group.split((LLMKubeError, CommandError))
         if bugs is not None or expected is None:
             raise

@@ -45,11 +45,22 @@ from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError
 from llmkube.weights.fetch import WeightsFile, fetch
 from llmkube.weights.gguf import read_header
 from llmkube.weights.hub import ENDPOINT
-from llmkube.weights.records import key_of, read_record, recall
-from llmkube.weights.source import BucketFile, HubRepository, LocalFile, Source, parse_source, part_names, pick
+from llmkube.weights.records import key_of, read_record, recall, set_names
+from llmkube.weights.source import (
+    BucketFile,
+    HubFile,
+    HubRepository,
+    LocalFile,
+    Source,
+    WebFile,
+    parse_source,
+    part_names,
+    pick,
+)
 from llmkube.weights.store import DIGEST, Store, open_store
 
 _KEPT_CHARS: Final = 300
+_MODEL_NAME: Final = "model.gguf"
 _VERSION_CHARS: Final = 16
 _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
 
@@ -286,7 +297,7 @@ def _drop_old(folder: Path, newest: str) -> None:
 def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
     facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
     parts = part_names(found[0].path.name)
-    first = "model.gguf" if len(parts) == 1 else parts[0]
+    first = _MODEL_NAME if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
     files |= {name: one.path for name, one in zip(order.names, found[1:], strict=True)}
     version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
@@ -319,7 +330,19 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
     if beside and not isinstance(source, HubRepository | BucketFile):
         raise FileSetError("picks files from a repository or a folder of a bucket, but spec.source names neither")
     others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
-    return beside, (pick(source, files), *others)
+    model = pick(source, files)
+    for name, other in zip(beside, others, strict=True):
+        if name in _shown_names(model) and other != model:
+            raise FileSetError(
+                f"{name!r} would take the place of the model, which engines get by that name; rename the file there"
+            )
+    return beside, (model, *others)
+
+
+def _shown_names(model: Source) -> Sequence[str]:
+    """Return the names by which engines get a model's own files."""
+    parts = len(model.parts) if isinstance(model, WebFile | HubFile | BucketFile) else 1
+    return [_MODEL_NAME] if parts == 1 else set_names(parts)
 
 
 def _digest(text: str | None) -> str | None:

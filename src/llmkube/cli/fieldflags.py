@@ -9,7 +9,7 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
-from llmkube.cli.options import Decorator
+from llmkube.cli.options import Decorator, NumberRange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import QUANTITY
 from llmkube.k8s.crd.model import Model
@@ -125,7 +125,7 @@ def _option(each: FieldFlag) -> Decorator:
     elif slot.type is int:
         kind = click.IntRange(_whole(facts.minimum), _whole(facts.maximum))
     elif slot.type is float:
-        kind = click.FloatRange(facts.minimum, facts.maximum)
+        kind = NumberRange(facts.minimum, facts.maximum)
     elif facts.pattern:
         kind = _Patterned(facts.pattern, each.wanted)
     many = slot.type not in {str, int, float}

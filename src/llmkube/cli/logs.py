@@ -25,6 +25,7 @@ from llmkube.cli.targets import existing_service
 from llmkube.cli.whereabouts import find_engines, reporting_hosts
 from llmkube.k8s.names import host_id
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0
 """How long the API server may take to say more about a log that is here."""
@@ -86,7 +87,7 @@ def state_dirs(where: Where, chosen: Path | None) -> tuple[Path, ...]:
 
 def file_of(folders: Sequence[Path], key: Key) -> Path | None:
     """Return the log of a service in the first folder that has one."""
-    paths = (folder / "logs" / key.namespace / f"{key.name}.log" for folder in folders)
+    paths = (log_path(folder, key) for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -69,10 +69,11 @@ def demo_manifests() -> tuple[Manifest, ...]:
 
 
 def _texts(name: str, read_stdin: Callable[[], str], problems: list[str]) -> Iterator[tuple[str, str]]:
-    if name == "-":
-        yield "standard input", read_stdin()
-        return
     try:
+        if name == "-":
+            name = "standard input"
+            yield name, read_stdin()
+            return
         path = Path(name)
         if not path.is_dir():
             yield name, path.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
 from llmkube.cli.footprint import find_memory
 from llmkube.cli.logs import state_dirs
-from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
 from llmkube.cli.targets import Target, existing, or_not_found, parse_target
 from llmkube.cli.watching import append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.cli.whereabouts import find_engines, find_hosts, reporting_hosts
@@ -116,7 +116,7 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
 @click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
 @click.option("--wait", is_flag=True, help="Return when everything named is gone.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
+@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
 @cluster_options()
 @guarded
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:

@@ -1,6 +1,7 @@
 """Click options follow from the settings classes, so that a flag's name, type and default are written once."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,6 +29,17 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
 
     return run
+
+
+class NumberRange(click.FloatRange):
+    """A number within bounds, and a number: `nan` is within any bounds for click, and no clock takes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the text; a usage error names what is wrong with it."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def settings_options(kind: type[Any]) -> Decorator:

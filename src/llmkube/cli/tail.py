@@ -46,8 +46,12 @@ class LogFile:
             self._offset = 0
         piece = os.pread(self._descriptor, BLOCK_BYTES, self._offset)
         if not piece and self._was_replaced():
+            try:
+                successor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""  # rotated once more since the look at it: the next look finds what has come
             os.close(self._descriptor)
-            self._descriptor, self._offset = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), 0
+            self._descriptor, self._offset = successor, 0
             piece = os.pread(self._descriptor, BLOCK_BYTES, 0)
         self._offset += len(piece)
         return piece

@@ -37,7 +37,7 @@ from llmkube.cli.follow import Followed, open_follow
 from llmkube.cli.host import check_own_address, default_host_name
 from llmkube.cli.manifests import Manifest, demo_manifests, load_manifests
 from llmkube.cli.memory import memory_settings
-from llmkube.cli.options import HELP, guarded, settings_options
+from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.running import LOOPBACK, Stop, open_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.state import held_state_dir, temporary_state_dir
 from llmkube.cli.visit import Outcome, Place, Visit
@@ -84,7 +84,7 @@ class UpPlan:
 @click.command("up", context_settings=HELP)
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
+@click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
 @click.option("-f", "--filename", "files", metavar="FILE", multiple=True, help="Manifests: a file, a folder, or -.")
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
 @settings_options(UpConfig)

@@ -316,7 +316,7 @@ class Cluster:
 
     async def _run_optional(self, children: Children[Any], notify: Callable[[Key], None], rng: random.Random) -> Never:
         while True:
-            while not await self._has(children.kind):  # noqa: ASYNC110 (a server sends no event for a kind it lacks)
+            while not await self.serves(children.kind):  # noqa: ASYNC110 (a server sends no event for a kind it lacks)
                 await trio.sleep(MONITOR_LOOK_SECONDS)
             children.cache, children.vanished = Cache(), trio.Event()
             async with trio.open_nursery() as nursery:
@@ -332,7 +332,8 @@ class Cluster:
         for service in self.services.values():
             self.service_queue.add_nowait(service.key)
 
-    async def _has(self, kind: type[Any]) -> bool:
+    async def serves(self, kind: type[Any]) -> bool:
+        """Whether the server has a kind, and lets us see it."""
         with trio.move_on_after(LOOK_SECONDS):  # a server that is silent is asked again, like one that says no
             try:
                 await self.client.list(kind, namespace=self.settings.namespace, label_selector=OURS)

@@ -143,7 +143,7 @@ class _Controller:
         service = self.services.get(key)
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
-        if self.pods is not None and self._is_new_spec(key, service):
+        if self._is_new_spec(key, service):
             for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
                 self.model_queue.add_after(model, GATHER_SECONDS)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])

@@ -324,7 +324,12 @@ class Serving:
         except ApiError as error:
             if error.code != 404:
                 raise
-            children.vanished.set()
+            missing = error
+        else:
+            return
+        if await self.cluster.serves(children.kind):
+            raise missing
+        children.vanished.set()
 
     def _deployment(self, service: InferenceService) -> Deployment | None:
         live = self.cluster.deployments.get(service.key)

@@ -21,6 +21,15 @@ PORT_NAME: Final = "http"
 _HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 
 
+def literal(text: str) -> str:
+    """Return a text that stays what it is in a command, its arguments or a variable's value.
+
+    There a kubelet replaces `$(NAME)`, and makes `$$` one `$`. A user's own words may count on that; a name or an
+    address stands for itself.
+    """
+    return text.replace("$", "$$")
+
+
 class ModelFile(str):
     """A word of argv: a file that was fetched together with the model, by its path below `Slot.FOLDER`."""
 
@@ -44,18 +53,20 @@ class Places:
     draft: str = ""
     cache: str = ""
 
-    def fill(self, word: str) -> str:
-        """Return the word, or what it stands for."""
+    def fill(self, word: str, *, expands: bool) -> str:
+        """Return the word, or what it stands for; `expands` if a kubelet replaces `$(NAME)` where it stands."""
         if isinstance(word, ModelFile):
-            return posixpath.join(self.folder, str(word))
-        if isinstance(word, Slot):
-            return {
+            path = posixpath.join(self.folder, str(word))
+        elif isinstance(word, Slot):
+            path = {
                 Slot.MODEL: self.model,
                 Slot.FOLDER: self.folder,
                 Slot.DRAFT: self.draft,
                 Slot.CACHE: self.cache,
             }[word]
-        return word
+        else:
+            return word
+        return literal(path) if expands else path
 
 
 @attrs.frozen
@@ -158,7 +169,7 @@ class Resources:
     Attributes:
         gpu_count: GPUs of a replica; 0 for none, and for claims that do not say how many.
         gpu_resource: The extended resource, such as `nvidia.com/gpu`; empty when there is none to request.
-        toleration_key: A taint of GPU nodes that the pod tolerates whatever its value (`Exists`); empty for none.
+        toleration_keys: Taints of GPU nodes that the pod tolerates whatever their value (`Exists`).
         claims: Claims for devices (dynamic resource allocation), as `pod.spec.resourceClaims` has them.
         shared: The GPU is shared with others: the pod belongs on the nodes that the operator has set aside for that.
         requests: Amounts by name, in the order of Kubernetes' own documents; GPUs are in `limits` alone.
@@ -167,7 +178,7 @@ class Resources:
 
     gpu_count: int = 0
     gpu_resource: str = ""
-    toleration_key: str = ""
+    toleration_keys: tuple[str, ...] = ()
     claims: tuple[Mapping[str, str], ...] = attrs.field(default=(), hash=False)
     shared: bool = False
     requests: tuple[tuple[str, str], ...] = ()
@@ -211,8 +222,8 @@ class ContainerPlan:
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.
 
-    The words of `command`, `args` and `post_start` and the values of `env` may be slots; `render_words` and
-    `render_env` fill them.
+    The words of `command`, `args` and `post_start` and the values of `env` may be slots; `render_words`, `render_hook`
+    and `render_env` fill them.
     """
 
     runtime: str
@@ -253,13 +264,17 @@ class ContainerPlan:
         yield from (*self.command, *self.args, *self.post_start, *(variable.value for variable in self.env))
 
     def render_words(self, words: Iterable[str], places: Places) -> list[str]:
-        """Return `command`, `args` or `post_start` with every slot filled."""
-        return [places.fill(word) for word in words]
+        """Return `command` or `args` with every slot filled."""
+        return [places.fill(word, expands=True) for word in words]
+
+    def render_hook(self, places: Places) -> list[str]:
+        """Return `post_start` with every slot filled; of a hook a kubelet takes each word as it is."""
+        return [places.fill(word, expands=False) for word in self.post_start]
 
     def render_env(self, places: Places) -> list[dict[str, Any]]:
         """Return the environment as in a pod, with every slot filled."""
         return [
-            {"name": variable.name, "value": places.fill(variable.value)}
+            {"name": variable.name, "value": places.fill(variable.value, expands=True)}
             if variable.value_from is None
             else {"name": variable.name, "valueFrom": dict(variable.value_from)}
             for variable in self.env

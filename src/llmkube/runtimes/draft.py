@@ -41,7 +41,11 @@ PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "
 
 
 def gateway_name(spec: InferenceServiceSpec) -> str:
-    """Return the model that clients of a gateway name to reach a service."""
+    """Return the model that clients of a gateway name to reach a service.
+
+    vLLM and Ollama answer 404 to a name that they have not been given. SGLang, TGI and llama.cpp's server with one
+    model take any, Triton's clients name the model in the path.
+    """
     gateway = spec.endpoint.gateway
     return (gateway.model_name if gateway else None) or spec.model_ref
 
@@ -120,13 +124,6 @@ class Draft:
         return self.service.metadata.name
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All names by which clients ask for the model: the service's, and the one that a gateway leads here."""
-        gateway = self.spec.endpoint.gateway
-        led = gateway_name(self.spec) if gateway is not None and gateway.enabled else self.name
-        return tuple(dict.fromkeys((self.name, led)))
-
-    @property
     def mode(self) -> str:
         """What the engine shall offer: `chat`, `embedding` or `rerank`."""
         return mode_of(self.spec)
@@ -182,6 +179,15 @@ class Draft:
         else:
             self.line.default(host_flag, value=anywhere)
         self.line.argv += [port_flag, str(port)]
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names by which clients ask for the model: the service's, and the one that a gateway leads here."""
+        gateway = self.spec.endpoint.gateway
+        self.honour("spec.endpoint.gateway.enabled")
+        if gateway is None or not gateway.enabled:
+            return (self.name,)
+        self.honour("spec.endpoint.gateway.modelName")
+        return tuple(dict.fromkeys((self.name, gateway_name(self.spec))))
 
     def weights(self) -> str:
         """Return the word for the weights that somebody fetches or mounts: their file, or the folder of several.

@@ -17,6 +17,7 @@ from llmkube.runtimes.container import Resources
 from llmkube.runtimes.plan import PlanError
 
 _NAMES: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
+_PARTITION: Final = "nvidia.com/mig-"
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
 _STACKS: Final = {"nvidia": "cuda", "amd": "rocm", "intel": "intel"}
 _SPLIT_MODES: Final = {"layer": "layer", "pipeline": "layer", "tensor": "row", "row": "row", "none": "none"}
@@ -78,7 +79,7 @@ def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resource
     resources = Resources(
         gpu_count=count,
         gpu_resource=name,
-        toleration_key=gpu.toleration_key or name,
+        toleration_keys=_taints(gpu, name, _NAMES[vendor_of(model)]),
         shared=sharing is not None and sharing.mode == "shared",
         requests=tuple(requests.items()),
         limits=(*limits.items(), (name, str(count))),
@@ -169,12 +170,19 @@ def _claimed(
     honoured |= {f"{_HARDWARE}.gpu.resourceClaims", f"{_HARDWARE}.gpu.vendor", f"{_HARDWARE}.gpu.enabled"}
     resources = Resources(
         gpu_count=gpu.count or 0,
-        toleration_key=gpu.toleration_key or "",
+        toleration_keys=(gpu.toleration_key,) if gpu.toleration_key else (),
         claims=claims,
         requests=tuple(requests.items()),
         limits=tuple(limits.items()),
     )
     return resources, frozenset(honoured | {f"{_HARDWARE}.gpu.tolerationKey"})
+
+
+def _taints(gpu: GPU, resource: str, whole: str) -> tuple[str, ...]:
+    """Return the taints of the nodes: called like the resource, and of a partition's node like a whole GPU as well."""
+    if gpu.toleration_key:
+        return (gpu.toleration_key,)
+    return (resource, whole) if resource.startswith(_PARTITION) else (resource,)
 
 
 def _one_gpu(count: int, field: str) -> int:
@@ -193,4 +201,4 @@ def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None) -> st
         raise PlanError("a partition has a resource name of its own", field=f"{_HARDWARE}.gpu.resourceName")
     if not re.fullmatch(r"[0-9]g\.[0-9]{1,4}gb(\.[a-z]+)?", sharing.profile or ""):
         raise PlanError(f'"{sharing.profile}" is no MIG profile such as 1g.24gb', field=f"{_SHARING}.profile")
-    return f"nvidia.com/mig-{sharing.profile}"
+    return f"{_PARTITION}{sharing.profile}"

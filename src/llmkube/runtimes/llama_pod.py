@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.runtimes.container import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable
+from llmkube.runtimes.container import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.draft import Draft, Runtime, fetches_always
 from llmkube.runtimes.gpu import split_mode, tensor_split
 from llmkube.runtimes.llama_fields import (
@@ -72,14 +72,14 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
                 "everybody may read a command line, and this address may hold a secret: leave spec.skipModelInit out",
                 field="spec.skipModelInit",
             )
-        return ["--model-url", str(source.url)]
+        return ["--model-url", literal(str(source.url))]
     if source.revision != DEFAULT_REVISION:
         raise PlanError(
             f"llama.cpp fetches {DEFAULT_REVISION} only, not {source.revision}: leave this out, and LLMKube fetches it",
             field="spec.skipModelInit",
         )
     if isinstance(source, HubFile):
-        return ["--hf-repo", source.repository, "--hf-file", source.path]
+        return ["--hf-repo", source.repository, "--hf-file", literal(source.path)]
     return ["--hf-repo", source.name]
 
 

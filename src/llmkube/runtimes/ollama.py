@@ -1,35 +1,40 @@
 """Ollama in a pod: its server begins empty, and is given the model once it runs.
 
-Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.24.
+Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.24; `types/model/name.go` and
+`envconfig/config_test.go` of https://github.com/ollama/ollama.
 """
 
+import re
 from typing import Final
 
 from llmkube.runtimes.container import ContainerPlan, Probe, Probes, Variable
-from llmkube.runtimes.draft import ANY_ADDRESS, Draft, Runtime
+from llmkube.runtimes.draft import Draft, Runtime
 from llmkube.runtimes.plan import PlanError, Slot
 from llmkube.runtimes.sources import SOURCE
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 11434
-MAX_NAME: Final = 80
-"""Of each part of a model's name (`types/model` of Ollama)."""
+
+_PART: Final = r"\w[\w.-]{0,79}"
+_NAME: Final = re.compile(rf"(?:(?:\w[\w.:-]{{0,349}}/)?\w[\w-]{{0,79}}/)?{_PART}(?::{_PART})?", re.ASCII)
+"""HOST/NAMESPACE/MODEL:TAG, of which only the model has to be there."""
 
 _WAIT: Final = "until ollama list >/dev/null 2>&1; do sleep 1; done"
+_NAMES: Final = 'shift; for name; do ollama cp "$0" "$name"; done'
 _CREATE: Final = (
-    f'{_WAIT}; file="$HOME/$0.Modelfile"; printf "FROM %s\\n" "$1" >"$file"; exec ollama create "$0" -f "$file"'
+    f'{_WAIT}; file="$HOME/$0.Modelfile"; printf "FROM %s\\n" "$1" >"$file"; ollama create "$0" -f "$file"; {_NAMES}'
 )
-_PULL: Final = f'{_WAIT}; ollama pull "$1"; exec ollama cp "$1" "$0"'
+_PULL: Final = f'{_WAIT}; ollama pull "$1"; ollama cp "$1" "$0"; {_NAMES}'
 _CACHE_TYPES: Final = frozenset({"f16", "q8_0", "q4_0"})
 
 
 def plan(draft: Draft) -> ContainerPlan:
-    """Return the container; it has started when the model is there under the service's name."""
-    if len(draft.name) > MAX_NAME:
-        raise PlanError(f"Ollama takes names of {MAX_NAME} characters at most: give the service a shorter one",
-                        field="metadata.name")  # fmt: skip
+    """Return the container; it has started when the model is there under all of its names."""
+    names = draft.names()
+    _check_names(names)
     port = draft.port(PORT)
-    address = draft.spec.bind_address or ANY_ADDRESS
+    # without an address it listens on all, whichever families there are, and its own client finds it there
+    address = draft.spec.bind_address or ""
     draft.honour("spec.bindAddress")
     draft.env += [
         Variable("HOME", Slot.CACHE),
@@ -40,9 +45,9 @@ def plan(draft: Draft) -> ContainerPlan:
     ]
     draft.honour("spec.parallelSlots")
     _add_settings(draft)
-    post_start = _load(draft)
+    post_start = _load(draft, names)
     ask = Probes.http("/")
-    loaded = Probe(command=("ollama", "show", draft.name), failure_threshold=180)
+    loaded = Probe(command=("ollama", "show", names[-1]), failure_threshold=180)
     return draft.finish(
         container_name="ollama",
         port=port,
@@ -53,6 +58,14 @@ def plan(draft: Draft) -> ContainerPlan:
         metrics_port_name="",
         model_id=draft.name,
     )
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Refuse what cannot be a model's name; to any name that it has not been given, Ollama answers 404."""
+    for name, field in zip(names, ("metadata.name", "spec.endpoint.gateway.modelName"), strict=False):
+        if not _NAME.fullmatch(name):
+            raise PlanError(f'"{name[:100]}" is no model\'s name to Ollama: write [[HOST/]NAMESPACE/]MODEL[:TAG], each '
+                            "of 80 characters at most", field=field)  # fmt: skip
 
 
 def _add_settings(draft: Draft) -> None:
@@ -68,15 +81,16 @@ def _add_settings(draft: Draft) -> None:
         draft.honour("spec.cacheTypeK", "spec.cacheTypeV")
 
 
-def _load(draft: Draft) -> tuple[str, ...]:
+def _load(draft: Draft, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return what brings the model in; names are words of their own, never parts of the script."""
+    first, *more = names
     repository = draft.repository("")  # it keeps what it pulls among its own models
     if repository is None:
-        return ("/bin/sh", "-ec", _CREATE, draft.name, draft.weights())
+        return ("/bin/sh", "-ec", _CREATE, first, draft.weights(), *more)
     if repository.revision != DEFAULT_REVISION:
         raise PlanError(f"Ollama pulls {DEFAULT_REVISION} only, not {repository.revision}: leave spec.skipModelInit "
                         "out, and LLMKube fetches it", field=SOURCE)  # fmt: skip
-    return ("/bin/sh", "-ec", _PULL, draft.name, f"hf.co/{repository.name}")
+    return ("/bin/sh", "-ec", _PULL, first, f"hf.co/{repository.name}", *more)
 
 
 RUNTIME: Final = Runtime(name="ollama", plan=plan)

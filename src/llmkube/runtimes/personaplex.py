@@ -1,6 +1,7 @@
 """PersonaPlex, NVIDIA's speech-to-speech model, in a pod: a WebSocket server that fetches its model itself.
 
-Facts: `moshi.server` of https://github.com/NVIDIA/personaplex. There is no public image: the service names one.
+Facts: `moshi.server` of https://github.com/NVIDIA/personaplex. There is no public image: the service names one. It
+listens on all addresses whatever `--host` says. It does not know `--quantize-4bit`: images that do come from forks.
 """
 
 from typing import Final

@@ -8,7 +8,7 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.k8s.crd.model import ModelSpec
-from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Variable
+from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.draft import Draft, Runtime, fetches_if_told
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.sources import SOURCE, parsed_source
@@ -40,7 +40,7 @@ def plan(draft: Draft) -> ContainerPlan:
         raise PlanError("Triton serves a folder of models, not one file: name a pvc:// volume, an s3:// bucket or a "
                         "Hugging Face repository", field=SOURCE)  # fmt: skip
     if draft.fetches and isinstance(source, BucketFile):
-        line.argv += ["--model-repository", source.identity]
+        line.argv += ["--model-repository", literal(source.identity)]
         draft.honour(SOURCE)
         _add_credentials(draft)
     else:

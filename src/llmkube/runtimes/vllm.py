@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from llmkube.k8s.crd.serving import VLLMConfig, VLLMSpeculative
-from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Variable
+from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.draft import Draft, Runtime, fetches_repositories
 from llmkube.runtimes.gpu import check_parallel
 from llmkube.runtimes.plan import Slot
@@ -52,7 +52,7 @@ def plan(draft: Draft) -> ContainerPlan:
     port = draft.port(PORT)
     draft.add_listener("--host", "--port", port)
     if "--served-model-name" not in line.given:  # it answers 404 to any other name
-        line.argv += ["--served-model-name", *draft.names]
+        line.argv += ["--served-model-name", *(literal(name) for name in draft.names())]
     _add_parallelism(draft, config)
     line.add_block(config, _PATH, _FLAGS)
     _add_cache_type(draft, config)

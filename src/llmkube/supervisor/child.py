@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -70,7 +71,7 @@ class OwnedProcess:
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that this incarnation wrote; lines of earlier ones in the same file are not shown."""
-        return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count)
+        return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count, abandon_on_cancel=True)
 
     async def log_to(self, path: Path) -> None:
         """Have its log file called otherwise; it goes on writing into it, since it holds it open.
@@ -88,7 +89,7 @@ class OwnedProcess:
 
     async def listens(self, port: int) -> bool:
         """Whether it, or a process below it, accepts connections on this port."""
-        return await trio.to_thread.run_sync(processes.listens, self.pid, port)
+        return await trio.to_thread.run_sync(processes.listens, self.pid, port, abandon_on_cancel=True)
 
     async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
         """What the kernel says of it and all below it; one look for all engines of the host.
@@ -241,23 +242,24 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
     Those who have made a session of their own are found by the cookie once the leader is gone, and get what is left of
     the grace: a helper that survives may hold the model's memory.
     """
+    signal_group = partial(processes.send_group, child.pid, child.started)
     with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
         with trio.move_on_after(ending.grace_seconds) as patience:
-            processes.send_group(child.pid, child.started, signal.SIGTERM)
-            processes.send_group(child.pid, child.started, signal.SIGCONT)  # a stopped one does not hear TERM before
+            signal_group(signal.SIGTERM)
+            signal_group(signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
             await child.wait()
-            processes.send_group(child.pid, child.started, signal.SIGKILL)
+            signal_group(signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGTERM)
         if patience.cancelled_caught:
-            processes.send_group(child.pid, child.started, signal.SIGKILL)
+            signal_group(signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGKILL)
             await child.wait()
     if bound.cancelled_caught:
         log.error("the engine is stuck in the kernel and does not end", pid=child.pid)
     if bound.cancelled_caught and ending.outlived is not None:
         with trio.move_on_after(NOTE_SECONDS, shield=True):
-            try:
-                await trio.to_thread.run_sync(ending.outlived, child.pid, child.started)
+            try:  # on a dead disk the note is lost, and not the stop
+                await trio.to_thread.run_sync(ending.outlived, child.pid, child.started, abandon_on_cancel=True)
             except OSError as error:
                 log.warning("not noted for the next agent", pid=child.pid, error=str(error))
 

@@ -24,6 +24,7 @@ LOOK_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 30.0
 """The least time between two corrections of the same words."""
 
+
 def contradicted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
     """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
 

@@ -168,4 +168,3 @@ class LocalEngines:
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
-

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
-from llmkube.base.http import Headers, HttpClient, HttpError, Response
+from llmkube.base.http import BodyTooLargeError, Headers, HttpClient, HttpError, ProtocolError, Response
 from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.progress import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load
@@ -32,6 +32,9 @@ SECOND_LOOK_SECONDS = 4.0
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
 Glance = Callable[[], Look | None]
+
+NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
+"""An answer all the same: whoever gives it is there."""
 
 _METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
 _WORK: Final = frozenset({"requests_processing", "requests_deferred"})
@@ -112,6 +115,8 @@ class Engine:
         with trio.move_on_after(TOKEN_SECONDS):
             try:
                 got = await self.http.request("POST", self.url + path, headers=content, body=json.dumps(body).encode())
+            except NOT_UNDERSTOOD:
+                return Answer("busy", token=False)
             except HttpError as error:
                 return None if _is_our_lack(error) else Answer("gone", token=False)
             token = got.status < 500
@@ -271,14 +276,17 @@ async def _body(http: HttpClient, url: str) -> bytes:
     return got.body if isinstance(got, Response) and got.status == 200 else b""
 
 
-async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "unasked"]:
+async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "odd", "unasked"]:
     """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off.
 
-    `unasked`: this host has no descriptor left, or no memory, for the question.
+    `odd`: somebody has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left, or
+    no memory, for the question.
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             return await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
+        except NOT_UNDERSTOOD:
+            return "odd"
         except HttpError as error:
             return "unasked" if _is_our_lack(error) else "gone"
     return "late"

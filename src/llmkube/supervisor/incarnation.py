@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError, innermost
+from llmkube.base.files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.runtimes.exits import Cause, classify
 from llmkube.supervisor import health
@@ -31,9 +32,9 @@ from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry
 from llmkube.supervisor.learned import need_of
 from llmkube.supervisor.ledger import Ledger, reason_word
-from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView
+from llmkube.supervisor.lifecycle import Exit, Failure, Reason, ServiceView, reason_of
 from llmkube.supervisor.loading import LoadLine
-from llmkube.supervisor.logfile import next_log, old_log
+from llmkube.supervisor.logfile import log_path, next_log, old_log
 from llmkube.supervisor.measuring import Measuring, context_hint, key_of
 from llmkube.supervisor.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.reporter import Reporter
@@ -74,8 +75,7 @@ class Site:
     @property
     def log_path(self) -> Path:
         """Where the engine that leads writes to."""
-        key = self.reporter.key
-        return self.settings.state_dir / "logs" / key.namespace / f"{key.name}.log"
+        return log_path(self.settings.state_dir, self.reporter.key)
 
     async def need(self, launch: Launch) -> Need:
         """How much a launch will take: what was estimated, or learned if that is more."""
@@ -128,7 +128,7 @@ class Incarnation:
                     self.failure = await self._admitted()
                 except* WorldError as group:
                     error = innermost(group)
-                    self.failure = Failure(Reason(getattr(error, "reason", Reason.ENGINE_NOT_FOUND)), str(error))
+                    self.failure = Failure(reason_of(error), str(error))
                 except* Exception as bug:
                     # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
                     log.exception("attempt failed", name=key.name, namespace=key.namespace)
@@ -223,7 +223,7 @@ class Incarnation:
         command = Command(
             argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
             env=dict(plan.env),
-            work_dir=site.settings.state_dir / "work" / key.namespace / key.name,
+            work_dir=site.settings.state_dir / "work" / key.namespace / file_stem(key.name),
             log_path=site.log_path if alone else next_log(site.log_path),
             cookie=record.cookie,
         )
@@ -239,8 +239,8 @@ class Incarnation:
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
         site, key = self.site, self.site.reporter.key
-        log_path = next_log(site.log_path) if record.next_log else site.log_path
-        async with site.ports.engines.adopt_child(record, log_path, site.parting) as child:
+        path = next_log(site.log_path) if record.next_log else site.log_path
+        async with site.ports.engines.adopt_child(record, path, site.parting) as child:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )

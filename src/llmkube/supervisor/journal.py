@@ -18,8 +18,8 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
-from llmkube.base.files import write_private
+from llmkube.base.errors import OUT_OF_RESOURCES, WorldError
+from llmkube.base.files import file_stem, write_private
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -37,7 +37,7 @@ FORMAT = 1
 
 
 class JournalError(WorldError):
-    """The journal cannot be written; without it a process must not be started."""
+    """The journal cannot be written, and without it a process must not be started; or this host cannot open it."""
 
     reason = "JournalNotWritten"
 
@@ -162,7 +162,7 @@ def _frozen(value: Any) -> Any:
 
 def entry_path(root: Path, key: Key) -> Path:
     """Return where a journal keeps a service; both names are DNS names, so there is no way out of the folder."""
-    return root / key.namespace / f"{key.name}.json"
+    return root / key.namespace / f"{file_stem(key.name)}.json"
 
 
 def read_entry(root: Path, key: Key) -> Entry | None:
@@ -194,7 +194,11 @@ class FileJournal:
         await trio.to_thread.run_sync(self._remove, entry_path(self.root, key), limiter=self.limiter)
 
     def read_all(self) -> dict[Key, Entry]:
-        """Return every entry that can be read; blocks."""
+        """Return every entry that can be read; blocks.
+
+        Raises:
+            JournalError: This host has no descriptor left: engines would be taken for strays.
+        """
         return dict(self._entries())
 
     def _entries(self) -> Iterator[tuple[Key, Entry]]:
@@ -202,6 +206,8 @@ class FileJournal:
             try:
                 entry = load(json.loads(path.read_text("utf-8")))
             except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, too
+                if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+                    raise JournalError(f"cannot read {path}: {error.strerror}") from error
                 log.warning("journal entry not used", path=str(path), error=str(error))
             else:
                 yield entry.key, entry

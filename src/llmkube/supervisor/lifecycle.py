@@ -78,6 +78,12 @@ class Failure:
     ready_seconds: float = 0.0
 
 
+def reason_of(error: BaseException) -> Reason:
+    """Return the reason that an error gives for itself; an error that gives none comes from the engine program."""
+    said = getattr(error, "reason", "")
+    return Reason(said) if said in frozenset(Reason) else Reason.ENGINE_NOT_FOUND
+
+
 @attrs.frozen
 class RestartPolicy:
     """The first exit restarts at once, the next ones wait; a long healthy run is forgiven everything."""

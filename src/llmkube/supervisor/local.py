@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import UserError
+from llmkube.base.files import remove_drafts
 from llmkube.base.http import open_http_client
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
@@ -24,7 +25,7 @@ from llmkube.supervisor.hostmem.local import open_host_memory
 from llmkube.supervisor.journal import Entry, FileJournal
 from llmkube.supervisor.learned import Learned
 from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
-from llmkube.supervisor.orphans import belongs, take_stock
+from llmkube.supervisor.orphans import take_stock
 from llmkube.supervisor.ports import Ports
 from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.settings import AgentSettings
@@ -185,11 +186,13 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
 
 def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
     """End what nobody wants any more, and return what an earlier agent left; blocks for up to two graces."""
-    entries = {key: entry for key, entry in journal.read_all().items() if belongs(entry, settings)}
-    left, strays = take_stock(entries, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    notes = Strays(settings.state_dir / STRAYS)
+    for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
+        remove_drafts(folder)
+    left, strays = take_stock(journal.read_all(), settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
     for process in end_all(strays, grace_seconds=settings.grace_seconds):
         if (stuck := stray_of(process)) is not None:
-            Strays(settings.state_dir / STRAYS).note(stuck)
+            notes.note(stuck)
     return left
 
 

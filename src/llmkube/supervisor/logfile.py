@@ -13,6 +13,9 @@ import shutil
 from collections import deque
 from pathlib import Path
 
+from llmkube.base.files import file_stem
+from llmkube.k8s.resource import Key
+
 MAX_READ_BYTES = 256 * 1024
 """At most this much of a log's end is read to show its last lines."""
 
@@ -21,6 +24,11 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 MAX_LINE_CHARS = 500
 """A longer line is cut: a condition is read by people."""
+
+
+def log_path(state_dir: Path, key: Key) -> Path:
+    """Return where the engine of a service writes to."""
+    return state_dir / "logs" / key.namespace / f"{file_stem(key.name)}.log"
 
 
 def old_log(path: Path) -> Path:
@@ -34,7 +42,7 @@ def next_log(path: Path) -> Path:
 
 
 def service_of(path: Path) -> str:
-    """Return whose log it is, as `<namespace>/<name>`."""
+    """Return whose log it is, as `<namespace>/<name>`; a name that is too long for a file is `file_stem` of it."""
     return f"{path.parent.name}/{path.name.removesuffix('.next').removesuffix('.log')}"
 
 

@@ -1,9 +1,12 @@
 """A look at this machine's network and memory, for real. Nothing here sends a packet, except to resolve a name."""
 
+import contextlib
 import ipaddress
 import secrets
 import socket
+import sys
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -21,6 +24,12 @@ RESOLVE_SECONDS = 2.0
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
 
+STABLE_SOURCE: Final = {"linux": (72, 2), "darwin": (63, 0)}
+"""The socket option, and its value, by which IPv6 prefers the addresses that stay; Python has no names for them.
+
+Linux: IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC (RFC 5014; linux/in6.h). macOS: IPV6_PREFER_TEMPADDR, off
+(netinet6/in6.h).
+"""
 
 KNOWN_SECONDS = 60.0
 """How long a name's addresses are believed, while this machine's own stay the same: a look every few seconds must not
@@ -46,15 +55,18 @@ class LocalNetwork:
     api_server: str
     given: str | None = None
     _answers: dict[str, _Answer] = attrs.field(factory=dict)
-    _own: frozenset[str] = frozenset()  # as last seen
 
-    async def look(self) -> Reach:
-        """Say how this host is reached now."""
-        return choose(self.given, await self.surroundings())
+    async def look(self) -> Reach | None:
+        """Say how this host is reached now; None when it cannot look: no descriptor is left for the question."""
+        try:
+            own = _own_addresses()
+        except OSError:
+            await trio.lowlevel.checkpoint()
+            return None
+        return choose(self.given, await self._surroundings(own))
 
-    async def surroundings(self) -> Surroundings:
-        """Look at interfaces, routes and names."""
-        self._own = own = self._look_at_interfaces()
+    async def _surroundings(self, own: frozenset[str]) -> Surroundings:
+        """Look at routes and names."""
         if self.given is not None:
             await trio.lowlevel.checkpoint()
             return Surroundings(own)
@@ -67,14 +79,6 @@ class LocalNetwork:
         named = tuple([(name, host) for name in NAMES_FOR_NODES for host, _ in await self._addresses(name, 443, own)])
         lan = next(filter(None, (_source_towards([(address, 9)]) for address in ELSEWHERE)), "")
         return Surroundings(own, towards, same_machine, named, lan)
-
-    def _look_at_interfaces(self) -> frozenset[str]:
-        try:
-            interfaces = psutil.net_if_addrs().values()
-        except OSError:  # no descriptor is left for the question
-            return self._own
-        families = {socket.AF_INET, socket.AF_INET6}
-        return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
 
     async def _addresses(self, name: str, port: int, own: frozenset[str]) -> list[tuple[str, int]]:
         known = self._answers.get(name)
@@ -113,6 +117,11 @@ def machine_of(state_dir: Path) -> str:
     return f"{socket.gethostname()} ({number})"
 
 
+def _own_addresses() -> frozenset[str]:
+    interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
+    return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
+
+
 async def _resolve(host: str, port: int) -> list[tuple[str, int]]:
     with trio.move_on_after(RESOLVE_SECONDS):
         try:
@@ -124,11 +133,17 @@ async def _resolve(host: str, port: int) -> list[tuple[str, int]]:
 
 
 def _source_towards(targets: list[tuple[str, int]]) -> str:
-    """Return the address from which this machine would talk to the first target that it has a route to."""
+    """Return the address from which this machine would talk to the first target that it has a route to.
+
+    Of its IPv6 addresses one that stays: a temporary one (RFC 8981) is gone within days, and the engines on it end.
+    """
     for host, port in targets:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                if family is socket.AF_INET6 and (option := STABLE_SOURCE.get(sys.platform)):
+                    with contextlib.suppress(OSError):  # then the kernel chooses as it likes
+                        probe.setsockopt(socket.IPPROTO_IPV6, *option)
                 probe.connect((host, port))  # a datagram socket sends nothing here: it only asks the routing table
                 return str(probe.getsockname()[0]).partition("%")[0]
         except OSError:

@@ -7,7 +7,7 @@
 ```
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import attrs
 import psutil
@@ -20,10 +20,9 @@ from llmkube.supervisor.settings import AgentSettings
 
 
 def belongs(entry: Entry, settings: AgentSettings) -> bool:
-    """Whether an agent with these settings would serve this; what was told to stop in its last moments is a stray."""
+    """Whether an agent with these settings would serve this."""
     return (
-        entry.wish.running
-        and settings.namespace in (None, entry.key.namespace)
+        settings.namespace in (None, entry.key.namespace)
         and accelerator(entry.wish.model) in settings.accelerators
         and settings.selector.matches(entry.wish.service.metadata.labels)
     )
@@ -31,34 +30,39 @@ def belongs(entry: Entry, settings: AgentSettings) -> bool:
 
 def take_stock(
     entries: Mapping[Key, Entry],
+    settings: AgentSettings,
     ours: Iterable[psutil.Process],
     start_of: Callable[[int], str] = processes.start_of,
+    leads_session: Callable[[psutil.Process], bool] = processes.leads_session,
 ) -> tuple[dict[Key, Entry], list[psutil.Process]]:
     """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
 
-    An entry whose engine has ended is returned without it. A member of an adopted engine's family is no stray.
+    An entry whose engine has ended is returned without it, and one that does not belong to an agent with these settings
+    not at all. A member of an adopted engine's family is no stray.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     for process in ours:
         by_cookie.setdefault(processes.cookie_of(process), []).append(process)
     left = {}
     for key, entry in entries.items():
+        if not belongs(entry, settings):
+            continue
         record = entry.engine
         if record is not None:
-            record = _alive(record, by_cookie.get(record.cookie, []), start_of)
+            record = _alive(record, filter(leads_session, by_cookie.get(record.cookie, [])), start_of)
         if record is not None:
             by_cookie.pop(record.cookie, None)
         left[key] = attrs.evolve(entry, engine=record)
     return left, [process for family in by_cookie.values() for process in family]
 
 
-def _alive(record: EngineRecord, family: list[psutil.Process], start_of: Callable[[int], str]) -> EngineRecord | None:
+def _alive(
+    record: EngineRecord, leaders: Iterator[psutil.Process], start_of: Callable[[int], str]
+) -> EngineRecord | None:
     """Return the record with the pid that the process has, or None when it has ended."""
     if record.pid and start_of(record.pid) == record.started:
         return record
     if record.pid:
         return None  # its helpers may be alive, but the engine is not
-    for process in family:  # the agent was killed between the spawn and the second line of the journal
-        if processes.leads_session(process):
-            return attrs.evolve(record, pid=process.pid, started=start_of(process.pid))
-    return None
+    leader = next(leaders, None)  # its agent was killed between the spawn and the second line of the journal
+    return attrs.evolve(record, pid=leader.pid, started=start_of(leader.pid)) if leader is not None else None

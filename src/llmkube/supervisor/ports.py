@@ -204,6 +204,7 @@ class Ports:
     downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
     facts: Callable[[], HostFacts] = HostFacts
     machine: str = ""  # which machine this is, for people and for telling it from others; "" when nobody knows
-    look: Callable[[], Awaitable[Reach]] | None = None  # how this host is reached now; without it, the settings say so
+    # How this host is reached now, or None while it cannot look; without it, the settings say so.
+    look: Callable[[], Awaitable[Reach | None]] | None = None
     memory: HostMemory | None = None  # without it nobody looks, and everybody is admitted
     learned: Learned = attrs.field(factory=Learned)

@@ -184,8 +184,10 @@ class Presence:
         """Find out how this host is reached now, and tell if that has changed."""
         if self.ports.look is None:
             return
-        before = self.reach.value
-        now = settle(before if before.why else None, await self.ports.look())
+        before, seen = self.reach.value, await self.ports.look()
+        if seen is None:
+            return
+        now = settle(before if before.why else None, seen)
         if now == before:
             return
         if now.problem and now.problem != before.problem:

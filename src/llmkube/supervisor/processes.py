@@ -19,6 +19,8 @@ import psutil
 import structlog
 import trio
 
+from llmkube.base.errors import OUT_OF_RESOURCES
+
 log = structlog.get_logger(__name__)
 
 OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
@@ -61,7 +63,11 @@ def is_gone(pid: int) -> bool:
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return every process but this one that carries a mark in its environment; other users' cannot be read."""
+    """Return every process but this one that carries a mark in its environment; other users' cannot be read.
+
+    Raises:
+        OSError: No descriptor is left for the look.
+    """
     candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else psutil.process_iter()
     return [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
 
@@ -80,7 +86,11 @@ def leads_session(process: psutil.Process) -> bool:
 
 
 def carriers(variable: str) -> dict[str, list[psutil.Process]]:
-    """Return every process but this one that carries a mark, whatever it says, by what it says."""
+    """Return every process but this one that carries a mark, whatever it says, by what it says.
+
+    Raises:
+        OSError: No descriptor is left for the look.
+    """
     hints = _hinted(f"{variable}=") if sys.platform == "linux" else psutil.process_iter()
     found: dict[str, list[psutil.Process]] = {}
     for process in hints:
@@ -109,8 +119,13 @@ def send_group(pid: int, started: str, number: signal.Signals) -> None:
 
     While anybody is in a group its number is given to nobody else. So a process of that number which began at another
     time means that the group is gone, and that its number is a stranger's.
+
+    Args:
+        pid: The group's first process, and its number.
+        started: `start_of` that process; "" where that could not be seen.
+        number: The signal.
     """
-    if start_of(pid) not in {"", started}:
+    if started and start_of(pid) not in {"", started}:
         return
     try:
         os.killpg(pid, number)
@@ -221,12 +236,20 @@ def _hinted(entry: str) -> Iterator[psutil.Process]:
     """Yield the processes whose environment may hold an entry, with a fraction of the system calls that psutil makes.
 
     Each of them may cost a worker thread its turn while the event loop is busy.
+
+    Raises:
+        OSError: No descriptor is left, and whoever could not be looked at may have it.
     """
     wanted = os.fsencode(entry)
     for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, psutil.Error):  # another user's, or gone since
+        try:
             if folder.name.isdigit() and wanted in (folder / "environ").read_bytes():
                 yield psutil.Process(int(folder.name))
+        except psutil.Error:
+            continue
+        except OSError as error:  # another user's, or gone since
+            if error.errno in OUT_OF_RESOURCES:
+                raise
 
 
 def _mark(process: psutil.Process, variable: str) -> str:

@@ -65,8 +65,8 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
+                await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
                 nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
-                nursery.start_soon(runner.run, target)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
@@ -102,11 +102,17 @@ class Runner:
     _attempted: str = ""  # the digest of that plan
     _due_at: float = -math.inf  # when it is tried again
 
-    async def run(self, target: Mailbox[Target]) -> None:
-        """Never return: run what the target says, again after every exit, later and later if it does not hold."""
+    async def run(
+        self, target: Mailbox[Target], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Never return: run what the target says, again after every exit, later and later if it does not hold.
+
+        Started once it follows the target that is there now.
+        """
         self._current, self._retiring, self._state = None, None, RestartState()
         async with trio.open_nursery() as self._incarnations:
             self._is_open = True
+            task_status.started()
             try:
                 await self._keep_in_line(target)
             finally:
@@ -125,8 +131,8 @@ class Runner:
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.kept, self._attempted = None, ""
                 self.site.reporter.current()
-                await self._current.follow()
                 with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
+                    await self._current.follow()
                     await target.wait_newer(version)
             else:
                 await self._replace(self._current, goal, target)

@@ -16,6 +16,7 @@ import attrs
 import psutil
 import trio
 
+from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.supervisor import processes
 from llmkube.supervisor.doors import doors
 from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
@@ -125,7 +126,8 @@ class Census:
                 continue
             self._coming, self._begun = trio.Event(), self._begun + 1
             try:
-                self._found = await trio.to_thread.run_sync(self._scan)
+                # It only looks: who waits for a process on a dead disk must not keep an engine's end waiting.
+                self._found = await trio.to_thread.run_sync(self._scan, abandon_on_cancel=True)
                 self._done = self._begun
             finally:
                 self._coming.set()
@@ -304,12 +306,15 @@ def _sign_by_psutil(pid: int) -> Sign | None:
         return None
 
 
-def _accepts(host: str, port: int) -> bool:
-    """Whether somebody accepts connections; a backlog that is full for the moment counts as somebody."""
+def _accepts(host: str, port: int) -> bool | None:
+    """Whether somebody accepts connections; a backlog that is full for the moment counts as somebody.
+
+    None: this host has no descriptor left for the question.
+    """
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except TimeoutError:
         return True
-    except OSError:
-        return False
+    except OSError as error:
+        return None if error.errno in OUT_OF_RESOURCES else False
     return True

@@ -69,7 +69,7 @@ def find_cached(store: Store, text: str) -> list[Cached]:
 
 def incomplete_bytes(store: Store) -> int:
     """Return the space that unfinished downloads take."""
-    return sum(path.lstat().st_blocks * 512 for path in store.partial.iterdir())
+    return sum(map(_taken_bytes, store.partial.iterdir()))
 
 
 def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None = None, dry_run: bool = False) -> Pruned:
@@ -129,11 +129,11 @@ def _remove(
     candidates = {piece.sha256 for record in doomed.values() for piece in record.pieces}
     unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
     folders = [path for path in store.sets.iterdir() if path.name not in sets]
-    freed = sum(path.lstat().st_blocks * 512 for path in unwanted)
+    freed = sum(map(_taken_bytes, unwanted))
     partials = [path for path in store.partial.iterdir() if tidy and path.suffix != ".json"]
     incomplete = 0
     if dry_run:
-        freed += sum(path.lstat().st_blocks * 512 for path in partials)
+        freed += sum(map(_taken_bytes, partials))
         incomplete = len(partials)
     else:
         for key in doomed:
@@ -148,6 +148,14 @@ def _remove(
             freed += count
             incomplete += 1 if count else 0
     return Pruned(tuple(sorted(record.source for record in doomed.values())), incomplete, freed)
+
+
+def _taken_bytes(path: Path) -> int:
+    """Return what a file takes on the disk; one that a download has just renamed or replaced takes nothing here."""
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _cached(store: Store, key: str, record: Record) -> Cached:

@@ -58,11 +58,13 @@ class Graph:
 
     def expand(self, *nodes: Node) -> None:
         """Run these nodes after all that has been added so far, each after its parents."""
-        stack = [*reversed(nodes)]
+        stack = [(node, iter(node.parents)) for node in reversed(nodes)]
         while stack:
-            node = stack[-1]
-            if not node.seen and (waiting := [each for each in node.parents if not each.seen]):
-                stack.append(waiting[0])
+            node, parents = stack[-1]
+            # The iterator remembers how far it is: a hostile header has blocks of 65,536 tensors, each a parent.
+            waiting = None if node.seen else next((each for each in parents if not each.seen), None)
+            if waiting is not None:
+                stack.append((waiting, iter(waiting.parents)))
                 continue
             stack.pop()
             if not node.seen:

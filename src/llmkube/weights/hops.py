@@ -134,7 +134,9 @@ def _headers(url: WebUrl, question: Question) -> dict[str, str]:
 
 def _next(question: Question, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
     shown, location = question.url.shown, headers.get("location", "")
-    if region := other_region(headers):
+    region = other_region(headers)
+    # Only a signature is good for one region alone: whoever signs nothing may go where S3 sends him.
+    if region and (isinstance(question.credential, Signer) or not location):
         raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
     if not location:
         raise RedirectError(f"{shown}: the server redirects, but does not say where to")

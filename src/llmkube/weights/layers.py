@@ -23,8 +23,12 @@ _WINDOW_PERIOD: Final[Mapping[str, int]] = {
     "llama4": 4,
     "olmo2": 4,
     "plamo3": 8,
+    "smallthinker": 4,
 }
-"""Every so many layers, the last one sees the whole context; the others see a window."""
+"""Every so many layers, the last one sees the whole context; the others see a window. Their files may say another."""
+
+_FIRST_IS_WHOLE: Final = frozenset(("smallthinker",))
+"""Here it is the first of every so many that sees the whole context."""
 
 _WINDOW: Final[Mapping[str, int]] = {"llama4": 8192, "gemma2": 4096}
 """Windows, in tokens, of architectures whose files need not name one."""
@@ -74,8 +78,8 @@ _PLAIN: Final = frozenset((
     "granitemoe", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jais", "jais2", "llama",
     "llama-embed", "maincoder", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "nemotron",
     "olmo", "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plm", "qwen", "qwen2",
-    "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker",
-    "smollm3", "stablelm", "starcoder", "starcoder2", "step35", "xverse",
+    "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smollm3",
+    "stablelm", "starcoder", "starcoder2", "step35", "xverse",
 ))
 # fmt: on
 """Attention in every layer, with nothing that the header does not tell."""
@@ -147,10 +151,12 @@ def _windows(shape: Shape) -> tuple[int, ...]:
     pattern = shape.numbers.get("attention.sliding_window_pattern", ())
     if len(pattern) >= shape.layer_count and len(pattern) > 1:
         return tuple(window if each else 0 for each in pattern[: shape.layer_count])
-    period = pattern[0] if len(pattern) == 1 and pattern[0] > 1 else _WINDOW_PERIOD.get(shape.architecture, 0)
+    # A period of 1 makes each layer the last one of its period.
+    period = pattern[0] if len(pattern) == 1 and pattern[0] > 0 else _WINDOW_PERIOD.get(shape.architecture, 0)
     if not period:
         return none
-    return tuple(window if at % period < period - 1 else 0 for at in range(shape.layer_count))
+    whole = 0 if shape.architecture in _FIRST_IS_WHOLE else period - 1
+    return tuple(0 if at % period == whole else window for at in range(shape.layer_count))
 
 
 def _recurrent(shape: Shape) -> tuple[bool, ...]:

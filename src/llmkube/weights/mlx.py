@@ -104,7 +104,8 @@ def _tensors(file: Path) -> Iterator[Tensor]:
                 begin, end = entry["data_offsets"]
                 sizes = tuple(int(size) for size in reversed(entry["shape"]))
                 yield Tensor(name, str(entry["dtype"]), sizes, max(0, int(end) - int(begin)))
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+        # OverflowError: JSON's 1e999 is infinite, and no whole number
         raise NotMLXError(f"the header of {file} is not that of a safetensors file: {exc!r}") from exc
 
 

@@ -27,6 +27,7 @@ class Pen:
     width: int = attrs.field(init=False)
     heads: tuple[int, ...] = attrs.field(init=False)
     positions: Node = attrs.field(init=False)
+    rotates: bool = attrs.field(init=False)
     masks: dict[int, Node] = attrs.field(init=False)
     key_rows: Node = attrs.field(init=False)
     value_rows: Node = attrs.field(init=False)
@@ -37,6 +38,8 @@ class Pen:
         self.width = self.shape.embedding_size
         self.heads = self.shape.per_layer("attention.head_count")
         self.positions = Node(4 * self.rows)
+        # A model that adds its positions to the tokens rotates nothing. Looked for once: there may be 65,536 tensors.
+        self.rotates = all(tensor.name != "position_embd.weight" for tensor in self.shape.tensors)
         cell_bytes = 2 if self.flash else 4
         self.masks = {layer.window: Node(cell_bytes * self.seen(layer) * self.rows) for layer in self.layers}
         self.key_rows = Node(8 * self.rows)
@@ -71,10 +74,8 @@ class Pen:
         return Node(one.size, (one, other), in_place=True)
 
     def turned(self, cur: Node) -> Node:
-        """Rotate by position; a model that adds its positions to the tokens does not."""
-        if any(tensor.name == "position_embd.weight" for tensor in self.shape.tensors):
-            return cur
-        return Node(cur.size, (cur, self.positions), in_place=True)
+        """Rotate by position, if the model does that."""
+        return Node(cur.size, (cur, self.positions), in_place=True) if self.rotates else cur
 
     def picked(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:
         """Go on with only those tokens that get a result."""

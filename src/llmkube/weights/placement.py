@@ -6,6 +6,7 @@ A mapped file stays in memory from the first to the last tensor that is used as 
 between: measured, and what llama.cpp reports as `CPU_Mapped`.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -26,6 +27,9 @@ _REPACKED: Final[Mapping[str, frozenset[str]]] = {"x86_64": _X86, "AMD64": _X86,
 _REPACK_ROWS: Final = 8
 _FROM_HOST: Final = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
 _LONGEST_PATTERN: Final = 256
+_MOST_REPEATS: Final = 8
+_MOST_WAYS: Final = 100_000_000
+"""Ways to try a pattern, over all tensors: about a second. Beyond that somebody wants to keep the program busy."""
 
 
 @attrs.frozen
@@ -57,7 +61,7 @@ def place_weights(
     running = shape.layer_count if guessing else shape.layer_count - shape.number("nextn_predict_layers")
     first = max(0, shape.layer_count + 1 - device_layers) if device_layers else shape.layer_count + 1
     types = _REPACKED.get(machine, frozenset()) if repack else frozenset()
-    patterns = _compiled(overrides)
+    patterns = _compiled(overrides, shape.tensors)
     tied = all(tensor.name != "output.weight" for tensor in shape.tensors)
     device = plain = repacked = at = end = 0
     start: int | None = None
@@ -105,16 +109,53 @@ def _block(name: str) -> int:
     return int(parts[1]) if inside else -1
 
 
-def _compiled(overrides: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], bool], ...]:
-    """Patterns that are none, in Python's eyes, match nothing; buffers of the processor are named CPU."""
+def _compiled(
+    overrides: tuple[tuple[str, str], ...], tensors: tuple[Tensor, ...]
+) -> tuple[tuple[re.Pattern[str], bool], ...]:
+    """Patterns that are none, in Python's eyes, match nothing, nor do those that would take too long to try.
+
+    Buffers of the processor are named CPU.
+    """
     found = []
     for pattern, buffer in overrides:
         try:
-            if len(pattern) <= _LONGEST_PATTERN:
+            if len(pattern) <= _LONGEST_PATTERN and _ways_over(pattern, tensors) <= _MOST_WAYS:
                 found.append((re.compile(pattern), not buffer.startswith("CPU")))
         except re.error:
             continue
     return tuple(found)
+
+
+def _ways_over(pattern: str, tensors: tuple[Tensor, ...]) -> float:
+    choices, repeats = _choices(pattern)
+    if choices > _MOST_WAYS or repeats > _MOST_REPEATS:
+        return math.inf
+    places: int = sum(len(tensor.name) ** (repeats + 1) for tensor in tensors)
+    return choices * places / math.factorial(repeats + 1)
+
+
+def _choices(pattern: str) -> tuple[float, int]:
+    """Return how many ways its alternatives leave open, and how often something in it may be repeated at will.
+
+    Python tries all of them, one after the other, before it says that nothing matches. What is repeated as a group has
+    no bound: `(a+)+b`.
+    """
+    choices, repeats, before = 1.0, 0, ""
+    open_groups = [1]
+    for word in re.findall(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\(\?|.", pattern, re.DOTALL):
+        if word[0] == "(":
+            open_groups.append(1)
+        elif word == ")" and len(open_groups) > 1:
+            choices *= open_groups.pop()
+        elif word == "|":
+            open_groups[-1] += 1
+        elif word == "?":
+            choices *= 2
+        elif word in {"*", "+", "{"}:
+            repeats += 1
+            choices = math.inf if before == ")" else choices
+        before = word
+    return choices * open_groups[0], repeats
 
 
 def _is_multiplied(tensor: Tensor) -> bool:

@@ -19,6 +19,7 @@ import attrs
 
 from llmkube.base.files import write_private
 from llmkube.weights.answers import Validator
+from llmkube.weights.errors import FetchError
 from llmkube.weights.partial import Partial, cannot_write
 from llmkube.weights.store import DIGEST, Store, WeightsFile, sync_folder
 
@@ -115,10 +116,13 @@ def keep(
     """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
 
     Raises:
-        FetchError: The disk fails.
+        FetchError: The disk fails, or a blob that was there has been removed; the next fetch brings it again.
     """
     try:
         with store.locked():
+            if any(isinstance(part, Piece) and _state(store, part) == "gone" for part in parts):
+                # found before the other parts were downloaded, which may have taken hours
+                raise FetchError("a part of the model has been removed from the model store meanwhile")
             pieces = tuple(part if isinstance(part, Piece) else piece_at(part.commit()) for part in parts)
             record = Record(source, pieces, fetched_at, server, versions)
             found = weights_of(store, record)

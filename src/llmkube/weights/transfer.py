@@ -191,6 +191,8 @@ class Transfer:
             self._expected = answer.linked_sha256
         try:
             verdict = judge(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
+            if self._expected is None and isinstance(verdict, Take) and verdict.offset:
+                self._prove_version(asked, answer)
         except RangeError:
             self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
             raise
@@ -215,6 +217,15 @@ class Transfer:
                 await run_sync(bind(partial.begin, Note()))
                 raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes had come")
             raise FetchError(f"{wanted.shown}: the server sent a part of what was asked for")
+
+    def _prove_version(self, asked: Asked, answer: Answer) -> None:
+        """Refuse a part that no digest will judge, unless it carries the strong ETag that was asked for.
+
+        A server that knows If-Range sends it along (RFC 9110, 15.3.7); one that does not may send any version.
+        """
+        wanted = asked.validator.if_range
+        if wanted.startswith('"') and not Validator.of(answer.headers).etag:
+            raise RangeError(f"{asked.shown}: the server sent a part without saying of which version (no ETag)")
 
     def _check(self, take: Take, answer: Answer) -> int | None:
         """Return the size of what is coming; raise what can be known to be wrong before it comes."""

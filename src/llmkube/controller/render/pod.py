@@ -91,7 +91,7 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": dict(service.spec.security_context or _ENGINE_CONTEXT),
     }
-    after = plan.render_words(plan.post_start, places)
+    after = plan.render_hook(places)
     optional: Mapping[str, Any] = {
         "command": plan.render_words(plan.command, places),
         "args": plan.render_words(plan.args, places),
@@ -134,5 +134,4 @@ def _pull_secrets(
 
 
 def _gpu_tolerations(plan: ContainerPlan) -> list[dict[str, str]]:
-    key = plan.resources.toleration_key
-    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"}] if key else []
+    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in plan.resources.toleration_keys]

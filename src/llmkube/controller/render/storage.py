@@ -25,6 +25,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, MAX_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
+from llmkube.runtimes.container import literal
 from llmkube.weights.buckets import VARIABLES
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.source import (
@@ -268,7 +269,8 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     args += [word for word in ("--fresh" if follows(spec) else "", *more) if word]
     args += ["--hub-endpoint", settings.hub_endpoint] if settings.hub_endpoint else []
     args += [word for network in settings.private_sources for word in ("--allow-private-sources", network)]
-    env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": spec.source}, {"name": "HOME", "value": _SCRATCH}]
+    env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": literal(spec.source)}]
+    env.append({"name": "HOME", "value": _SCRATCH})
     if spec.source_secret_ref:
         # By name, and not the whole Secret: what else is in it is none of the container's business.
         for name in VARIABLES if spec.source.startswith("s3://") else ("HF_TOKEN",):
@@ -292,7 +294,7 @@ def our_container(
         "name": FETCH,
         "image": settings.image,
         "command": ["llmkube"],
-        "args": list(args),
+        "args": [literal(arg) for arg in args],
         **({"env": list(env)} if env else {}),
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "volumeMounts": list(mounts),

@@ -188,9 +188,16 @@ def _find(files: Iterable[File], what: str, name: str) -> Section:
     raise ConfigError(f"kubeconfig has no {what} {name!r}")
 
 
+def _is_http(server: str) -> bool:
+    try:
+        return urllib.parse.urlsplit(server).scheme in {"http", "https"}
+    except ValueError:  # brackets around what is no IPv6 address
+        return False
+
+
 def _cluster_config(name: str, context: Section, cluster: Section, user: Section) -> ClusterConfig:
     server = cluster.text("server")
-    if urllib.parse.urlsplit(server).scheme not in ("http", "https"):
+    if not _is_http(server):
         raise ConfigError(f"{cluster.label}: must be an http or https URL, not {server!r}", field="server")
     tls = TlsSettings(
         ca=cluster.pem("certificate-authority"),

@@ -206,7 +206,10 @@ class TGIConfig:
 class PersonaPlexConfig:
     """Options of the PersonaPlex speech-to-speech runtime."""
 
-    quantize_4bit: bool | None = field("Load the weights in 4 bits.", name="quantize4Bit")
+    quantize_4bit: bool | None = field(
+        "Load the weights in 4 bits; the image's server has to know --quantize-4bit, which NVIDIA's own does not.",
+        name="quantize4Bit",
+    )
     cpu_offload: bool | None = field("Keep part of the weights in host memory.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
     wire: Wire = received()

@@ -1,0 +1,68 @@
+"""This machine as the agent finds it: its files, its journal, and what an earlier agent left."""
+
+import threading
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.local import MAX_FILE_THREADS, open_local_ports
+from llmkube.supervisor.settings import AgentSettings
+from llmkube.weights.disk import in_threads
+
+
+@asynccontextmanager
+async def opened(state_dir):
+    settings = AgentSettings("h", state_dir, state_dir / "store", "/no/engine")
+    async with open_local_ports(settings, SimpleNamespace(get=print)) as ports:
+        yield ports
+
+
+def model(source):
+    return decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": {"source": source}})
+
+
+@pytest.mark.parametrize("source", ["/models/x.gguf", f"/models/{'a' * 300}.gguf", "nonsense://x"])
+async def test_a_file_that_cannot_be_looked_at_is_not_here(tmp_path, monkeypatch, source):
+    """Whatever the look meets, a folder that it may not enter or a name that is too long, it is no error."""
+
+    def is_file(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    async with opened(tmp_path) as ports:
+        assert not await ports.weights.has(model(source))
+        monkeypatch.setattr("pathlib.Path.is_file", is_file)
+        assert not await ports.weights.has(model(source))
+
+
+async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
+    """However many files are being read from a disk that does not answer, an entry is written and removed."""
+    over = threading.Event()
+    async with opened(tmp_path) as ports:
+        reading = in_threads(ports.weights.limiter, abandon=True)
+        with trio.move_on_after(0.1):
+            async with trio.open_nursery() as nursery:
+                for _ in range(MAX_FILE_THREADS):
+                    nursery.start_soon(reading, lambda: over.wait(30))
+        try:
+            with trio.fail_after(5):
+                await ports.journal.remove(Key("ns", "chat"))
+        finally:
+            over.set()
+
+
+async def test_what_a_killed_agent_was_writing_is_removed(tmp_path):
+    """Drafts in the state directory, its journal and its notes are gone after the start; other files are not."""
+    folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".new-a1b2").touch()
+        (folder / "other").touch()
+    async with opened(tmp_path):
+        for folder in folders:
+            assert not (folder / ".new-a1b2").exists()
+            assert (folder / "other").exists()
