@@ -11,6 +11,10 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is not Python 3.11 or later (macOS brings 3.9); name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; \
+		exit 1; \
+	} >&2
 	@if command -v uv >/dev/null 2>&1; then \
 		test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
 		uv pip install --quiet --python $(BIN)/python --editable '.[llama]' --group dev; \

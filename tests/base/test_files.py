@@ -1,12 +1,14 @@
 """Small private files are replaced as a whole."""
 
+import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from llmkube.base.files import file_stem, remove_drafts, write_private
+from llmkube.base.files import file_stem, remove_drafts, sync, write_private
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
@@ -57,3 +59,22 @@ def test_a_name_of_any_length_is_that_of_a_file(length):
     assert len(file_stem(name)) <= 246
     assert (file_stem(name) == name) == (length <= 246)
     assert file_stem("b" + "a" * 252) != file_stem("a" * 253) != file_stem("a" * 252 + "b")
+
+
+@pytest.mark.parametrize(("refused", "wanted"), [(False, ["full"]), (True, ["full", "fsync"])])
+def test_where_fsync_is_not_enough_the_drive_is_told_to_write(tmp_path, monkeypatch, refused, wanted):
+    """On macOS the drive has to empty its own memory; a disk that does not know how is synced as anywhere else."""
+    done = []
+
+    def control(_descriptor, command):
+        assert command == 51
+        done.append("full")
+        if refused:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: done.append("fsync"))
+    with (tmp_path / "file").open("wb") as file:
+        sync(file.fileno())
+    assert done == wanted

@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import socket
 import ssl
 from functools import partial
 
@@ -26,6 +27,7 @@ from llmkube.base.http import (
     open_listeners,
     run_server,
 )
+from llmkube.base.http import listen as listen_module
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 ANSWER_END = b"\r\n\r\nGET /a "
@@ -275,3 +277,19 @@ async def test_tls_listeners_are_served(tmp_path):
             await trio.aclose_forcefully(client)
             await cancelled.wait()
             nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_macos_would_share_is_taken(monkeypatch):
+    """A server on all addresses keeps its port, also where the kernel would let us listen before it on one of them."""
+
+    async def bind(port, *, host):
+        await trio.lowlevel.checkpoint()
+        return []  # what macOS does beside a listener on all addresses: it sees no conflict
+
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(listen_module, "SHARES_PORTS", True)
+        monkeypatch.setattr(trio, "open_tcp_listeners", bind)
+        with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program"):
+            await open_listeners("127.0.0.1", port, field="--port")
+    assert await open_listeners("127.0.0.1", port, field="--port") == []

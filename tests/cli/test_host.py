@@ -1,9 +1,16 @@
 import re
+import socket
 
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.host import address_towards, check_own_address, default_host_name
+from llmkube.cli.host import (
+    address_towards,
+    check_own_address,
+    default_host_name,
+    host_name_in,
+    lasting_host_name,
+)
 
 
 def test_the_name_is_the_short_host_name_and_four_digits():
@@ -22,6 +29,26 @@ def test_any_host_name_makes_a_dns_label(host):
 def test_the_name_is_the_same_at_every_start():
     """A restart does not make a new host."""
     assert default_host_name() == default_host_name()
+
+
+def test_another_network_does_not_rename_a_host(tmp_path, monkeypatch):
+    """An agent that starts when DHCP has given the machine another name is the same host as before."""
+    folder = tmp_path / "new" / "llmkube"
+    monkeypatch.setattr(socket, "gethostname", lambda: "Anns-Mac.local")
+    first = lasting_host_name(folder)
+    monkeypatch.setattr(socket, "gethostname", lambda: "dhcp-17.office.example")
+    assert first.startswith("anns-mac-")
+    assert (lasting_host_name(folder), host_name_in(folder)) == (first, first)
+    assert host_name_in(tmp_path).startswith("dhcp-17-")
+    assert not (tmp_path / "host-name").exists()
+
+
+@pytest.mark.parametrize("content", ["", "\n", "Not A Label", "gr\u00f6\u00dfe"])
+def test_a_kept_name_that_is_none_is_made_anew(tmp_path, content):
+    """A file that somebody has emptied or filled with something else names nobody."""
+    (tmp_path / "host-name").write_text(content, "utf-8")
+    assert lasting_host_name(tmp_path) == default_host_name()
+    assert (tmp_path / "host-name").read_text() == f"{default_host_name()}\n"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def state(tmp_path, monkeypatch):
     """A state directory with a log of `demo`; this machine is called `here`."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(logs_module, "default_host_name", lambda: "here")
+    monkeypatch.setattr(logs_module, "host_name_in", lambda _: "here")
     log = tmp_path / "state" / "logs" / "default" / "demo.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\nthree\n")

@@ -1,6 +1,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -123,3 +125,19 @@ def test_what_is_loaded_is_not_looked_through_again():
         assert gc.get_freeze_count() > before + 10_000
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted"), [(256, 4096, 4096), (256, 20_000, 10_240), (15_000, 20_000, 15_000), (256, 256, 256)]
+)
+def test_a_program_takes_the_descriptors_that_it_may_have(soft, hard, wanted):
+    """From the 256 of launchd it comes to 10,240, or to what its user may have; more is never given back."""
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from llmkube.cli.running import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(wanted), str(hard)]

@@ -1,6 +1,8 @@
 """The client believes API servers only, asks again when that is safe, and leaves deadlines to its callers."""
 
+import errno
 import json
+import os
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
@@ -246,6 +248,19 @@ async def test_connection_errors_say_what_happened():
     async with httpx.AsyncClient(base_url="http://127.0.0.1:1", trust_env=False) as http:
         with pytest.raises(TransportError, match=r"GET /version.*[Cc]onnect"):
             await Client(http).get_json("/version")
+
+
+@pytest.mark.parametrize(("platform", "code", "told"), [
+    ("darwin", errno.EHOSTUNREACH, True), ("linux", errno.EHOSTUNREACH, False), ("darwin", errno.ECONNREFUSED, False),
+])  # fmt: skip
+async def test_a_mac_without_a_route_may_lack_a_permission(monkeypatch, platform, code, told):
+    """Where macOS may have cut an agent off from the network around it, the error says where that is allowed."""
+    monkeypatch.setattr(client_module.sys, "platform", platform)
+    refused = httpx.ConnectError("all attempts failed")
+    refused.__cause__ = ExceptionGroup("tried", [OSError(code, os.strerror(code))])
+    with pytest.raises(TransportError, match=os.strerror(code)) as caught:
+        await ScriptedServer(refused).client().get_json("/version")
+    assert ("Local Network" in str(caught.value)) is told
 
 
 async def test_any_request_can_be_sent():

@@ -63,6 +63,26 @@ def test_a_plain_service_on_metal():
     assert contains(argv, "--n-gpu-layers 99 --flash-attn on")
 
 
+@pytest.mark.parametrize(
+    ("of", "extra", "flags", "wanted"),
+    [
+        (model("metal"), [], {"--load-mode"}, ["--load-mode", "none"]),
+        (model("metal"), [], {"--no-mmap", "--mmap"}, ["--no-mmap"]),
+        (model("metal"), [], set(), []),
+        (model("metal"), ["--load-mode", "mmap"], {"--load-mode"}, ["--load-mode", "mmap"]),
+        (model("metal"), ["--mlock"], {"--load-mode"}, ["--load-mode", "mmap+mlock"]),
+        (model("metal"), ["--mmap"], {"--no-mmap", "--mmap"}, ["--mmap"]),
+        (model(), [], {"--load-mode"}, []),
+    ],
+)
+def test_weights_on_metal_are_memory_of_the_engines_own(of, extra, flags, wanted):
+    """On a Mac the file is copied and not mapped, in the words of the build, unless the service decides it itself."""
+    result = planned({"extraArgs": extra}, of=of, engine=EngineInfo("llama-server", "3", frozenset(flags)))
+    words = {"--load-mode", "none", "mmap", "mmap+mlock", "--no-mmap", "--mmap"}
+    assert [word for word in result.argv if word in words] == wanted
+    assert not contains(wanted, "none") or result.demand.mmap is False
+
+
 def test_an_old_engine_is_given_only_what_it_knows():
     """An engine from before a flag is never started with it: verbosity 4 would make such a one log prompts."""
     assert planned(engine=OLD).argv[9:] == ("--ctx-size", "4096", "--parallel", "1", "--n-gpu-layers", "0", "--metrics",

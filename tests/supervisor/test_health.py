@@ -277,7 +277,8 @@ async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
 
 
 @pytest.mark.parametrize(
-    ("lack", "said"), [(errno.EMFILE, None), (errno.ENOBUFS, None), (errno.ECONNREFUSED, Answer("gone"))]
+    ("lack", "said"),
+    [(errno.EMFILE, None), (errno.ENOBUFS, None), (errno.EADDRNOTAVAIL, None), (errno.ECONNREFUSED, Answer("gone"))],
 )
 async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, lack, said):
     """An engine that could not be asked for want of descriptors has said nothing; one that refuses is gone."""

@@ -1,11 +1,12 @@
 import os
 import struct
+import sys
 
 import pytest
 import trio
 
 from llmkube.supervisor.hostmem import Level, Thresholds
-from llmkube.supervisor.hostmem.darwin import DarwinMemory, available, worse
+from llmkube.supervisor.hostmem.darwin import DarwinMemory, available, working_set_of, worse
 from llmkube.supervisor.hostmem.mach import (
     HOST_VM_INFO64_COUNT,
     Pages,
@@ -13,6 +14,7 @@ from llmkube.supervisor.hostmem.mach import (
     decode_integer,
     decode_level,
     decode_statistics,
+    recommended_working_set,
 )
 
 GIB, PAGE = 1 << 30, 16384
@@ -79,7 +81,7 @@ class FakeKernel:
 
     def __init__(self):
         self.sysctls = {
-            "hw.pagesize": struct.pack("<q", PAGE),
+            "hw.pagesize": struct.pack("<q", 4096),  # as it is under Rosetta
             "hw.memsize": struct.pack("<Q", 128 * GIB),
             "kern.memorystatus_vm_pressure_level": struct.pack("<i", 1),
             "iogpu.wired_limit_mb": struct.pack("<i", 0),
@@ -87,6 +89,12 @@ class FakeKernel:
         self.gib = {"wire_count": 4, "internal_page_count": 10}
         self.counters = {}
         self.usages = {}
+        self.working_set_bytes = None
+
+    def working_set(self):
+        if self.working_set_bytes is None:
+            raise OSError("this machine has no Metal device")
+        return self.working_set_bytes
 
     def level(self, number):
         self.sysctls["kern.memorystatus_vm_pressure_level"] = struct.pack("<i", number)
@@ -95,6 +103,9 @@ class FakeKernel:
         if name not in self.sysctls:
             raise OSError(2, f"sysctl {name} cannot be read")
         return self.sysctls[name]
+
+    def page_bytes(self):
+        return PAGE
 
     def statistics(self):
         sizes = {name: int(size * PAGES_PER_GIB) for name, size in self.gib.items()}
@@ -234,6 +245,28 @@ async def test_limits_change_in_the_next_sample(kernel):
     assert (sample.device_limit_bytes, sample.level) == (None, Level.NORMAL)
 
 
+@pytest.mark.parametrize(
+    ("set_mib", "metal", "limit"),
+    [(0, 107 * GIB, 107 * GIB), (114_688, 107 * GIB, 112 * GIB), (None, 107 * GIB, 107 * GIB), (0, None, None)],
+)
+def test_the_gpu_has_a_limit_also_when_nobody_has_set_one(kernel, set_mib, metal, limit):
+    """What Metal recommends counts until somebody sets `iogpu.wired_limit_mb`; without Metal nobody knows."""
+    del kernel.sysctls["iogpu.wired_limit_mb"]
+    if set_mib is not None:
+        kernel.sysctls["iogpu.wired_limit_mb"] = struct.pack("<i", set_mib)
+    kernel.working_set_bytes = metal
+    memory = DarwinMemory(kernel, working_set_bytes=working_set_of(kernel))
+    assert memory.look(0.0).device_limit_bytes == limit
+
+
+def test_a_machine_without_metal_says_so():
+    """Where Apple's frameworks are missing the question is an error that is expected."""
+    if sys.platform == "darwin":
+        pytest.skip("this machine has Metal")
+    with pytest.raises(OSError, match="CoreGraphics"):
+        recommended_working_set()
+
+
 async def test_swap_and_compressor_have_rates(kernel, autojump_clock):
     """Both counters of pages become bytes per second between two looks."""
     memory = DarwinMemory(kernel, Thresholds())
@@ -246,7 +279,7 @@ async def test_swap_and_compressor_have_rates(kernel, autojump_clock):
     assert (second.swap_out_bytes_per_second, second.compress_bytes_per_second) == (100.0 * PAGE, 2000.0 * PAGE)
 
 
-@pytest.mark.parametrize("name", ["hw.memsize", "hw.pagesize", "kern.memorystatus_vm_pressure_level"])
+@pytest.mark.parametrize("name", ["hw.memsize", "kern.memorystatus_vm_pressure_level"])
 @pytest.mark.parametrize("data", [None, b"", b"\x00" * 3])
 async def test_what_a_mac_does_not_say_is_unknown(kernel, name, data):
     """A sysctl that is gone or of another width makes the level UNKNOWN, and never an error."""

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import socket
@@ -132,6 +133,18 @@ def test_without_a_table_the_port_is_tried():
         assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is True
     sweep([patient(os.getpid(), port)], frozenset())
     assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
+
+
+@pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+def test_a_host_that_cannot_try_a_port_says_nothing_of_it(monkeypatch, lack):
+    """Without a descriptor, or a port to connect from, nobody is said not to listen: his engine would be ended for it."""
+
+    def connect(*_):
+        raise OSError(lack, os.strerror(lack))
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    sweep = Sweep(count=1, has_doors=False)
+    assert sweep([patient(os.getpid())], frozenset())[os.getpid()].listening is None
 
 
 def test_the_log_that_grows_is_seen(tmp_path):

@@ -133,6 +133,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers on one file would repeat resourceVersions
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    # macOS leaves what was synced in the drive's own memory, in no certain order: a power cut may lose the last
+    # commits, but must not tear the database. At each commit (`fullfsync`) that would cost ten milliseconds.
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise JournalError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")

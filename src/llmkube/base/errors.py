@@ -15,6 +15,12 @@ from typing import Final
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What an OSError says when this very host has run out of something: no fault of whoever was to be asked."""
 
+NOT_ASKED: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}
+"""What an attempt to connect ends with when it has reached nobody for want of something of our own.
+
+The last one is a port to connect from: macOS has 16,384 of them, and an ended connection keeps its own for 30 s.
+"""
+
 
 class LLMKubeError(Exception):
     """Something that LLMKube expects can go wrong, with a sentence fit for a user."""

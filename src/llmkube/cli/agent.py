@@ -21,7 +21,7 @@ from llmkube.cli.config import AgentConfig, load, local_state_dir
 from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
 from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.host import address_towards, check_own_address, default_host_name
+from llmkube.cli.host import address_towards, check_own_address, lasting_host_name
 from llmkube.cli.memory import memory_settings
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.running import (
@@ -29,6 +29,7 @@ from llmkube.cli.running import (
     Stop,
     open_optional_port,
     open_service_nursery,
+    raise_descriptor_limit,
     run_until_signal,
     settle_heap,
 )
@@ -63,6 +64,7 @@ def agent(context: click.Context, /, **flags: Any) -> None:
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
     settings = agent_settings(config, cluster.server, find_llama_server(config.llama_server))
+    raise_descriptor_limit()
     with held_state_dir(config.state_dir):
         trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
 
@@ -103,7 +105,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
     else:
         address = address_towards(url.hostname or "", url.port or 443)
     return AgentSettings(
-        host_name=config.host_name or default_host_name(),
+        host_name=config.host_name or lasting_host_name(config.state_dir),
         state_dir=config.state_dir,
         store_dir=config.model_store or config.state_dir / "store",
         llama_server=str(llama_server),

@@ -17,7 +17,7 @@ from llmkube.apiserver.server import open_api_server
 from llmkube.base.logs import configure_logging
 from llmkube.cli.config import ApiServerConfig, load
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.running import LOOPBACK, Stop, run_until_signal
+from llmkube.cli.running import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
 from llmkube.cli.state import held_state_dir
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.schema import all_crds
@@ -74,4 +74,5 @@ def apiserver(**flags: Any) -> None:
                     click.echo(f"Kubernetes API on {server.url}\n\n  {command}\n")
                     await trio.sleep_forever()
 
+        raise_descriptor_limit()
         trio.run(run_until_signal, serve, log.info)

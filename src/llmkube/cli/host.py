@@ -7,9 +7,11 @@ import uuid
 from pathlib import Path
 
 from llmkube.base.errors import UserError
+from llmkube.base.files import write_private
 from llmkube.k8s.names import host_id
 
 _MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_NAME_FILE = "host-name"
 _RANDOM_NODE_BIT = 1 << 40  # RFC 9562 section 6.10: set in a node id that is not a hardware address
 _LONGEST_HOST = 58  # characters, so that "-" and four digits still make a DNS label
 
@@ -19,6 +21,32 @@ def default_host_name(host: str | None = None, machine_id: bytes | None = None) 
     short = (socket.gethostname() if host is None else host).split(".")[0]
     digest = hashlib.sha256(_machine_id() if machine_id is None else machine_id).hexdigest()[:4]
     return host_id(f"{short.lower()[:_LONGEST_HOST]}-{digest}")
+
+
+def host_name_in(state_dir: Path) -> str:
+    """Return the name under which agents on a state directory report; until one has run there it may change."""
+    return _kept_name(state_dir) or default_host_name()
+
+
+def lasting_host_name(state_dir: Path) -> str:
+    """Return the same name at every start on a state directory, whatever the machine is called by then.
+
+    A Mac that was given no HostName takes the one that each network's DHCP or DNS server has for it, and its Wi-Fi
+    address may differ from network to network: a new name would leave the Lease and the claims of the old one behind.
+
+    Raises:
+        UserError: The folder cannot be used.
+    """
+    name = _kept_name(state_dir)
+    if not name:
+        name = default_host_name()
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(state_dir / _NAME_FILE, f"{name}\n")
+        except OSError as exc:
+            problem = f"the state directory {state_dir} cannot be used ({exc.strerror})"
+            raise UserError(f"{problem}; choose another with --state-dir") from exc
+    return name
 
 
 def check_own_address(text: str) -> str:
@@ -54,6 +82,14 @@ def address_towards(host: str, port: int) -> str | None:
     except OSError:
         return None
     return None if own.is_loopback or own.is_link_local or own.is_unspecified else str(own)
+
+
+def _kept_name(state_dir: Path) -> str:
+    try:
+        name = (state_dir / _NAME_FILE).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return name if name and name == host_id(name) else ""
 
 
 def _machine_id() -> bytes:

@@ -17,7 +17,7 @@ from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, Where, kubeconfig_files
 from llmkube.cli.complete import services
 from llmkube.cli.config import AgentConfig, UpConfig, load, local_state_dir, state_dir_of
 from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.host import default_host_name
+from llmkube.cli.host import host_name_in
 from llmkube.cli.options import HELP, cluster_options, guarded
 from llmkube.cli.output import printable
 from llmkube.cli.tail import POLL_SECONDS, open_log
@@ -97,7 +97,7 @@ def own_names(state_dir: Path) -> frozenset[str]:
         load("agent", AgentConfig, {"state_dir": state_dir}).host_name,
         load("up", UpConfig, {"state_dir": state_dir}).host_name,
     )
-    return frozenset(host_id(name) for name in (default_host_name(), *chosen) if name)
+    return frozenset(host_id(name) for name in (host_name_in(state_dir), *chosen) if name)
 
 
 async def _look(cluster: Cluster, key: Key, path: Path | None, folders: Sequence[Path]) -> Found:

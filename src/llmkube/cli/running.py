@@ -6,6 +6,7 @@ a signal cancels only the scope that `Stop.here` opened last; what lies around i
 
 import contextlib
 import gc
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final, NoReturn, TypeVar
@@ -19,6 +20,22 @@ T = TypeVar("T")
 
 LOOPBACK: Final = "127.0.0.1"
 """Where everything of ours listens unless the user says otherwise."""
+
+
+DESCRIPTORS: Final = 10_240
+"""What macOS takes at most when it is asked for more than it has (OPEN_MAX in its sys/syslimits.h; setrlimit(2))."""
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process, and the engines that it starts, as many open files as its user may have, 10,240 at most.
+
+    launchd and macOS's terminals give 256: a gateway with a hundred answers under way has none left.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # what there is has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @attrs.define(eq=False)

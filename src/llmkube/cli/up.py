@@ -34,11 +34,19 @@ from llmkube.cli.downloads import download_settings
 from llmkube.cli.engine import find_llama_server
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.follow import Followed, open_follow
-from llmkube.cli.host import check_own_address, default_host_name
+from llmkube.cli.host import check_own_address, lasting_host_name
 from llmkube.cli.manifests import Manifest, demo_manifests, load_manifests
 from llmkube.cli.memory import memory_settings
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
-from llmkube.cli.running import LOOPBACK, Stop, open_port, open_service_nursery, run_until_signal, settle_heap
+from llmkube.cli.running import (
+    LOOPBACK,
+    Stop,
+    open_port,
+    open_service_nursery,
+    raise_descriptor_limit,
+    run_until_signal,
+    settle_heap,
+)
 from llmkube.cli.state import held_state_dir, temporary_state_dir
 from llmkube.cli.visit import Outcome, Place, Visit
 from llmkube.controller.operator import run_controller
@@ -68,7 +76,7 @@ class UpPlan:
     def agent_settings(self) -> AgentSettings:
         """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
         return AgentSettings(
-            host_name=self.config.host_name or default_host_name(),
+            host_name=self.config.host_name or lasting_host_name(self.state_dir),
             state_dir=self.state_dir,
             store_dir=self.state_dir / "store",
             llama_server=str(self.llama_server),
@@ -102,6 +110,7 @@ def up(
     manifests = (*(demo_manifests() if demo else ()), *load_manifests(files, sys.stdin.read))
     llama_server = find_llama_server(config.llama_server)
     configure_logging(config.log_level, style="console")
+    raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         if demo or ephemeral:
             state_dir = stack.enter_context(temporary_state_dir())

@@ -9,8 +9,11 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 """
 
 import contextlib
+import errno
 import functools
 import json
+import os
+import sys
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -365,4 +368,10 @@ def _translated(request: ApiRequest, error: httpx.HTTPError | httpx.InvalidURL) 
     """Say what httpx has raised while sending or reading."""
     if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
         return TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=_DROPPED)
-    return TransportError(f"{request.call}: {root_words(error)}")
+    words = root_words(error)
+    if sys.platform == "darwin" and os.strerror(errno.EHOSTUNREACH) in words:
+        words += (
+            "; macOS keeps background programs from the local network unless they are allowed there (System Settings, "
+            "Privacy & Security, Local Network); launch daemons always are"
+        )
+    return TransportError(f"{request.call}: {words}")

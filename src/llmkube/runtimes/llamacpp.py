@@ -47,6 +47,9 @@ RUNTIME: Final = "llamacpp"
 VERBOSITY: Final = 4
 """llama.cpp's level 4 prints buffer sizes at start; 5 would print what users ask."""
 
+_LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
+"""Whoever writes one of these decides himself how the file gets into memory."""
+
 # Fields that take effect on a host without reaching the command line
 _HONOURED_ELSEWHERE: Final = frozenset(
     {
@@ -135,6 +138,20 @@ def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> N
         line.honoured.add("Model.spec.hardware.gpu.count")  # a Mac has one
     flash = {True: "on", False: "off", None: "on" if hardware.accelerator == "metal" else "auto"}
     add_flash_attention(line, flash[isvc.spec.flash_attention])
+    if hardware.accelerator == "metal" and not line.given & _LOADS:
+        _copy_weights(line)
+
+
+def _copy_weights(line: CommandLine) -> None:
+    """Have the weights read into memory of the engine's own, for on macOS a mapped file is in nobody's footprint.
+
+    The GPU wires its pages while it works, and they are page cache when it rests (llama.cpp issue 8678): nobody could
+    tell what an engine takes, or what comes back when it goes.
+    """
+    if line.knows("--load-mode"):
+        line.default("--load-mode", value="none")
+    else:
+        line.default("--no-mmap")
 
 
 def _add_ours(line: CommandLine, engine: EngineInfo) -> None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import attrs
 import trio
 
-from llmkube.base.errors import OUT_OF_RESOURCES
+from llmkube.base.errors import NOT_ASKED
 from llmkube.base.http import BodyTooLargeError, Headers, HttpClient, HttpError, ProtocolError, Response
 from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
@@ -296,6 +296,6 @@ def _is_our_lack(error: BaseException | None) -> bool:
     """Whether what went wrong, or what caused it, is that this host has run out of something."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_our_lack, error.exceptions))
-    if error is None or (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES):
+    if error is None or (isinstance(error, OSError) and error.errno in NOT_ASKED):
         return error is not None
     return _is_our_lack(error.__cause__)

@@ -16,7 +16,7 @@ import attrs
 import psutil
 import trio
 
-from llmkube.base.errors import OUT_OF_RESOURCES
+from llmkube.base.errors import NOT_ASKED
 from llmkube.supervisor import processes
 from llmkube.supervisor.doors import doors
 from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
@@ -309,12 +309,12 @@ def _sign_by_psutil(pid: int) -> Sign | None:
 def _accepts(host: str, port: int) -> bool | None:
     """Whether somebody accepts connections; a backlog that is full for the moment counts as somebody.
 
-    None: this host has no descriptor left for the question.
+    None: this host has no descriptor left for the question, or no port to connect from.
     """
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except TimeoutError:
         return True
     except OSError as error:
-        return None if error.errno in OUT_OF_RESOURCES else False
+        return None if error.errno in NOT_ASKED else False
     return True

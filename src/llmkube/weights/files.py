@@ -1,8 +1,10 @@
 """Files on this host that somebody else may change under our eyes: one look, and bytes only while it stays true."""
 
+import errno
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -49,12 +51,20 @@ def look(path: Path) -> Look:
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise WeightsNotFoundError(f"there is no file {path} on this host; check the path, or copy it there") from exc
     except PermissionError as exc:
-        raise WeightsNotFoundError(
-            f"{path} cannot be read by the user that LLMKube runs as; change its permissions, or those of its folder"
-        ) from exc
+        raise WeightsNotFoundError(f"{path} cannot be read by {_remedy(exc)}") from exc
     except OSError as exc:
         raise FetchError(f"cannot look at {path}: {exc.strerror or exc}") from exc
     return Look.at(path, found)
+
+
+def _remedy(error: PermissionError) -> str:
+    """Who may not, and what helps: macOS says EPERM where it is not the file's permissions that forbid it."""
+    if sys.platform == "darwin" and error.errno == errno.EPERM:
+        return (
+            "background programs on macOS; move it out of Desktop, Documents, Downloads, iCloud and external disks, or "
+            f"allow {sys.executable} under System Settings, Privacy & Security, Full Disk Access, and restart it"
+        )
+    return "the user that LLMKube runs as; change its permissions, or those of its folder"
 
 
 def read_chunk(look: Look, offset: int) -> bytes:

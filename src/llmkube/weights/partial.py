@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.files import write_private
+from llmkube.base.files import sync, write_private
 from llmkube.weights.answers import Validator
 from llmkube.weights.errors import FetchError, NoSpaceError
 from llmkube.weights.store import Store, sync_folder
@@ -124,7 +124,7 @@ class Partial:
         """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""
         size_bytes = self.size_bytes
         try:
-            os.fsync(self._fd)
+            sync(self._fd)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self._write_note(size_bytes)

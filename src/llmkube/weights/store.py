@@ -26,6 +26,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.files import sync
 from llmkube.weights.errors import FetchError
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -76,7 +77,7 @@ class BlobWriter:
         digest = self._hash.hexdigest()
         final = self._blobs / digest
         try:
-            os.fsync(self._fd)
+            sync(self._fd)
             self._path.replace(final)
             sync_folder(self._blobs)
         except OSError as exc:
@@ -213,6 +214,6 @@ def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)

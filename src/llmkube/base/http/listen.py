@@ -2,11 +2,23 @@
 
 import errno
 import socket
+import sys
 from functools import partial
+from typing import Final
 
 import trio
 
 from llmkube.base.errors import UserError
+
+SHARES_PORTS: Final = sys.platform != "linux"
+"""Whether two programs of one user may listen on one port, one on all addresses and the other on this one.
+
+With SO_REUSEADDR, which every server sets, the BSDs and macOS see no conflict there (`in_pcbbind` of their kernels),
+and give connections to the more exact of the two.
+"""
+
+ASK_SECONDS: Final = 1.0
+"""How long whoever may listen already is waited for."""
 
 
 class ListenError(UserError):
@@ -29,6 +41,8 @@ async def open_listeners(host: str, port: int, *, field: str = "") -> list[trio.
         PortTakenError: Another program has the port.
         ListenError: The host is not ours, unknown, or the port needs privileges.
     """
+    if port and SHARES_PORTS and await _answers(host, port):
+        raise PortTakenError(_explain(host, port, OSError(errno.EADDRINUSE, "")), field=field)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except UnicodeError as exc:  # a name that DNS cannot carry: an empty label, or one of more than 63 bytes
@@ -41,6 +55,18 @@ async def open_listeners(host: str, port: int, *, field: str = "") -> list[trio.
             await surplus.aclose()
         del listeners[1:]
     return listeners
+
+
+async def _answers(host: str, port: int) -> bool:
+    """Whether somebody accepts connections there; who is too busy for that is found by `bind`, or not at all."""
+    with trio.move_on_after(ASK_SECONDS):
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except (OSError, UnicodeError):
+            return False
+        await trio.aclose_forcefully(stream)
+        return True
+    return False
 
 
 def _explain(host: str, port: int, exc: OSError) -> str:

@@ -33,6 +33,9 @@ from llmkube.supervisor.hostmem.trees import footprints
 LEVEL_NAME: Final = "kern.memorystatus_vm_pressure_level"
 DEVICE_LIMIT_NAME: Final = "iogpu.wired_limit_mb"
 
+WORKING_SET_SECONDS: Final = 5.0
+"""How long Metal may take to answer."""
+
 
 @attrs.define(eq=False)
 class DarwinMemory:
@@ -46,17 +49,19 @@ class DarwinMemory:
         kernel: Whom to ask.
         thresholds: When too little is left to be wired.
         told: Returns when the kernel tells of a change of level.
+        working_set_bytes: What the GPU takes while nobody has set its limit; None when nobody knows.
     """
 
     kernel: Kernel
     thresholds: Thresholds = DEFAULTS
     told: Callable[[], Awaitable[None]] = trio.sleep_forever
+    working_set_bytes: int | None = None
     _swapped: Count | None = attrs.field(default=None, init=False)
     _compressed: Count | None = attrs.field(default=None, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     async def sample(self) -> Sample:
-        """Look once: five system calls."""
+        """Look once: four system calls."""
         await trio.lowlevel.checkpoint()
         try:
             return self.look(trio.current_time())
@@ -87,7 +92,7 @@ class DarwinMemory:
     def look(self, now_seconds: float) -> Sample:
         """Look at once; raises `OSError` or `ValueError` where the kernel does not answer as it should."""
         pages = decode_statistics(self.kernel.statistics())
-        page_bytes = decode_integer(self.kernel.sysctl("hw.pagesize"))
+        page_bytes = self.kernel.page_bytes()
         total_bytes = decode_integer(self.kernel.sysctl("hw.memsize"))
         swapped, compressed = (
             Count(count * page_bytes, now_seconds) for count in (pages.swapped_out, pages.compressed)
@@ -111,8 +116,16 @@ class DarwinMemory:
         try:
             limit_mib = decode_integer(self.kernel.sysctl(DEVICE_LIMIT_NAME))
         except (OSError, ValueError):  # an Intel Mac, or a system before the name
-            return None
-        return limit_mib * (1 << 20) or None
+            limit_mib = 0
+        return limit_mib * (1 << 20) or self.working_set_bytes  # 0: the system's own limit
+
+
+def working_set_of(kernel: Kernel) -> int | None:
+    """Return what the GPU takes while nobody has set its limit, in bytes; None when nobody knows. Blocks."""
+    try:
+        return kernel.working_set() or None
+    except (OSError, AttributeError):  # no Metal, or another one than is known here
+        return None
 
 
 def available(pages: Pages, page_bytes: int, total_bytes: int) -> int:
@@ -139,8 +152,11 @@ def worse(kernels: Level, ours: Level, why: str) -> tuple[Level, str]:
 async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemory]:
     """Look at this Mac, and hear from its kernel when the pressure level changes."""
     kernel = LibSystem()
+    limit = None
+    with trio.move_on_after(WORKING_SET_SECONDS):  # it only asks: a driver that hangs is left behind
+        limit = await trio.to_thread.run_sync(working_set_of, kernel, abandon_on_cancel=True)
     if sys.platform != "darwin":
-        yield DarwinMemory(kernel, thresholds)
+        yield DarwinMemory(kernel, thresholds, working_set_bytes=limit)
         return
     queue = trio.lowlevel.current_kqueue()
     levels = NOTE_MEMORYSTATUS_PRESSURE_NORMAL | NOTE_MEMORYSTATUS_PRESSURE_WARN | NOTE_MEMORYSTATUS_PRESSURE_CRITICAL
@@ -152,13 +168,13 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
         try:
             change(select.KQ_EV_ADD | select.KQ_EV_CLEAR)
         except OSError:  # the level is then read at each sample only
-            yield DarwinMemory(kernel, thresholds)
+            yield DarwinMemory(kernel, thresholds, working_set_bytes=limit)
             return
 
         async def told() -> None:
             await events.get_batch()
 
         try:
-            yield DarwinMemory(kernel, thresholds, told)
+            yield DarwinMemory(kernel, thresholds, told, limit)
         finally:
             change(select.KQ_EV_DELETE)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from llmkube.supervisor.hostmem.darwin import DarwinMemory, open_darwin_memory
+from llmkube.supervisor.hostmem.darwin import DarwinMemory, open_darwin_memory, working_set_of
 from llmkube.supervisor.hostmem.linux import LinuxMemory, open_linux_memory
 from llmkube.supervisor.hostmem.mach import LibSystem
 from llmkube.supervisor.hostmem.proportions import Proportions
@@ -32,7 +32,9 @@ def sample_here() -> Sample:
         ValueError: What was read is nothing that can be understood.
         KeyError: Something is missing in it.
     """
-    return LinuxMemory().look(0.0) if sys.platform == "linux" else DarwinMemory(_kernel()).look(0.0)
+    if sys.platform == "linux":
+        return LinuxMemory().look(0.0)
+    return DarwinMemory(_kernel(), working_set_bytes=_working_set()).look(0.0)
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:
@@ -46,3 +48,8 @@ def footprints_here(pids: Sequence[int]) -> dict[int, int]:
 def _kernel() -> LibSystem:
     """The kernel's door, once per process: each one opened makes a send right to the host port, and keeps it."""
     return LibSystem()
+
+
+@functools.cache
+def _working_set() -> int | None:
+    return working_set_of(_kernel())

@@ -1,0 +1,19 @@
+"""`make` on a machine that is not ready for it."""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path):
+    """On a Mac with Apple's Python 3.9 alone, make says what it needs, and leaves no environment that stays too old."""
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    venv = tmp_path / "venv"
+    command = ["make", "--directory", ROOT, f"PYTHON={old}", f"VENV={venv}", "demo"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "is not Python 3.11 or later" in done.stderr
+    assert not venv.exists()
