@@ -137,7 +137,7 @@ def test_without_a_table_the_port_is_tried():
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
 def test_a_host_that_cannot_try_a_port_says_nothing_of_it(monkeypatch, lack):
-    """Without a descriptor, or a port to connect from, nobody is said not to listen: his engine would be ended for it."""
+    """Without a descriptor, or a port to connect from, nobody is said not to listen, which would end his engine."""
 
     def connect(*_):
         raise OSError(lack, os.strerror(lack))
