@@ -43,6 +43,9 @@ class Gate(httpx.AsyncBaseTransport):
         self.passed.append("watch" if request.url.params.get("watch") else "list")
         return await self._inner.handle_async_request(request)
 
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
 
 def _note(name: str, text: str) -> ConfigMap:
     return decode(ConfigMap, {"metadata": {"name": name, "namespace": "default"}, "data": {"text": text}})
