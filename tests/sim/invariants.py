@@ -248,8 +248,9 @@ class Books:
             if not host.running:
                 continue
             settled = self._started.get(host.name, 0.0) + AGENT_SETTLES_SECONDS
+            blind = host.machine.no_descriptors  # whoever starts now can take nothing over before it has one
             for child in host.machine.live():
-                if not (child.owners or child.stuck):
+                if not (child.owners or child.stuck or blind):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
             if self._disturbed.get(host):
                 continue
