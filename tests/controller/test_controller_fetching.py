@@ -75,16 +75,22 @@ async def test_an_edit_replaces_a_job_that_gets_nowhere(autojump_clock, state):
 # -- who speaks for a Job ----------------------------------------------------------------------------------------------
 
 
+async def make_strangers_pod(hands, status):
+    """Begin to fetch a Model, and make a pod that has the label of its Job and is somebody's; return the Job."""
+    await hands.create_model(prefetch=True)
+    await trio.sleep(SETTLED)
+    job = await only_job(hands)
+    labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
+    await hands.make_pod("a-pod", labels, status)
+    return job
+
+
 async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):
     """What somebody's pod tells under the Job's label is neither a result nor a failure."""
     async with open_pods() as hands:
-        await hands.create_model(prefetch=True)
-        await trio.sleep(SETTLED)
-        job = await only_job(hands)
-        labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
         theirs = FETCHED.replace('"model.gguf"', '"theirs.gguf"')
         ended = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "message": theirs}}}
-        await hands.make_pod("a-pod", labels, {"phase": "Succeeded", "containerStatuses": [ended]})
+        await make_strangers_pod(hands, {"phase": "Succeeded", "containerStatuses": [ended]})
         assert await hands.model_where() == "Pending/Pending"
         await hands.finish_job()
         assert await hands.model_where() == "Ready/ModelReady"
@@ -94,11 +100,7 @@ async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):
 async def test_a_job_is_run_again_though_a_strangers_pod_has_its_label(autojump_clock):
     """A result that no pod of the Job's own tells any more is asked for anew."""
     async with open_pods() as hands:
-        await hands.create_model(prefetch=True)
-        await trio.sleep(SETTLED)
-        job = await only_job(hands)
-        labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
-        await hands.make_pod("a-pod", labels, {"phase": "Running"})
+        job = await make_strangers_pod(hands, {"phase": "Running"})
         await hands.finish_job(with_pod=False)
         await trio.sleep(SETTLED)
         assert (await only_job(hands)).metadata.uid != job.metadata.uid

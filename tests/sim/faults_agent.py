@@ -238,13 +238,18 @@ async def disk_full(stage, rng):
     host.machine.disk_full = False
 
 
+async def _lacking(stage, rng, what, most_seconds):
+    """An engine ends on a machine that for a while cannot start another one."""
+    host, child = stage.engine(rng)
+    setattr(host.machine, what, True)
+    child.end(-9)
+    await trio.sleep(span(rng, 1, most_seconds))
+    setattr(host.machine, what, False)
+
+
 @fault("B15", "no process can be started")
 async def no_spawn(stage, rng):
-    host, child = stage.engine(rng)
-    host.machine.spawn_fails = True
-    child.end(-9)
-    await trio.sleep(span(rng, 1, 300))
-    host.machine.spawn_fails = False
+    await _lacking(stage, rng, "spawn_fails", 300)
 
 
 @fault("B14", "the agent can open no file and no connection, and look at nothing")
@@ -333,20 +338,12 @@ async def killed_while_frozen(stage, rng):
 
 @fault("B13", "the engine program is not there")
 async def no_engine(stage, rng):
-    host, child = stage.engine(rng)
-    host.machine.no_engine = True
-    child.end(-9)
-    await trio.sleep(span(rng, 1, 200))
-    host.machine.no_engine = False
+    await _lacking(stage, rng, "no_engine", 200)
 
 
 @fault("B13 N1", "engines cannot listen on the address that the host should have")
 async def no_such_address(stage, rng):
-    host, child = stage.engine(rng)
-    host.machine.no_address = True
-    child.end(-9)
-    await trio.sleep(span(rng, 1, 200))
-    host.machine.no_address = False
+    await _lacking(stage, rng, "no_address", 200)
 
 
 @fault("B13", "files cannot be read, while somebody wants another one")

@@ -63,9 +63,10 @@ def agent(context: click.Context, /, **flags: Any) -> None:
     assert config.state_dir is not None, "load() decides it"
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
-    settings = agent_settings(config, cluster.server, find_llama_server(config.llama_server))
+    llama_server = find_llama_server(config.llama_server)
     raise_descriptor_limit()
     with held_state_dir(config.state_dir):
+        settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
         trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
 
 
