@@ -6,9 +6,10 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check envtest bench manifests generate chart clean
+.PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 30
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -60,6 +61,16 @@ chart: $(STAMP)  ## package the Helm chart and index it as a repository: dist/ch
 	@mkdir -p dist/charts
 	helm=$$($(BIN)/python tests/charts/chart_tools.py helm) && \
 		$$helm package --destination dist/charts charts/llmkube && $$helm repo index dist/charts
+
+POWER_RULE := /etc/sudoers.d/llmkube-powermetrics
+
+install-powermetrics-sudo: $(STAMP)  ## on a Mac, let this user's agents measure power: one line of sudoers, shown first
+	@$(BIN)/llmkube agent sudoers > $(VENV)/powermetrics.sudoers && cat $(VENV)/powermetrics.sudoers
+	visudo -cf $(VENV)/powermetrics.sudoers
+	sudo install -m 0440 -o 0 -g 0 $(VENV)/powermetrics.sudoers $(POWER_RULE)
+
+uninstall-powermetrics-sudo:  ## take that line away again
+	sudo rm -f $(POWER_RULE)
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.budget import host_budget
 from llmkube.supervisor.hostmem import Level, Sample
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.power import DOMAINS, PowerView
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _BRACES = re.compile(r"\{[^}]*\}|\[[^\]]*\]")
@@ -73,6 +74,12 @@ def _some_memory() -> MemoryView:
     return MemoryView(Level.NORMAL, Sample(64 << 30, 20 << 30, Level.NORMAL), host_budget(64 << 30), 0, {}, {}, {})
 
 
+def _some_power() -> PowerView:
+    """A Mac whose power is measured."""
+    domains = dict.fromkeys((*DOMAINS, "combined"), 1.0)
+    return PowerView(domains, domains)
+
+
 def names_in(expression: str) -> set[str]:
     """Return the series that an expression reads; what stands in braces and groupings is a label."""
     without = _BRACES.sub(" ", re.sub(r'"[^"]*"', '""', expression))
@@ -90,5 +97,5 @@ def known_names() -> set[str]:
     controller = CollectorRegistry()
     ReconcileMetrics.on(controller)
     controller.register(FleetCollector(_Nothing(), _Nothing()))
-    ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory))}
+    ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory, power=_some_power))}
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

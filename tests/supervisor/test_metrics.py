@@ -7,6 +7,7 @@ from llmkube.supervisor.eviction import Cause, Skip
 from llmkube.supervisor.hostmem import Level, Sample
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.power import PowerView
 from llmkube.weights.progress import Progress
 
 
@@ -87,3 +88,16 @@ def test_memory_is_told_with_its_error():
 def test_a_host_that_nobody_looks_at_has_no_memory_series():
     """Without a look at the host there is no figure that could be taken for one."""
     assert "memory_budget" not in scrape(Agent())
+
+
+def test_power_is_told_by_the_guides_names():
+    """A domain that was measured has a gauge of its own, and energy a counter; an old figure has none."""
+    seen = PowerView({"gpu": 31.5, "combined": 40.0}, {"gpu": 900.0})
+    text = generate_latest(agent_registry(Agent(), power=lambda: seen)).decode()
+    assert "llmkube_metal_agent_apple_power_gpu_watts 31.5" in text
+    assert "llmkube_metal_agent_apple_power_combined_watts 40.0" in text
+    assert 'llmkube_metal_agent_apple_energy_joules_total{domain="gpu"} 900.0' in text
+    assert "ane" not in text
+    stale = generate_latest(agent_registry(Agent(), power=lambda: PowerView({}, {"gpu": 900.0}))).decode()
+    assert "_watts" not in stale
+    assert "joules_total" in stale

@@ -1,7 +1,10 @@
 """`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
 
 import os
+import pwd
+import random
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -40,6 +43,7 @@ from llmkube.k8s.selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.power import PowerMeter, power_command, run_power_meter, sudoers_rule
 from llmkube.supervisor.settings import AgentSettings
 
 log = structlog.get_logger()
@@ -64,6 +68,8 @@ def agent(context: click.Context, /, **flags: Any) -> None:
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
     llama_server = find_llama_server(config.llama_server)
+    if config.apple_power_enabled and sys.platform != "darwin":
+        raise UserError("--apple-power-enabled: only macOS can measure it; leave the flag out on this host")
     raise_descriptor_limit()
     with held_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
@@ -83,6 +89,23 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
     trio.run(_wait_gone, folder, pid, timeout)
     click.echo(f"agent with pid {pid} has stopped")
+
+
+@agent.command("sudoers", context_settings=HELP)
+@click.option("--user", metavar="NAME", help="Who runs the agent; without it, whoever runs this.")
+@guarded
+def print_sudoers(user: str | None) -> None:
+    """Print the line of sudoers that --apple-power-enabled needs.
+
+    It lets the user run powermetrics as root with exactly the agent's arguments, and nothing else.
+    """
+    try:
+        uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
+    except KeyError as error:
+        raise UserError(f"--user {user}: this host knows no such user") from error
+    if uid == 0:
+        raise UserError("root needs no such line; name with --user who runs the agent")
+    click.echo(sudoers_rule(uid), nl=False)
 
 
 async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
@@ -149,7 +172,11 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
         with stop.here():
             view = await agents.start(run_agent, client, settings, ports)
             if probes is not None:
-                registry = agent_registry(view, ports.downloads, view.memory)
+                meter = PowerMeter() if config.apple_power_enabled else None
+                if meter is not None:
+                    rng = random.Random()  # noqa: S311 - jitter, not a secret
+                    agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
+                registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
                 await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
             support.start_soon(_settle_heap_later)
             log.info(

@@ -155,6 +155,9 @@ class AgentConfig:
         help="What SIGTERM does to the engines: stop them, or keep them for the next agent on this host.",
         choices=("stop", "keep"),
     )
+    apple_power_enabled: bool = setting(
+        False, help="Measure what a Mac's chip draws; needs the line of sudoers that `llmkube agent sudoers` prints."
+    )
     drain_seconds: float = _DRAIN_SECONDS
     memory_fraction: float = _MEMORY_FRACTION
     memory_check: str = _MEMORY_CHECK

@@ -14,6 +14,7 @@ from llmkube.supervisor.accounts import MemoryView
 from llmkube.supervisor.eviction import Cause, Skip
 from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.lifecycle import ServiceView
+from llmkube.supervisor.power import PowerView
 from llmkube.weights.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
@@ -145,16 +146,38 @@ class MemoryCollector(Collector):
         yield from (estimated, reserved, measured, error)
 
 
+@attrs.define(eq=False)
+class PowerCollector(Collector):
+    """What the chip draws, by the guide's names, and the energy, whose rate is right however seldom one asks."""
+
+    power: Callable[[], PowerView]
+
+    def collect(self) -> Iterable[Metric]:
+        """Build the families from one view; a power that nobody has measured lately has no series."""
+        seen = self.power()
+        for domain, watts in seen.watts.items():
+            yield GaugeMetricFamily(f"{PREFIX}_apple_power_{domain}_watts", "What it draws, estimated by macOS.", watts)
+        energy = CounterMetricFamily(
+            f"{PREFIX}_apple_energy_joules", "What it has drawn since the agent began.", labels=("domain",)
+        )
+        for domain, joules in seen.joules.items():
+            energy.add_metric((domain,), joules)
+        yield energy
+
+
 def agent_registry(
     snapshot: Snapshot,
     downloads: Callable[[], Mapping[str, Progress]] = dict,
     memory: Callable[[], MemoryView | None] = lambda: None,
+    power: Callable[[], PowerView] | None = None,
 ) -> CollectorRegistry:
-    """Return a registry of its own: the agent's figures, its host's memory, its downloads, its Python process."""
+    """Return a registry of its own: the agent's figures, its host's memory and power, its downloads, its process."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
     registry.register(MemoryCollector(memory))
     registry.register(DownloadCollector(downloads))
+    if power is not None:
+        registry.register(PowerCollector(power))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -45,8 +45,8 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.accounts import Room
 from llmkube.supervisor.addresses import Reach, settle
 from llmkube.supervisor.ports import HostFacts, Ports
-from llmkube.supervisor.power import Reading, slept_seconds
 from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.wake import Reading, slept_seconds
 
 log = structlog.get_logger(__name__)
 
