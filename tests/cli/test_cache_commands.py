@@ -13,11 +13,17 @@ from llmkube.cli import cache as module
 from llmkube.cli.apply import Applier
 from llmkube.cli.main import cli
 from llmkube.cli.manifests import demo_manifests
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.desired import Desired
+from llmkube.supervisor.journal import Entry, dump, entry_path
+from llmkube.supervisor.target import Launch
 from llmkube.weights.partial import Note, open_partial
 from llmkube.weights.records import keep, key_of
-from llmkube.weights.store import open_store
+from llmkube.weights.store import WeightsFile, open_store
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
 HF = "hf://org/repo/file.gguf@main"
@@ -135,6 +141,27 @@ def test_prune_without_an_answer_removes_nothing(run, store):
     assert "cannot ask https://cluster which models are in use (connection refused)" in refused.output
     assert "--force" in refused.output
     assert len(list(store.blobs.iterdir())) == 2
+
+
+def test_prune_spares_what_runs_here_for_a_cluster_that_is_not_asked(run, store, tmp_path):
+    """A model that the agent's journal names stays, although no Model of the clusters that were asked does."""
+    metadata = {"name": "chat", "namespace": "other"}
+    service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "chat"}})
+    wish = Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": HF}}))
+    launch = Launch(LaunchPlan((), (), "llamacpp", "chat"), WeightsFile(tmp_path / "x.gguf", 1, None, "x"))
+    path = entry_path(tmp_path / "state" / "journal", service.key)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(dump(Entry(wish, launch))))
+    assert f"{HF} is in use by InferenceService other/chat on this machine" in run("prune", HF).output
+    run("prune", models=())
+    assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
+
+
+def test_prune_asks_the_cluster_of_the_agents_settings(store, tmp_path):
+    """The kubeconfig that config.toml gives the agent is the one whose Models are in use."""
+    (tmp_path / "state" / "config.toml").write_text('[agent]\nkubeconfig = "/nowhere/config"\n')
+    refused = CliRunner().invoke(cli, ["cache", "prune", "--state-dir", str(tmp_path / "state")])
+    assert (refused.exit_code, "kubeconfig /nowhere/config does not exist" in refused.output) == (1, True)
 
 
 def test_preload_keeps_the_built_in_model(run, tmp_path):

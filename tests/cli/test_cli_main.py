@@ -1,5 +1,7 @@
+import http.server
 import subprocess
 import sys
+import threading
 
 import click
 import pytest
@@ -124,14 +126,42 @@ def test_without_any_cluster_the_error_says_what_to_do(args, tmp_path):
     assert "start `llmkube up`, or name a cluster with --kubeconfig" in done.output
 
 
+KUBECONFIG = (
+    "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
+    "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:%d'}}]\n"
+    "users: [{name: a, user: {token: t}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
+)
+
+
 def test_a_stopped_up_is_guessed(tmp_path):
     """When the kubeconfig that `llmkube up` wrote leads nowhere, the error asks whether it still runs."""
-    (tmp_path / "kubeconfig").write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
-        "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:9'}}]\n"
-        "users: [{name: a, user: {token: t}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
-    )
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG % 9)
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run("list", env=env)
     assert done.exit_code == 1
     assert "is `llmkube up` running?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("status", "way_out"),
+    [
+        (200, 'is http://127.0.0.1:{} (context "a") running, and an API server? --context and --kubeconfig choose'),
+        (401, 'http://127.0.0.1:{} (context "a") refuses these credentials; renew them, or choose another --context'),
+        (404, 'if http://127.0.0.1:{} (context "a") is the right one: llmkube crds | kubectl apply'),
+    ],
+)
+def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_out, tmp_path):
+    """A web page, a 401 and a missing definition fail with 1, name the server, and say what to do."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<html>welcome</html>")
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        (tmp_path / "config").write_text(KUBECONFIG % server.server_port)
+        done = run("status", "chat", "--kubeconfig", str(tmp_path / "config"))
+        server.shutdown()
+    assert (done.exit_code, way_out.format(server.server_port) in done.output) == (1, True), done.output

@@ -1,11 +1,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.state import held_state_dir, temporary_state_dir
+from llmkube.supervisor.processes import marked
 
 
 def test_the_folder_is_private(tmp_path):
@@ -71,3 +73,34 @@ def test_a_temporary_folder_leaves_nothing():
         (path / "store" / "file").write_text("x")
         assert path.stat().st_mode & 0o777 == 0o700
     assert not path.exists()
+
+
+def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeypatch):
+    """The next program ends the engine of a killed one and removes its folder; what is in use, or chosen, stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = (
+        "import os, signal, subprocess, sys\nfrom llmkube.cli.state import temporary_state_dir\n"
+        "with temporary_state_dir() as path:\n"
+        "    environ = os.environ | {'LLMKUBE_AGENT_STATE': str(path)}\n"
+        "    subprocess.Popen([sys.executable, '-c', 'input()'], env=environ, start_new_session=True)\n"
+        "    print(path, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    chosen = tmp_path / "llmkube-mine"
+    with held_state_dir(chosen):
+        pass
+    with (
+        temporary_state_dir() as used,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as killed,
+    ):
+        left = Path(killed.stdout.readline().decode().strip())
+        killed.wait()
+        assert (left.is_dir(), len(marked("LLMKUBE_AGENT_STATE", str(left)))) == (True, 1)
+        with temporary_state_dir():
+            assert (left.exists(), marked("LLMKUBE_AGENT_STATE", str(left))) == (False, [])
+            assert ((chosen / "lock").exists(), (used / "lock").exists()) == (True, True)

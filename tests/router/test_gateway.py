@@ -164,6 +164,40 @@ async def test_models_are_listed_from_the_directory(world):
     assert json.loads((await gateway.ask("GET", "/v1/models/ns%2Fb")).body) == one
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "evil.example:8080", 200),  # a program behind a tunnel
+        ("http://localhost:3000", "127.0.0.1:8080", 200),
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", 200),
+        ("http://[::1]:3000", "localhost:8080", 200),
+        ("http://192.168.1.5", "192.168.1.5", 200),
+        ("http://mac-studio:8080", "mac-studio:8080", 200),
+        ("http://mac-studio.local", "127.0.0.1:8080", 200),
+        ("http://host.docker.internal:3000", "host.docker.internal:8080", 200),
+        ("https://ai.example:8443", "ai.example", 200),
+        ("app://obsidian.md", "127.0.0.1:8080", 200),
+        ("vscode-webview://x", "127.0.0.1:8080", 200),
+        ("https://evil.example", "127.0.0.1:8080", 403),
+        ("http://evil.example:8080", "evil.example:8080", 403),  # its name was moved to 127.0.0.1
+        ("http://localhost.evil.example", "127.0.0.1:8080", 403),
+        ("http://8.8.8.8", "127.0.0.1:8080", 403),
+        ("null", "127.0.0.1:8080", 403),
+        ("http://[", "127.0.0.1:8080", 403),
+        ("", "127.0.0.1:8080", 403),
+    ],
+)
+async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status):
+    """A page of the internet gets through to no engine, even by a name that leads here; near pages and programs do."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    headers = {"Host": host, "Content-Type": "text/plain"} | ({} if origin is None else {"Origin": origin})
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
+    assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
+    if status == 403:
+        assert json.loads(answer.body)["error"]["code"] == "origin_refused"
+
+
 async def test_the_root_says_what_this_is(world):
     """Somebody who opens the gateway in a browser is told where to go."""
     answer = await (await world()).ask("GET", "/")

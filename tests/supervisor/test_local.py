@@ -39,6 +39,25 @@ async def test_a_file_that_cannot_be_looked_at_is_not_here(tmp_path, monkeypatch
         assert not await ports.weights.has(model(source))
 
 
+async def test_a_header_that_was_read_from_afar_is_believed_for_ten_minutes(tmp_path, monkeypatch, mock_clock):
+    """A retry does not ask again; later a file that was replaced is seen, and what nobody asks for is not kept."""
+    asked = []
+
+    async def read(source, **_):
+        await trio.lowlevel.checkpoint()
+        asked.append(source.identity)
+        return f"facts {len(asked)}"
+
+    monkeypatch.setattr("llmkube.supervisor.local.read_remote_header", read)
+    first, second = model("https://files.example/a.gguf"), model("https://files.example/b.gguf")
+    async with opened(tmp_path) as ports:
+        seen = [await ports.weights.preview(each) for each in (first, first, second)]
+        assert seen == ["facts 1", "facts 1", "facts 2"]
+        mock_clock.jump(600)
+        assert await ports.weights.preview(first) == "facts 3"
+        assert list(ports.weights._previews) == ["https://files.example/a.gguf"]
+
+
 async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
     """However many files are being read from a disk that does not answer, an entry is written and removed."""
     over = threading.Event()

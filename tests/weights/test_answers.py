@@ -174,6 +174,7 @@ def test_a_file_of_another_size_than_promised_is_refused():
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-5"}, None),
         ({"retry-after": "9" * 30}, None),
+        ({"retry-after": f"Fri, 02 Jan {'9' * 30} 03:05:05 GMT"}, None),
         ({"ratelimit": "limit=10, remaining=0"}, None),
         ({}, None),
     ],

@@ -394,6 +394,22 @@ async def test_a_pause_of_a_day_is_an_error_and_is_kept_all_the_same(tmp_path, a
         assert len(bench.network.requests) == 1
 
 
+async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
+    """A server that once asked for decades is asked again on the next day, without a new agent."""
+
+    async def script(wire, request):
+        if len(bench.network.requests) == 1:
+            await wire.answer(429, retry_after=999_999_999)
+        else:
+            await wire.file(request, DATA)
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(ThrottledError):
+            await bench.get(HTTP)
+        await trio.sleep(86400)
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+
+
 @pytest.mark.parametrize("status", [500, 502, 504])
 async def test_a_broken_server_is_asked_again(tmp_path, autojump_clock, status):
     """Errors of the server pass, and the download with them."""

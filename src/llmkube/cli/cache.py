@@ -17,7 +17,7 @@ from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli import formats, output
 from llmkube.cli.cluster import ANSWER_SECONDS, find_config
-from llmkube.cli.config import CacheConfig, PreloadConfig, load
+from llmkube.cli.config import CacheConfig, PreloadConfig, PruneConfig, load
 from llmkube.cli.display import Display, open_display
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.inspect import as_data as facts_as_data
@@ -27,6 +27,7 @@ from llmkube.cli.running import open_service_nursery
 from llmkube.k8s.auth import ClusterConfig, load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
+from llmkube.supervisor.journal import FileJournal
 from llmkube.supervisor.tokens import read_token_file
 from llmkube.weights.addresses import Policy
 from llmkube.weights.buckets import BucketAccess
@@ -101,34 +102,24 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
 @click.argument("models", metavar="[SOURCE|KEY]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Ask no API server what is in use: remove that as well.")
-@click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Whose Models are in use.")
-@click.option("--context", help="Which context of the kubeconfig to use.")
-@settings_options(CacheConfig)
+@settings_options(PruneConfig)
 @output_option("json", "yaml")
 @guarded
-def prune_models(
-    *,
-    models: tuple[str, ...],
-    dry_run: bool,
-    force: bool,
-    kubeconfig: str | None,
-    context: str | None,
-    form: str,
-    **flags: Any,
-) -> None:
+def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
     """Remove models that no Model names, and unfinished downloads that nobody is at.
 
-    What is in use says the API server of `llmkube up` on this machine, if it was ever started, and the cluster that
-    kubectl would talk to. If one of them cannot be asked, nothing is removed.
+    What is in use says the API server of `llmkube up` on this machine, if it was ever started, and the cluster of the
+    agent's settings, else the one that kubectl would talk to; whatever runs from the state directory is, too. If one of
+    them cannot be asked, nothing is removed. What agents with other state directories keep in this store is not known.
     """
-    config = load("agent", CacheConfig, flags)
+    config = load("agent", PruneConfig, flags)
     store = _open(config)
     only = {_the_one(store, text).key: text for text in models}
     used: Mapping[str, str] = {}
     if not force:
         assert config.state_dir is not None, "load() decides it"
-        clusters = list(_clusters(Path(kubeconfig) if kubeconfig else None, context, config.state_dir))
-        used = trio.run(_used, clusters)
+        clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
+        used = trio.run(_used, clusters) | _running(config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
     if taken := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
         raise CommandError(f"{'; '.join(taken)}: nothing was removed. Delete that first, or give --force")
@@ -184,7 +175,7 @@ def _store(flags: Mapping[str, Any]) -> Store:
     return _open(load("agent", CacheConfig, flags))
 
 
-def _open(config: CacheConfig | PreloadConfig) -> Store:
+def _open(config: CacheConfig | PreloadConfig | PruneConfig) -> Store:
     assert config.state_dir is not None, "load() decides it"
     return open_store(config.model_store or config.state_dir / "store")
 
@@ -225,11 +216,17 @@ async def _used(clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]
         except trio.TooSlowError as exc:
             raise CommandError(f"{problem}: no answer in {ANSWER_SECONDS:g} s", ExitCode.TIMED_OUT) from exc
         except LLMKubeError as exc:
-            raise CommandError(f"{problem} ({exc}); start it, or give --force to remove them all the same") from exc
+            raise CommandError(f"{problem} ({exc}); mend that, or give --force to remove them all the same") from exc
         for model in models:
             if identity := _identity(model):
                 used.setdefault(identity, f"Model {model.key}")
     return used
+
+
+def _running(state_dir: Path) -> dict[str, str]:
+    """Return who uses what among the engines that run from here, whatever cluster they run for."""
+    entries = FileJournal(state_dir / "journal", trio.CapacityLimiter(1)).read_all().values()
+    return {_identity(entry.wish.model): f"InferenceService {entry.key} on this machine" for entry in entries}
 
 
 def _identity(model: Model) -> str:

@@ -15,7 +15,7 @@ from llmkube.cli.config import local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.k8s.auth import ClusterConfig, load_config
 from llmkube.k8s.client import Client, open_client
-from llmkube.k8s.errors import TransportError
+from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 
 T = TypeVar("T")
 
@@ -97,10 +97,20 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
     async with open_client(config) as client:
         try:
             yield Cluster(client, config.namespace or "default", config.server)
-        except TransportError as exc:
-            if local and exc.code == 0:
-                raise CommandError(f"{exc}\nis `llmkube up` running? {local_state_dir()} says that it was") from exc
-            raise
+        except (TransportError, UnauthorizedError) as exc:
+            raise CommandError(f"{exc}\n{_way_out(exc, config, local=local)}") from exc
+
+
+def _way_out(error: ApiError, config: ClusterConfig, *, local: bool) -> str:
+    """Say who was asked, and what to do: no API server has answered, or one that does not know us."""
+    if local and error.code == 0:
+        return f"is `llmkube up` running? {local_state_dir()} says that it was"
+    asked = f'{config.server} (context "{config.context}")'
+    if isinstance(error, UnauthorizedError):
+        return f"{asked} refuses these credentials; renew them, or choose another --context or --kubeconfig"
+    if error.code == 404:
+        return f"if {asked} is the right one: llmkube crds | kubectl apply --server-side -f -"
+    return f"is {asked} running, and an API server? --context and --kubeconfig choose another"
 
 
 def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seconds: float = math.inf) -> T:

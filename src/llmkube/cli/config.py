@@ -33,6 +33,7 @@ _HOST_NAME = setting(None, help="Name of this host; without it, the short host n
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Which kubeconfig to use.")
+_CONTEXT = setting(None, help="Which context of the kubeconfig to use.")
 _MODEL_STORE = setting(None, help="Folder for model files; without it, `store` in the state directory.")
 _HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
@@ -134,7 +135,7 @@ class AgentConfig:
     )
     log_level: str = _log_level("info")
     kubeconfig: Path | None = _KUBECONFIG
-    context: str | None = setting(None, help="Which context of the kubeconfig to use.")
+    context: str | None = _CONTEXT
     accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
     host_name: str | None = _HOST_NAME
     endpoints_api: str = setting(
@@ -180,6 +181,16 @@ class CacheConfig:
 
 
 @attrs.frozen
+class PruneConfig:
+    """What `llmkube cache prune` can be told besides: whose Models are in use are those of the agent's cluster."""
+
+    kubeconfig: Path | None = _KUBECONFIG
+    context: str | None = _CONTEXT
+    model_store: Path | None = _MODEL_STORE
+    state_dir: Path | None = _STATE_DIR
+
+
+@attrs.frozen
 class PreloadConfig:
     """What `llmkube cache preload` can be told besides."""
 
@@ -194,7 +205,7 @@ class ControllerConfig:
     """What `llmkube controller` can be told once and for all."""
 
     kubeconfig: Path | None = _KUBECONFIG
-    context: str | None = setting(None, help="Which context of the kubeconfig to use.")
+    context: str | None = _CONTEXT
     namespace: str | None = setting(None, help="Only look at this namespace; without it, at all of them.")
     accelerator: tuple[str, ...] = setting(
         ("metal",), help="What hosts serve; a Model that asks for another one is served by pods.", choices=ACCELERATORS

@@ -3,11 +3,19 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from llmkube.base.errors import UserError
+from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
+
+_TEMPORARY: Final = "llmkube-ephemeral-"
+"""No state directory that somebody has chosen is called so."""
+
+_GRACE_SECONDS: Final = 10.0  # between TERM and KILL, for an engine that nobody asks anything any more
 
 
 @contextlib.contextmanager
@@ -49,9 +57,28 @@ def holder_of(path: Path, lock: str = "lock") -> int | None:
 
 @contextlib.contextmanager
 def temporary_state_dir() -> Iterator[Path]:
-    """Give a fresh folder that is removed, with everything in it, at the end."""
-    with tempfile.TemporaryDirectory(prefix="llmkube-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)  # made by mkdtemp: 0700, and nobody else knows its name
+    """Hold a fresh folder that is removed, with everything in it, at the end; first, remove what killed programs left.
+
+    Nobody else would: the next program has a folder of another name, and engines carry the name of theirs.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone since
+            _remove_left(left)
+    with (
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
+        held_state_dir(Path(folder)) as path,  # made by mkdtemp: 0700, and nobody else knows its name
+    ):
+        yield path
+
+
+def _remove_left(folder: Path) -> None:
+    if folder.lstat().st_uid != os.getuid():
+        return
+    with (folder / "lock").open(encoding="ascii", errors="replace") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock.read():  # the pid is written under the lock; an empty file is one that is about to be held
+            end_all(marked(OWNER_VARIABLE, str(folder)), grace_seconds=_GRACE_SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

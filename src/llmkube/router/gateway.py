@@ -12,6 +12,7 @@ import attrs
 import structlog
 
 from llmkube.base.http import Exchange, Handler, Headers, HttpClient, HttpError, Request, Response
+from llmkube.router.origins import is_foreign
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT = """LLMKube gateway: an OpenAI-compatible API.
@@ -97,6 +98,10 @@ def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[
 
 def _answer_locally(request: Request, directory: Directory, created: int) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
+    if is_foreign(request):
+        page = request.headers.get("origin")
+        ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
+        raise _refused(403, f"the web page {page} may not use this gateway; {ways}", "origin_refused")
     path, reading = request.path.rstrip("/") or "/", request.method in ("GET", "HEAD")
     if path == "/" and reading:
         return Response.text(200, _HINT)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import attrs
@@ -48,6 +48,9 @@ MAX_FILE_THREADS = 4
 MAX_STATE_THREADS = 2
 """Worker threads for the state directory's small files: a dead network disk may hold all of those for models."""
 
+PREVIEW_KEPT_SECONDS: Final = 600.0
+"""How long the header of a file that is elsewhere is believed: its owner may put a smaller one in its place."""
+
 
 @attrs.define(eq=False)
 class LocalWeights:
@@ -62,7 +65,7 @@ class LocalWeights:
     endpoint: str
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
-    _previews: dict[str, GGUFFacts] = attrs.field(factory=dict)  # by the identity of a source
+    _previews: dict[str, tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # by the identity of a source; since when
     _headers: WeakValueDictionary[str, GGUFFacts] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
@@ -91,19 +94,22 @@ class LocalWeights:
         return weights, facts
 
     async def preview(self, model: Model) -> GGUFFacts | None:
-        """Read the header of a file that is elsewhere, once for as long as this lives."""
+        """Read the header of a file that is elsewhere, or return what it said not long ago."""
         source = pick(parse_source(model.spec.source), model.spec.files)
         if not isinstance(source, Remote) or await self.has(model):
             return None
+        now = trio.current_time()
+        self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_KEPT_SECONDS}
         if source.identity not in self._previews:
-            self._previews[source.identity] = await read_remote_header(
+            facts = await read_remote_header(
                 source,
                 policy=self.policy,
                 utcnow=_utcnow,
                 **await self._secrets(source, model),
                 endpoint=self.endpoint,
             )
-        return self._previews[source.identity]
+            self._previews[source.identity] = (now, facts)
+        return self._previews[source.identity][1]
 
     async def _secrets(self, source: Remote, model: Model) -> dict[str, Any]:
         if isinstance(source, BucketFile):

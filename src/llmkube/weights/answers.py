@@ -274,6 +274,6 @@ def _number(text: str) -> int | None:
 def _date(text: str) -> datetime.datetime | None:
     try:
         found = email.utils.parsedate_to_datetime(text)
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, OverflowError):
         return None
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)

@@ -3,7 +3,7 @@
 import datetime
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import trio
@@ -15,6 +15,9 @@ from llmkube.weights.errors import FetchError, NoSpaceError, ThrottledError
 
 T = TypeVar("T")
 Origin = tuple[str, str, int]
+
+LONGEST_GATE_SECONDS: Final = 86_400.0
+"""After a day an origin is asked again, whatever it said: a pause of years is a mistake in a header."""
 
 
 @attrs.frozen
@@ -56,8 +59,9 @@ class Gates:
     _until: dict[Origin, float] = attrs.field(factory=dict)
 
     def close(self, origin: Origin, seconds: float) -> None:
-        """Ask nothing of an origin for so long; a longer pause that is under way stays."""
-        self._until[origin] = max(self._until.get(origin, 0.0), trio.current_time() + seconds)
+        """Ask nothing of an origin for so long, and a day at most; a longer pause that is under way stays."""
+        until = trio.current_time() + min(seconds, LONGEST_GATE_SECONDS)
+        self._until[origin] = max(self._until.get(origin, 0.0), until)
 
     def seconds_left(self, origin: Origin) -> float:
         """How long the origin is still to be left alone."""

@@ -1,0 +1,41 @@
+"""Which web pages may use the gateway: those of this machine and of the networks around it.
+
+A browser lets any page post to 127.0.0.1, and llama-server's answer tells it that the page may read what comes back. A
+page can even move its own name to 127.0.0.1 (DNS rebinding): `Host` and `Origin` then agree. So `Origin` is judged,
+which browsers set and pages cannot. Programs send none: they may come by any name, through any proxy or tunnel.
+"""
+
+import ipaddress
+from typing import Final
+from urllib.parse import urlsplit
+
+from llmkube.base.http import Request
+
+_OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
+"""Names below these are nobody's on the internet (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
+
+    A page that came over https by the very name that it asks is behind a proxy of the user's: nobody moves a name to a
+    server that has no certificate for it. Other schemes are those of desktop programs and browser extensions.
+    """
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    if origin is None:
+        return False
+    try:
+        page, asked = urlsplit(origin), urlsplit(f"//{host}")
+    except ValueError:
+        return True
+    if page.scheme not in ("http", "https"):
+        return page.scheme == ""  # "null": a sandboxed frame, which any page can make
+    behind_proxy = page.scheme == "https" and page.hostname == asked.hostname
+    return not behind_proxy and not _is_near(page.hostname or "")
+
+
+def _is_near(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.endswith(_OWN_DOMAINS)
