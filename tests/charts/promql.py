@@ -96,6 +96,6 @@ def known_names() -> set[str]:
     """Return every series that an agent, a controller or a supported engine exports."""
     controller = CollectorRegistry()
     ReconcileMetrics.on(controller)
-    controller.register(FleetCollector(_Nothing(), _Nothing()))
+    controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
     ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory, power=_some_power))}
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

@@ -9,15 +9,17 @@ from click.testing import CliRunner
 from kubernetes.client import models
 
 from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
-from controller.podobjects import SETTINGS, cluster_model
+from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
+from llmkube.apiserver.labels import Requirement
 from llmkube.cli.controller import controller
 from llmkube.cli.listing import list_objects
 from llmkube.cli.main import cli
 from llmkube.controller.render.storage import PROGRESS_PORT, fetch_job
+from llmkube.controller.render.workload import front
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.crd.schema import all_crds
-from llmkube.k8s.names import SERVICE_LABEL
+from llmkube.supervisor.endpoints import service_manifest
 
 MODELS = {
     ("apps/v1", "Deployment"): models.V1Deployment,
@@ -256,6 +258,16 @@ def told(variant):
     return controller.make_context("controller", known, resilient_parsing=False).params
 
 
+def test_a_name_that_yaml_takes_for_something_else_is_a_text():
+    """A release may be called 123 and a chart `on`; labels and selectors that are no texts would be refused."""
+    args = ("-f", str(EVERYTHING), "--set", "nameOverride=on")
+    for each in render(*args, release="123"):
+        if (each["apiVersion"], each["kind"]) in MODELS:
+            MODELS[each["apiVersion"], each["kind"]].model_validate(each)
+        if each["kind"] == "ServiceMonitor":
+            assert all(isinstance(value, str) for value in each["spec"]["selector"].get("matchLabels", {}).values())
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_controller_takes_its_arguments(variant):
     """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
@@ -422,12 +434,20 @@ def test_no_account_has_a_token_that_nobody_asked_for():
     assert {each["automountServiceAccountToken"] for each in accounts.values()} == {False}
 
 
-def test_engines_are_found_by_the_label_that_agents_write():
-    """The monitor of engines selects the Services of InferenceServices, and the port that they have."""
+def test_the_engines_of_hosts_are_scraped_and_those_of_pods_are_not():
+    """The monitor of engines selects the Services that agents publish; pods have a PodMonitor, and count once."""
     spec = named(rendered("everything"), "ServiceMonitor")["llmkube-engines"]["spec"]
-    assert spec["selector"] == {"matchExpressions": [{"key": SERVICE_LABEL, "operator": "Exists"}]}
     assert spec["namespaceSelector"] == {"any": True}
-    assert spec["endpoints"][0]["port"] == "http"
+    service = pod_service()
+    hosts, pods = service_manifest(service), front(service, plan())
+    words = {"Exists": "", "NotIn": "notin"}
+    asked = [
+        Requirement(one["key"], words[one["operator"]], frozenset(one.get("values", ())))
+        for one in spec["selector"]["matchExpressions"]
+    ]
+    found = [each for each in (hosts, pods) if all(one.holds(each["metadata"]["labels"]) for one in asked)]
+    assert found == [hosts]
+    assert spec["endpoints"][0]["port"] == hosts["spec"]["ports"][0]["name"]
 
 
 def test_a_bare_release_is_the_deployment_alone():

@@ -154,6 +154,7 @@ def test_a_promise_about_quantization_is_held_against_the_header(said, found, st
     conditions = derive_supplied_status(model, JOB, Seen(), now=NOW)["conditions"]
     [matches] = [one for one in conditions if one["type"] == "QuantizationMatches"]
     assert (matches["status"], matches["reason"]) == (status, reason)
+    assert not said or said in matches["message"] or reason == "Matches"
 
 
 def test_conditions_are_all_there_and_keep_their_time():

@@ -32,6 +32,7 @@ def fetched(reason, **facts):
 
 
 INVALID = condition("Accepted", False, "Invalid", "spec.extraArgs: --port is ours")
+NO_ADDRESS = condition("Published", False, "NoAddress", "nobody reaches it")
 READY = slice_of("studio", True)
 
 ROWS = [
@@ -94,6 +95,18 @@ ROWS = [
     (service(loaded("Invalid")), fetched_model(), [], STUDIO, "Failed", "Invalid"),
     (service(loaded("InternalError")), fetched_model(), [], STUDIO, "Failed", "InternalError"),
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
+    # nobody can reach it
+    (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
+    (
+        service(loaded("Loaded"), NO_ADDRESS),
+        fetched_model(),
+        [slice_of("studio", False)],
+        STUDIO,
+        "Failed",
+        "NoAddress",
+    ),
+    (service(loaded("Loading"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
+    (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [READY], STUDIO, "Ready", "InferenceReady"),
     # on its way
     (service(), fetched_model(), [], STUDIO, "Pending", "NotClaimed"),
     (service(loaded("Pending")), fetched_model(), [], STUDIO, "Creating", "Creating"),
@@ -149,6 +162,7 @@ def test_phase_table(isvc, its_model, slices, hosts, expected):
         (service(spec={"replicas": 3}), [READY, slice_of("mini", False)], TWO_HOSTS, Replicas(3, 2, 1)),
         (service(spec={"replicas": 3, "suspend": True}), [READY], STUDIO, Replicas(0, 1, 1)),
         (service(loaded("Loaded")), [], STUDIO, Replicas(1, 1, 1)),
+        (service(loaded("Loaded"), NO_ADDRESS), [], STUDIO, Replicas(1, 1, 0)),
         (service(loaded("Loading")), [], STUDIO, Replicas(1, 1, 0)),
         (service(loaded("NotAnswering")), [], STUDIO, Replicas(1, 1, 0)),
         (service(loaded("Stopping")), [], STUDIO, Replicas(1, 1, 0)),

@@ -1,5 +1,7 @@
 """The fleet's series say what the objects say: one phase each, the right words, nothing of what is gone."""
 
+import random
+
 import pytest
 import trio
 from prometheus_client import CollectorRegistry
@@ -7,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from controller.objects import model, service
 from controller.podcluster import open_pods
 from controller.podobjects import cluster_model, pod_service
+from llmkube.controller.loop import new_queue
 from llmkube.controller.metrics import FleetCollector, source_type
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -26,9 +29,9 @@ def in_phase(obj, phase):
     return decode(type(obj), {**data, "status": {**data.get("status", {}), "phase": phase}})
 
 
-def series(models, services):
+def series(models, services, **queues):
     registry = CollectorRegistry()
-    registry.register(FleetCollector(Known.of(*models), Known.of(*services)))
+    registry.register(FleetCollector(Known.of(*models), Known.of(*services), queues))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in registry.collect()
@@ -63,12 +66,24 @@ def test_a_namespace_that_nobody_waits_in_counts_none():
     assert series([], [pod_service()])[("llmkube_gpu_queue_depth", "ml")] == 0
 
 
+def test_who_waits_to_be_reconciled_is_counted_by_controller():
+    """Keys that nobody has taken up yet are the depth, which an alert or a platform engineer sees growing."""
+    queue = new_queue(random.Random(0))
+    for name in ("chat", "embed", "chat"):
+        queue.add_nowait(Key("ml", name))
+    found = series([], [], inferenceservice=queue, model=new_queue(random.Random(0)))
+    assert found[("llmkube_reconcile_queue_depth", "inferenceservice")] == 2
+    assert found[("llmkube_reconcile_queue_depth", "model")] == 0
+
+
 async def test_a_running_controller_tells_them(autojump_clock):
     """What is served is in the registry, and what was deleted is not."""
     async with open_pods() as hands:
         await hands.bring_up()
-        labels = {"inferenceservice": "chat", "namespace": "ml", "state": "ready"}
         value = hands.cluster.registry.get_sample_value
+        queues = ("model", "inferenceservice", "endpointslice")
+        assert [value("llmkube_reconcile_queue_depth", {"controller": one}) for one in queues] == [0, 0, 0]
+        labels = {"inferenceservice": "chat", "namespace": "ml", "state": "ready"}
         assert value("llmkube_inferenceservice_replicas", labels) == 1
         await hands.client.delete(InferenceService, Key("ml", "chat"))
         await hands.model_where()

@@ -5,6 +5,7 @@ import pytest
 
 from controller.objects import EARLIER, NOBODY, NOW, STUDIO, condition, fetched_model, model
 from llmkube.controller.model import derive_model_status, judge_model
+from llmkube.k8s.crd.model import GGUFStatus
 
 FETCHING = condition("Fetched", False, "Fetching", "12 of 90 MiB")
 
@@ -50,14 +51,33 @@ def test_phase_table(given, hosts, phase, reason):
         (model(condition("Fetched", False, "NotGGUF")), "False", "False", "True"),
     ],
 )
-def test_all_three_conditions_are_always_said(given, available, progressing, degraded):
+def test_the_whole_set_of_conditions_is_always_said(given, available, progressing, degraded):
     """A Model that fails is no longer Available: the conditions come as one set, never one by one."""
     status = derive_model_status(given, STUDIO, now=NOW)
     assert {one["type"]: one["status"] for one in status["conditions"]} == {
         "Available": available,
         "Progressing": progressing,
         "Degraded": degraded,
+        "QuantizationMatches": "True",
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "reason", "message"),
+    [
+        ("Q8_0", "Q4_K_M", "QuantizationMismatch", "Q4_K_M"),
+        ("q4-k-m", "Q4_K_M", "Matches", "Q4_K_M"),
+        ("Q8_0", "", "NotCompared", "Q8_0"),
+    ],
+)
+def test_the_label_of_a_file_on_a_host_is_held_against_its_header(said, found, reason, message):
+    """What the spec promises is in the status of a Model for metal as well, whether the header can tell or not."""
+    seen = fetched_model()
+    seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=said),
+                        status=attrs.evolve(seen.status, gguf=GGUFStatus(quantization=found)))  # fmt: skip
+    [matches] = [one for one in derive_model_status(seen, STUDIO, now=NOW)["conditions"] if "Quant" in one["type"]]
+    assert (matches["status"], matches["reason"]) == ("False" if "Mismatch" in reason else "True", reason)
+    assert message in matches["message"]
 
 
 def test_no_host_says_what_to_do():
@@ -79,12 +99,17 @@ def test_golden_status():
             {
                 "type": kind,
                 "status": status,
-                "reason": "ModelReady",
-                "message": "933.8 KiB",
+                "reason": reason,
+                "message": message,
                 "lastTransitionTime": "2025-06-01T12:00:00Z",
                 "observedGeneration": 3,
             }
-            for kind, status in [("Available", "True"), ("Progressing", "False"), ("Degraded", "False")]
+            for kind, status, reason, message in [
+                ("Available", "True", "ModelReady", "933.8 KiB"),
+                ("Progressing", "False", "ModelReady", "933.8 KiB"),
+                ("Degraded", "False", "ModelReady", "933.8 KiB"),
+                ("QuantizationMatches", "True", "NotCompared", "nothing to compare"),
+            ]
         ],
     }
     assert derive_model_status(ready, STUDIO, now=NOW) == wanted

@@ -77,6 +77,7 @@ async def test_the_agents_conditions_survive(autojump_clock):
             "Available",
             "Progressing",
             "Degraded",
+            "QuantizationMatches",
         }
 
 

@@ -278,11 +278,16 @@ def test_a_name_that_ollama_does_not_take_is_refused(name, gateway, field):
         (model(source="s3://b/$(A)", format="custom"), {"runtime": "triton"}, {"s3://b/$$(A)"}),
         (model(source="org/repo"), {"runtime": "vllm", "endpoint": {"gateway": {**GATEWAY, "modelName": "$(A)"}}},
          {"$$(A)"}),
+        (model(), {"reasoningBudget": 9, "reasoningBudgetMessage": "That is $$5, $(USER)."},
+         {"That is $$$$5, $$(USER)."}),
+        (model(), {"tensorOverrides": [r"ffn_(up|down)$$=CPU"]}, {r"ffn_(up|down)$$$$=CPU"}),
+        (model(source="org/repo"), {"runtime": "vllm", "vllmConfig": {"kvCacheCustomDtype": "$(A)"}}, {"$$(A)"}),
         (model(), {"extraArgs": ["--seed", "$(SEED)"]}, {"$(SEED)"}),
+        (model(), {"bindAddress": "$(POD_IP)"}, {"$(POD_IP)"}),
     ],
 )  # fmt: skip
 def test_kubernetes_replaces_only_what_a_user_has_written_for_it(of, spec, words):
-    """A `$` in an address or a name is escaped; in a user's own arguments `$(NAME)` is what Kubernetes makes of it."""
+    """A `$` in a text is escaped; in a user's own arguments, and where to listen, Kubernetes replaces `$(NAME)`."""
     assert words <= set(plan(of, **spec).args)
 
 

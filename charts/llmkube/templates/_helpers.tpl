@@ -31,8 +31,8 @@
 
 {{/* What selects, for as long as the release lives: a Deployment's selector can never change. */}}
 {{- define "llmkube.selector" -}}
-app.kubernetes.io/name: {{ include "llmkube.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "llmkube.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: controller
 {{- end }}
 

@@ -13,6 +13,8 @@
   would make what the garbage collector takes away, in turn and without pause.
 * An object of another owner (a stranger's, or that of a predecessor of the same name that is still being collected) is
   left alone until it is gone.
+* What **another program of ours** has set for the same owner stays when we set something else: one port beside the
+  other. Such an object is made anew where it has to change, and let go of instead of removed.
 """
 
 from collections.abc import Mapping
@@ -79,6 +81,7 @@ class Children(Generic[T]):
         owner: The kind of what they are made for.
         kind: Their kind.
         cache: Those with our label.
+        sharer: How the field managers of another program begin that writes such objects for the same owners, if any.
         vanished: Set by whoever hears that the server does not serve the kind any more.
     """
 
@@ -86,6 +89,7 @@ class Children(Generic[T]):
     owner: type[Object]
     kind: type[T]
     cache: Cache[T] = attrs.field(factory=Cache)
+    sharer: str = ""
     vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
     _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
     _compared: dict[Key, tuple[Mapping[str, Any], T]] = attrs.field(factory=dict, init=False)
@@ -131,10 +135,13 @@ class Children(Generic[T]):
         if self._is_so(manifest, live):
             self._compared[key] = (manifest, live)
             return live
+        if await self._is_shared(live):
+            await self._delete(live)
+            return await self._apply(key, manifest, NO_VERSION)
         return await self._apply(key, manifest, live.metadata.resource_version)
 
     async def remove(self, key: Key, owner_uid: str) -> None:
-        """Delete the object if it is there and this owner's.
+        """Delete the object if it is there and this owner's, or what we have set of it if another program shares it.
 
         Raises:
             ConflictError: It has changed meanwhile, or is another one; look again.
@@ -145,11 +152,8 @@ class Children(Generic[T]):
         self.forget(key)
         if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
             return
-        seen = live.metadata
         try:
-            await self.client.delete(
-                self.kind, key, uid=seen.uid, resource_version=seen.resource_version, propagation="Background"
-            )
+            await (self._let_go(live) if await self._is_shared(live) else self._delete(live))
         except NotFoundError:
             return
 
@@ -176,6 +180,26 @@ class Children(Generic[T]):
         answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
         self._applied[key] = _Applied(manifest, answer)
         return answer
+
+    async def _is_shared(self, live: T) -> bool:
+        """Whether the sharer has set fields of an object; asked of the server, for caches keep no managedFields."""
+        if not self.sharer:
+            return False
+        newest = await self.client.get(self.kind, live.key)
+        return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
+
+    async def _delete(self, live: T) -> None:
+        seen = live.metadata
+        await self.client.delete(
+            self.kind, live.key, uid=seen.uid, resource_version=seen.resource_version, propagation="Background"
+        )
+
+    async def _let_go(self, live: T) -> None:
+        """Apply nothing: what nobody but us has set goes, and the rest is the sharer's."""
+        seen = live.metadata
+        metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
+        body = {"apiVersion": self.kind.RESOURCE.api_version, "kind": self.kind.RESOURCE.kind, "metadata": metadata}
+        await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
 
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
         """Whether these two have been compared before, or the one is the server's answer to the other."""

@@ -35,7 +35,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError
-from llmkube.k8s.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.names import AGENT_MANAGER, SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.rbac import APPLY, FOLLOW, Need
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
@@ -147,7 +147,7 @@ class Cluster:
 
     def __attrs_post_init__(self) -> None:
         self.deployments = Children(self.client, InferenceService, Deployment)
-        self.fronts = Children(self.client, InferenceService, Service)
+        self.fronts = Children(self.client, InferenceService, Service, sharer=AGENT_MANAGER)
         self.autoscalers = Children(self.client, InferenceService, HorizontalPodAutoscaler)
         self.budgets = Children(self.client, InferenceService, PodDisruptionBudget)
         self.monitors = Children(self.client, InferenceService, PodMonitor)

@@ -31,7 +31,7 @@ and pods go, and so does the message that a container leaves. It is the one thin
 
 import datetime
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import attrs
@@ -48,6 +48,7 @@ from llmkube.controller.jobresult import (
     read_failure,
     read_fetched,
 )
+from llmkube.controller.model import judge_quantization
 from llmkube.controller.pods import trouble_of
 from llmkube.controller.render.storage import (
     CACHE_FOLDER,
@@ -67,7 +68,6 @@ from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import BucketFile, Elsewhere, HubRepository, LocalFile
 
-QUANTIZATION_MATCHES: Final = "QuantizationMatches"
 UP_TO_DATE: Final = "UpToDate"
 NO_RESULT: Final = "NoResult"
 
@@ -220,7 +220,7 @@ def derive_supplied_status(
         Statement(AVAILABLE, ready, verdict.reason, verdict.message),
         _progressing(model, verdict, users),
         Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
-        _quantization(model, facts.get("gguf") or {}),
+        judge_quantization(model, str((facts.get("gguf") or {}).get("quantization") or "")),
         *([_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
         *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),
     ]
@@ -364,18 +364,3 @@ def _progressing(model: Model, verdict: Verdict, users: Sequence[str]) -> Statem
         waits = f"it is deleted once nothing refers to it any more: {', '.join(sorted(users))}"
         return Statement(PROGRESSING, holds=True, reason="InUse", message=waits)
     return Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message)
-
-
-def _quantization(model: Model, gguf: Mapping[str, Any]) -> Statement:
-    """Say whether the file is quantized as the spec says; where either says nothing, nothing contradicts."""
-    wanted, found = model.spec.quantization or "", str(gguf.get("quantization") or "")
-    if not wanted or not found:
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message="nothing to compare")
-    if _plain(wanted) == _plain(found):
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
-    message = f"spec.quantization says {wanted}, the file's header says {found}: correct the one, or name another file"
-    return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
-
-
-def _plain(label: str) -> str:
-    return label.upper().replace("-", "_").strip()

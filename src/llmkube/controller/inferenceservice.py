@@ -17,6 +17,7 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | the Model's file will not come without an edit | Failed | the reason of the Model's `Fetched` |
 | the Model's file is on its way | Pending | Fetching |
 | `Loaded` does not hold, because the engine fails | Failed | its reason |
+| `Published` does not hold: nobody can reach it | Failed | its reason |
 | no host has claimed it, and none says anything of it | Pending | NotClaimed |
 | the Model's file is not there yet | Pending | FetchFailed, or Pending |
 | else | Creating | Creating |
@@ -50,7 +51,7 @@ from llmkube.controller.model import (
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
-from llmkube.k8s.crd.meta import find_condition
+from llmkube.k8s.crd.meta import Condition, find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.hosts import Hosts
 from llmkube.k8s.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
@@ -59,6 +60,7 @@ from llmkube.runtimes.llama_fields import mode_of
 
 ACCEPTED: Final = "Accepted"
 LOADED: Final = "Loaded"
+PUBLISHED: Final = "Published"
 NOT_CLAIMED: Final = "NotClaimed"
 
 FAILING_REASONS: Final = frozenset(
@@ -99,7 +101,8 @@ def count_replicas(
     """Count engines by what hosts publish; a slice of a host that is gone counts for nothing.
 
     A host that publishes no address (one machine behind its own gateway) has no slice at all; then its `Loaded`
-    condition is believed for as long as a live host could serve the service.
+    condition is believed for as long as a live host could serve the service, unless it says that it should publish one
+    and cannot.
     """
     desired = 0 if service.spec.suspend else service.spec.replicas
     slices = tuple(slices)
@@ -116,8 +119,9 @@ def count_replicas(
     loaded = find_condition(service.status.conditions, LOADED)
     if loaded is None or not _somebody_serves(model, hosts):
         return Replicas(desired, running=0, ready=0)
-    ready = int(loaded.status == "True")
-    return Replicas(desired, running=ready or int(loaded.reason in _OCCUPYING_REASONS), ready=ready)
+    runs = loaded.status == "True"
+    ready = int(runs and _unpublished(service) is None)
+    return Replicas(desired, running=int(runs or loaded.reason in _OCCUPYING_REASONS), ready=ready)
 
 
 def judge_service(
@@ -210,6 +214,8 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders:
     loaded = current(service.status.conditions, LOADED, generation)
     if loaded is not None and loaded.status == "False" and loaded.reason in FAILING_REASONS:
         return Verdict("Failed", loaded.reason, loaded.message)
+    if (unpublished := _unpublished(service)) is not None:
+        return Verdict("Failed", unpublished.reason, unpublished.message)
     if file.phase != "Ready" and file.reason in TRANSIENT_REASONS:
         return Verdict("Pending", file.reason, file.message)
     conditions = (
@@ -254,6 +260,12 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
         return f"{settings.gateway_url.rstrip('/')}{path}"
     name, namespace = service_name(service.key.name), service.key.namespace
     return endpoint_url(name, namespace, SERVICE_PORT, path, settings.cluster_domain)
+
+
+def _unpublished(service: InferenceService) -> Condition | None:
+    """Return why nobody can reach it, if its host says so."""
+    published = find_condition(service.status.conditions, PUBLISHED)
+    return published if published is not None and published.status == "False" else None
 
 
 def _somebody_serves(model: Model | None, hosts: Hosts) -> bool:

@@ -11,7 +11,7 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, WorldError
 from llmkube.controller.metrics import ReconcileMetrics, Result
-from llmkube.k8s.errors import ConflictError
+from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workqueue import WorkQueue
 
@@ -76,9 +76,10 @@ class Reconciler:
             "error": "; ".join(str(error) or type(error).__name__ for error in errors),
             "retrySeconds": round(delay_seconds, 1),
         }
-        if all(isinstance(error, ConflictError) for error in errors):
-            # Somebody else wrote first, which is no failure: the event of that write wakes the key, at the latest when
-            # the reflector has healed. The retry is for the case that it has been handled already.
+        if all(isinstance(error, ConflictError | NotFoundError) for error in errors):
+            # Somebody else wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
+            # when the reflector has healed. The retry is for the case that it has been handled already, or never comes:
+            # of several API servers one may not have heard yet of a kind that another serves.
             log.debug("reconcile overtaken", **facts)
             return "retry"
         if all(isinstance(error, WorldError | trio.TooSlowError) for error in errors):

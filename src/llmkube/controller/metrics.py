@@ -2,7 +2,7 @@
 
 import datetime
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Literal, Protocol
 
 import attrs
@@ -131,13 +131,19 @@ class ServicesKnown(Protocol):
 
 @attrs.define(eq=False)
 class FleetCollector:
-    """Say how every object stands, read off the objects when somebody asks.
+    """Say how every object stands, and how many wait to be looked at, read off them when somebody asks.
 
     So each has one phase, the one in its status, and none when it is gone.
+
+    Attributes:
+        models: Those that there are.
+        services: Those that there are.
+        queues: Those that wait for a worker, by controller.
     """
 
     models: ModelsKnown
     services: ServicesKnown
+    queues: Mapping[str, Sized]
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Name the series without looking at any object."""
@@ -154,6 +160,8 @@ class FleetCollector:
             waiting[service.key.namespace] += service.status.phase == "WaitingForGPU"
         for namespace, count in sorted(waiting.items()):
             families["gpu_queue_depth"].add_metric([namespace], count)
+        for controller, queue in self.queues.items():
+            families["reconcile_queue_depth"].add_metric([controller], len(queue))
         yield from families.values()
 
     def _add_model(self, families: dict[str, GaugeMetricFamily], model: Model) -> None:
@@ -183,5 +191,6 @@ def _families() -> dict[str, GaugeMetricFamily]:
         ("inferenceservice_info", "What a service is.", (*service, "accelerator", "runtime")),
         ("inferenceservice_replicas", "Replicas of a service that are ready, or desired.", (*service, "state")),
         ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
+        ("reconcile_queue_depth", "Objects that wait to be reconciled.", ("controller",)),
     )
     return {name: GaugeMetricFamily(f"llmkube_{name}", about, labels=labels) for name, about, labels in table}

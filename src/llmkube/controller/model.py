@@ -20,6 +20,7 @@ from llmkube.k8s.hosts import Hosts
 
 FETCHED: Final = "Fetched"
 NO_HOST: Final = "NoHost"
+QUANTIZATION_MATCHES: Final = "QuantizationMatches"
 TRANSIENT_REASONS: Final = frozenset(
     {"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"}  # the world's errors of `weights`
 )
@@ -55,6 +56,23 @@ def no_host_message(accelerator: str) -> str:
     return f"no live host serves accelerator {accelerator}; start `llmkube agent --accelerator {accelerator}` on one"
 
 
+def judge_quantization(model: Model, found: str) -> Statement:
+    """Say whether a file is quantized as the spec says; where either says nothing, nothing contradicts.
+
+    Args:
+        model: The Model.
+        found: What the file's header says; empty when nobody has read one.
+    """
+    wanted = model.spec.quantization or ""
+    if not wanted or not found:
+        message = f"spec.quantization says {wanted}, and no header is known" if wanted else "nothing to compare"
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
+    if _plain(wanted) == _plain(found):
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
+    message = f"spec.quantization says {wanted}, the file's header says {found}: correct the one, or name another file"
+    return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
+
+
 def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the part of a Model's status that the controller owns.
 
@@ -70,6 +88,8 @@ def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -
         DEGRADED: verdict.phase == "Failed",
     }
     statements = [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
+    read = model.status.gguf if said[AVAILABLE] else None
+    statements.append(judge_quantization(model, read.quantization if read is not None else ""))
     conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
     ready_since = conditions[0]["lastTransitionTime"] if said[AVAILABLE] else model.status.last_updated
     return {
@@ -78,3 +98,7 @@ def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -
         **({"lastUpdated": ready_since} if ready_since else {}),
         "conditions": conditions,
     }
+
+
+def _plain(label: str) -> str:
+    return label.upper().replace("-", "_").strip()

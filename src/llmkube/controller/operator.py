@@ -22,7 +22,7 @@ left to say that it does not answer, and a cluster would go on sending requests 
 import datetime
 import functools
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Never, NoReturn
 
 import attrs
@@ -196,6 +196,14 @@ class _Controller:
             functools.partial(self.hosts.run_reflector, rng),
         )
 
+    def reconcilers(self, metrics: ReconcileMetrics) -> tuple[Reconciler, ...]:
+        """Those who bring objects in line, one for each queue."""
+        return (
+            Reconciler("model", self.reconcile_model, metrics, self.model_queue),
+            Reconciler("inferenceservice", self.reconcile_service, metrics, self.service_queue),
+            Reconciler("endpointslice", self.reconcile_slice, metrics, self.slice_queue),
+        )
+
     # -- What is done about it ---------------------------------------------------------------------------------------
 
     async def reconcile_model(self, key: Key) -> None:
@@ -206,13 +214,10 @@ class _Controller:
             return
         if self.models.misfit(key):
             return  # its newest state cannot be read, and nothing can be written over that from an older one
-        try:
-            if self.pods is not None and not self._ours(cached):
-                await self.pods.models.reconcile(cached)
-            elif self.pods is None or not await self.pods.models.release(cached):
-                await self._reconcile_hosted_model(cached)
-        except NotFoundError:  # deleted in the meantime; its reflector will say so
-            return
+        if self.pods is not None and not self._ours(cached):
+            await self.pods.models.reconcile(cached)
+        elif self.pods is None or not await self.pods.models.release(cached):
+            await self._reconcile_hosted_model(cached)
 
     async def _reconcile_hosted_model(self, cached: Model) -> None:
         if self.pods is None and cached.metadata.deletion_timestamp and not self.services_by_model.holders(cached.key):
@@ -239,15 +244,12 @@ class _Controller:
         model = self.models.get(model_key)
         if model is None and self.models.misfit(model_key):
             return  # there is a Model, but this version cannot read it: that is not the same as none
-        try:
-            if self.pods is not None and not (self._ours(model) if model else self.pods.services.is_empty(cached)):
-                await self.pods.services.reconcile(cached, model)
-                return
-            if self.pods is not None:
-                await self.pods.services.retire(cached)
-            await self._reconcile_hosted_service(cached, model)
-        except NotFoundError:
+        if self.pods is not None and not (self._ours(model) if model else self.pods.services.is_empty(cached)):
+            await self.pods.services.reconcile(cached, model)
             return
+        if self.pods is not None:
+            await self.pods.services.retire(cached)
+        await self._reconcile_hosted_service(cached, model)
 
     async def _reconcile_hosted_service(self, cached: InferenceService, model: Model | None) -> None:
         key = cached.key
@@ -352,10 +354,12 @@ async def run_controller(
             recorder=recorder,
             durations=durations,
         )
-        fleet = FleetCollector(controller.models, controller.services)
+        reconcilers = controller.reconcilers(metrics)
+        queues = {each.name: each.queue for each in reconcilers}
+        fleet = FleetCollector(controller.models, controller.services, queues)
         registry.register(fleet)
         try:
-            await _run_reconcilers(controller, rng, metrics, acting)
+            await _run_reconcilers(controller, reconcilers, rng, acting)
         finally:
             registry.unregister(fleet)  # whoever acts next knows better
 
@@ -388,7 +392,7 @@ async def _run_elected(
 
 
 async def _run_reconcilers(
-    controller: _Controller, rng: random.Random, metrics: ReconcileMetrics, acting: trio.Event
+    controller: _Controller, reconcilers: Iterable[Reconciler], rng: random.Random, acting: trio.Event
 ) -> NoReturn:
     async with trio.open_nursery() as nursery:
         for reflector in controller.reflectors(rng):
@@ -409,11 +413,7 @@ async def _run_reconcilers(
             if cluster.workloads.prune_cache:
                 nursery.start_soon(Pruner(cluster).run)
         nursery.start_soon(controller.hosts.run_expiry)
-        for reconciler in (
-            Reconciler("model", controller.reconcile_model, metrics, controller.model_queue),
-            Reconciler("inferenceservice", controller.reconcile_service, metrics, controller.service_queue),
-            Reconciler("endpointslice", controller.reconcile_slice, metrics, controller.slice_queue),
-        ):
+        for reconciler in reconcilers:
             nursery.start_soon(reconciler.run, controller.settings.workers)
         acting.set()
     raise AssertionError("reflectors never return")

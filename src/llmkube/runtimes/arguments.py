@@ -1,7 +1,7 @@
 """A command line in the making: which field has found which flag, and what the user has written himself."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -33,12 +33,14 @@ class CommandLine:
     Attributes:
         given: The flags that the user has written himself.
         engine: Who will read it, where that is known: a flag that it lacks is not written. None takes every flag.
+        spell: How a field's text is written where the command line will stand, so that the engine reads that text.
         argv: The words so far.
         honoured: Paths of the fields that have had an effect.
     """
 
     given: frozenset[str] = frozenset()
     engine: EngineInfo | None = None
+    spell: Callable[[str], str] = str
     argv: list[str] = attrs.Factory(list)
     honoured: set[str] = attrs.Factory(set)
 
@@ -56,14 +58,14 @@ class CommandLine:
             return
         if flag in self.given:
             raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
-        self.argv += [flag, *map(_word, values)]
+        self.argv += [flag, *map(self._word, values)]
         self.honoured.add(path)
 
     def default(self, *spellings: str, value: object = None) -> None:
         """Write a flag of ours in the first spelling that the engine knows, unless the user chose one of them."""
         flag = next(filter(self.knows, spellings), None)
         if flag and not self.given.intersection(spellings):
-            self.argv += [flag] if value is None else [flag, _word(value)]
+            self.argv += [flag] if value is None else [flag, self._word(value)]
 
     def add_block(self, block: Any, path: str, flags: Mapping[str, str]) -> None:
         """Write what a block of options says, by a table from attributes to flags.
@@ -85,6 +87,11 @@ class CommandLine:
             else:
                 self.add(below, flag, *(value if isinstance(value, tuple) else (value,)))
 
+    def _word(self, value: object) -> str:
+        if type(value) is str or not isinstance(value, str):
+            return self.spell(str(value))
+        return value  # a slot stays one
+
 
 def refuse_owned(args: Iterable[str], owned: Mapping[str, str]) -> None:
     """Refuse flags that are somebody else's to decide.
@@ -99,7 +106,3 @@ def refuse_owned(args: Iterable[str], owned: Mapping[str, str]) -> None:
     for arg in args:
         if owner := owned.get(flag_of(arg)):
             raise PlanError(f"{flag_of(arg)} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else str(value)  # a slot stays one

@@ -175,7 +175,8 @@ class Draft:
     def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
         """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one."""
         if self.spec.bind_address:
-            self.line.add("spec.bindAddress", host_flag, self.spec.bind_address)
+            self.line.add("spec.bindAddress", host_flag)
+            self.line.argv.append(self.spec.bind_address)  # as it is: `$(POD_IP)` is an address that only a pod knows
         else:
             self.line.default(host_flag, value=anywhere)
         self.line.argv += [port_flag, str(port)]

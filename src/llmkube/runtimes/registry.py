@@ -15,7 +15,7 @@ from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes import generic, llama_pod, llamacpp, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.arguments import CommandLine, flags_in
-from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.container import ContainerPlan, literal
 from llmkube.runtimes.draft import Draft, Runtime
 from llmkube.runtimes.gpu import resources_of
 from llmkube.runtimes.images import Images
@@ -146,7 +146,7 @@ def container_plan_for(
     _check_format(runtime, isvc, model.spec)
     resources, honoured = resources_of(isvc.spec, model.spec)
     config, given = _config(runtime, isvc)
-    line = CommandLine(flags_in(isvc.spec.extra_args), honoured={*_ALWAYS, *honoured})
+    line = CommandLine(flags_in(isvc.spec.extra_args), spell=literal, honoured={*_ALWAYS, *honoured})
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
     draft = Draft(
