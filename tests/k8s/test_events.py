@@ -290,6 +290,26 @@ def test_plain_words_stay(message):
     assert blotted(message) == message
 
 
+def test_a_long_message_keeps_its_first_line_and_its_last_ones():
+    """What an engine said last is in the Event, however much it said before; whole lines are left out."""
+    lines = [f"{number:02} " + "é" * 60 for number in range(20)]
+    cut = blotted("\n".join(("it ended: exit code 1", *lines)))
+    assert len(cut.encode()) <= 1024
+    head, gap, *rest = cut.split("\n")
+    assert (head, gap) == ("it ended: exit code 1", "…")
+    assert rest == lines[-len(rest) :]
+    assert len(rest) == 8
+
+
+@pytest.mark.parametrize("message", ["a" * 1024 + "\nb", "a" * 1020 + "\nbcdefgh", "a\n" + "b" * 2000])
+def test_a_line_that_leaves_no_room_is_cut(message):
+    """Where no whole line fits beside the first one, the message is cut at its end."""
+    cut = blotted(message)
+    assert cut.endswith("…")
+    assert message.startswith(cut[:-1])
+    assert 1000 < len(cut.encode()) <= 1024
+
+
 def test_long_messages_are_cut_between_characters():
     """A message of any alphabet fits into 1 KiB and stays text."""
     cut = blotted("é" * 2000)

@@ -105,6 +105,42 @@ async def test_somebody_more_important_arrives(autojump_clock):
         await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
 
 
+async def test_requests_that_were_promised_their_end_and_are_cut_short_are_told_of(autojump_clock):
+    """Who makes room for another may end its requests; when memory becomes critical meanwhile, an Event says so."""
+    async with pressed_world() as world:
+        await world.until(world.ready_addresses, 1, "draft")
+        (draft,) = world.machine.live("draft")
+        draft.in_flight = 1
+        await serve(world, "chief", 12, "critical")
+        await world.until(events, lambda told: "draft" in told, world, "Displaced")
+        await trio.sleep(5)
+        assert draft.exit is None
+        assert not await events(world, "RequestsCutShort")
+        world.machine.memory.speak(Level.CRITICAL)
+        await draft.wait()
+        world.machine.memory.speak(None)
+        told = await world.until(events, lambda told: "draft" in told, world, "RequestsCutShort", seconds=5)
+        assert told["draft"] == "requests in flight are cut short: memory is critically short"
+
+
+async def test_a_kill_on_a_host_short_of_memory_is_suspected(autojump_clock):
+    """An engine that the kernel kills while memory is short says so, and what needs less; else it does not."""
+    async with pressed_world() as world:
+        await world.until(world.ready_addresses, 1, "draft")
+        world.machine.kill("draft")
+        await world.until(
+            events, lambda told: "LLMKube did not send it" in told.get("draft", ""), world, "EngineExited"
+        )
+        await world.until(world.ready_addresses, 1, "embed")
+        world.machine.memory.speak(Level.WARNING)
+        await trio.sleep(1)
+        world.machine.kill("embed")
+        told = await world.until(events, lambda told: "embed" in told, world, "EngineExited", seconds=5)
+        world.machine.memory.speak(None)
+        assert "this host was short of memory" in told["embed"]
+        assert "a smaller spec.contextSize" in told["embed"]
+
+
 async def test_edits_of_priority_count_at_once_and_restart_nothing(autojump_clock):
     """Who was edited to be the least important is the next to go, and no engine restarts for an edit."""
     async with pressed_world() as world:

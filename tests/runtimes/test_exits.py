@@ -130,6 +130,15 @@ def test_a_kill_for_want_of_memory_is_told_from_any_other():
     assert classify(1, words, memory_kills=1).cause is Cause.UNKNOWN
 
 
+def test_what_a_host_short_of_memory_kills_is_suspected():
+    """Where nobody counts such kills, a host that was short of memory is told of, also of an adopted engine."""
+    assert "this host was short of memory" in str(classify(-9, [], memory_short=True))
+    assert classify(None, ["all slots are idle"], memory_short=True).cause is Cause.MEMORY_KILL
+    assert classify(None, [], memory_kills=1).cause is Cause.MEMORY_KILL
+    assert classify(None, ["unknown argument"], memory_short=True).cause is Cause.BAD_FLAG
+    assert classify(-15, [], memory_short=True).cause is Cause.SIGNAL
+
+
 def test_the_clock_before_a_line_is_not_quoted():
     """What the engine said begins with its words."""
     assert ": ggml_aligned_malloc: insufficient memory" in classify(1, CONTEXT.splitlines()).summary

@@ -202,6 +202,7 @@ class Machine:
         disk_full: The journal cannot be written.
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
+        build: Which build of the engine program is there, and the flags that it knows.
         no_address: Nobody can listen on the address that engines should listen on.
         no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
         has_proc: A look at a process takes a descriptor; on macOS it takes none.
@@ -234,6 +235,7 @@ class Machine:
     disk_full: bool = False
     spawn_fails: bool = False
     no_engine: bool = False
+    build: tuple[str, frozenset[str]] = ("sim", HELP_FLAGS)
     no_address: bool = False
     no_descriptors: bool = False
     has_proc: bool = True
@@ -258,7 +260,7 @@ class Machine:
         await trio.lowlevel.checkpoint()
         if self.no_engine:
             raise NetworkDownError("the engine program is not there")
-        return EngineInfo("/sim/llama-server", "sim", HELP_FLAGS)
+        return EngineInfo("/sim/llama-server", *self.build)
 
     def free_port(self, host):
         if self.no_address:

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.builtins import EndpointSlice, Event
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Surroundings, choose
@@ -284,7 +284,7 @@ async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
 
 
 async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autojump_clock):
-    """The wait for requests in flight has its budget."""
+    """The wait for requests in flight has its budget, and an Event tells when it was not enough."""
     async with open_world() as world:
         await serving(world, "chat")
         (old,) = world.machine.live()
@@ -293,6 +293,8 @@ async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autoju
         await world.delete()
         await world.until(lambda: value(world.machine.live()), [], seconds=60)
         assert 29 < trio.current_time() - before < 35
+        told = [one.message for one in (await world.client.list(Event)).items if one.reason == "RequestsCutShort"]
+        assert told == ["requests in flight are cut short: they have not ended in 30 s"]
 
 
 async def value(one):

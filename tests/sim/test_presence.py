@@ -1,8 +1,12 @@
 """What a host says of itself, and what it makes of sleep, wake and new addresses."""
 
+import attrs
+import pytest
 import trio
 
-from llmkube.k8s.builtins import Event
+from llmkube.k8s.builtins import Endpoints, Event, Service
+from llmkube.k8s.codec import decode
+from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
 from sim.world import ADDRESS, agent_settings, open_world
 
@@ -171,9 +175,40 @@ async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
         assert ("NoAddress", "nothing here is reachable") in told
         said = (await world.host_lease()).metadata.annotations
         assert said["inference.llmkube.dev/address-reason"] == "nothing here is reachable"
+        await world.until(world.condition, lambda seen: seen[0] == "True")
+        await world.until(world.phase, "Failed", seconds=10)
+        assert (await world.condition("Available"))[:2] == ("False", "NoAddress")
         world.machine.reach = at(LAN)
         await world.until(world.slices, [("sim", LAN, True)], seconds=30)
         await world.until(world.condition, lambda seen: seen[0] == "True", "Published")
+        await world.until(world.phase, "Ready", seconds=10)
+
+
+@pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
+async def test_a_strangers_service_is_left_alone(autojump_clock, api):
+    """Where a Service of that name is somebody else's, nothing of it changes, and ours is published when it is gone."""
+    labels, key = {"metadata": {"name": "chat", "namespace": "default"}}, Key("default", "chat")
+    async with open_world(settings=attrs.evolve(QUICK, endpoints_api=api)) as world:
+        ports = [{"name": "web", "port": 80}]
+        subsets = [{"addresses": [{"ip": "192.0.2.99"}], "ports": ports}]
+        await world.client.create(decode(Service, labels | {"spec": {"selector": {"app": "shop"}, "ports": ports}}))
+        await world.client.create(decode(Endpoints, labels | {"subsets": subsets}))
+        before = [await world.client.get(kind, key) for kind in (Service, Endpoints)]
+        await world.apply()
+        seen = await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Published")
+        assert seen[1] == "NameTaken"
+        assert "Service default/chat" in seen[2] or "Endpoints default/chat" in seen[2]
+        await world.until(world.phase, "Failed", seconds=60)
+        assert not await world.ready_addresses()
+        assert [await world.client.get(kind, key) for kind in (Service, Endpoints)] == before
+        await world.delete()
+        await trio.sleep(60)
+        assert [await world.client.get(kind, key) for kind in (Service, Endpoints)] == before
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Published")
+        for kind in (Service, Endpoints):
+            await world.client.delete(kind, key)
+        await world.until(world.condition, lambda seen: seen[0] == "True", "Published", seconds=90)
 
 
 async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):

@@ -144,6 +144,30 @@ async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clo
         assert await world.ready_addresses() == 1
 
 
+async def test_an_upgraded_engine_program_gets_only_flags_that_it_has(autojump_clock):
+    """After an upgrade while it serves, a service that dies comes back with the flags of the new build."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        version, flags = world.machine.build
+        world.machine.build = version, flags - {"--flash-attn"}
+        world.machine.plans["--flash-attn"] = Script(life_seconds=0.1, words=("error: unknown argument",))
+        world.machine.kill("chat")
+        await trio.sleep(120)
+        assert await world.phase() == "Ready"
+        assert "--flash-attn" not in world.machine.spawned[-1].argv
+
+
+async def test_an_upgrade_that_changes_no_flag_restarts_nothing(autojump_clock):
+    """A build that is called otherwise and takes the same command line replaces no engine."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        world.machine.build = "newer", world.machine.build[1] | {"--unheard-of"}
+        await trio.sleep(600)
+        assert len(world.machine.spawned) == 1
+
+
 async def test_a_refused_spec_leaves_the_running_engine_alone(autojump_clock):
     """An edit that makes no plan is reported with its field, and the old engine goes on serving."""
     async with open_world() as world:

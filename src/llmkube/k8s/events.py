@@ -165,7 +165,7 @@ class EventRecorder:
         Args:
             about: The object, as read from the API server: its uid says which life of it.
             reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
-            message: A sentence for people; credentials in it are blotted out, and it is cut at 1 KiB.
+            message: A sentence for people; credentials in it are blotted out, and it is shortened to 1 KiB.
             type: `Warning` for what somebody should look at.
         """
         words = blotted(message)
@@ -336,10 +336,23 @@ def blotted(message: str) -> str:
     """Return a message without what looks like a credential, cut to what an Event may hold."""
     for pattern in _SECRETS:
         message = pattern.sub("[redacted]", message)
+    return shortened(message, MAX_MESSAGE_BYTES)
+
+
+def shortened(message: str, max_bytes: int) -> str:
+    """Return a message that is no longer than that: its first line, which says what, and the last ones, which say why.
+
+    Lines are left out in between; a first line that leaves no room for others is cut.
+    """
     encoded = message.encode()
-    if len(encoded) <= MAX_MESSAGE_BYTES:
+    if len(encoded) <= max_bytes:
         return message
-    return encoded[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…"
+    first, _, others = encoded.partition(b"\n")
+    room = max_bytes - len(first) - len("\n…\n".encode())
+    _, _, last = others[-room:].partition(b"\n") if room > 0 else (b"", b"", b"")
+    if not last:
+        return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
+    return f"{first.decode()}\n…\n{last.decode()}"
 
 
 def _timestamp(moment: datetime.datetime) -> str:

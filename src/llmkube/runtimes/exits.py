@@ -133,20 +133,26 @@ _STAMP: Final = re.compile(r"^\s*\d+(\.\d+)+\s+[A-Z]\s+")
 _MAX_SAID: Final = 240
 
 
-def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0) -> Diagnosis:
+def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, memory_short: bool = False) -> Diagnosis:
     """Say why an engine ended that nobody had asked to.
 
     Args:
         code: Its exit code, or the negated number of the signal that killed it; None when that is not known.
         lines: Its last lines, oldest first.
         memory_kills: How many processes the kernel has killed for want of memory where the engine ran, while it ran.
+        memory_short: Whether the host was short of memory when it was last looked at; macOS counts no such kills.
     """
+    killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
-        return _killed(memory_kills)
+        return killed or Diagnosis(
+            Cause.SIGNAL, "LLMKube did not send it; on a host that is short of memory the kernel does"
+        )
     for rule in _RULES:
         for line in lines:
             if rule.words.search(line):
                 return Diagnosis(rule.cause, rule.summary.format(said=_shown(line)), rule.next_step)
+    if code is None and killed is not None:  # an adopted one, which has said nothing of an end
+        return killed
     if code is not None and -code in _CRASHES:
         step = "this build may not suit this processor" if -code == signal.SIGILL else ""
         return Diagnosis(Cause.CRASH, f"it crashed with {_name(-code)}", step)
@@ -157,12 +163,15 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0) -
     return Diagnosis(Cause.UNKNOWN, "")
 
 
-def _killed(memory_kills: int) -> Diagnosis:
+def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
+    """Say what speaks for a kill for want of memory; None if nothing does."""
     if memory_kills:
-        said = "the kernel killed a process here for want of memory, and this one ended by SIGKILL"
-        return Diagnosis(Cause.MEMORY_KILL, said, _LESS_MEMORY)
-    said = "LLMKube did not send it; on a host that is short of memory the kernel does"
-    return Diagnosis(Cause.SIGNAL, said)
+        said = "the kernel killed a process here for want of memory, and probably this one"
+    elif memory_short:
+        said = "this host was short of memory, so that probably the kernel killed it"
+    else:
+        return None
+    return Diagnosis(Cause.MEMORY_KILL, said, _LESS_MEMORY)
 
 
 def _shown(line: str) -> str:

@@ -127,6 +127,7 @@ async def _run_shielded(
         returned=roster.outbox.repeat_nowait,
         named=claimant.named,
         present=claimant.present,
+        upgraded=roster.plan_again,
     )
     # Cancellation would reach the outbox together with the services that still have to speak through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.

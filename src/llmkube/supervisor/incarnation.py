@@ -332,7 +332,8 @@ class Incarnation:
         words = "\n" + "\n".join(lines) if lines else ""
         if ended is None and failure is not None:
             return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
-        why = classify(ended.code if ended else None, lines, memory_kills=child.memory_kills())
+        code = ended.code if ended else None
+        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.is_short)
         when = "while loading" if ready_at is None else "while serving"
         reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
         because = f": {why}" if why.summary else ""
@@ -397,8 +398,8 @@ class Incarnation:
                 with trio.move_on_after(site.settings.drain_seconds, shield=True) as bound:
                     await wait_any(hurried.wait, partial(health.wait_idle, site.ports.http, url))
                 if bound.cancelled_caught or hurried.is_set():
-                    key = site.reporter.key
-                    log.warning("requests in flight are cut short", name=key.name, namespace=key.namespace)
+                    late = f"they have not ended in {site.settings.drain_seconds:g} s"
+                    site.reporter.cut_short("memory is critically short" if hurried.is_set() else late)
 
 
 def _url(record: EngineRecord) -> str:

@@ -272,6 +272,11 @@ class Ledger:
         return self._decision
 
     @property
+    def is_short(self) -> bool:
+        """Whether the host was short of memory at the last look."""
+        return self._decision is not None and self._decision.level >= Level.WARNING
+
+    @property
     def budget(self) -> Budget:
         """What engines may take on this host."""
         return self._budget

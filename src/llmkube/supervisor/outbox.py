@@ -4,9 +4,9 @@ Everything that is written goes through here, so a slow or absent API server cos
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -15,10 +15,11 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.tick import wait_tick
-from llmkube.k8s.builtins import Endpoints, EndpointSlice
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.names import SERVICE_LABEL
+from llmkube.k8s.names import SERVICE_LABEL, service_name
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 
@@ -30,8 +31,19 @@ WRITE_SECONDS = 15.0
 REFUSED_SECONDS = 60.0
 """Until a refused write is tried again, with the same words if there are no newer ones."""
 
+_PUBLISHED: Final = frozenset({Service, Endpoints, EndpointSlice})
+
+_NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
+"""Kinds whose objects are called as their InferenceService is: a stranger's may have that name. A slice's has a dot."""
+
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
+
+
+class NameTakenError(UserError):
+    """An object of this name exists and is not ours to change."""
+
+    reason = "NameTaken"
 
 
 @attrs.frozen
@@ -54,13 +66,20 @@ class _Word:
 
 @attrs.define(eq=False)
 class Outbox:
-    """The newest word per slot, and which of them the API server has heard."""
+    """The newest word per slot, and which of them the API server has heard.
+
+    Attributes:
+        rng: Spreads repeats.
+        refused: Told of a service that something which is published of it is refused, and with None when it is taken.
+    """
 
     rng: random.Random
+    refused: Callable[[Key, Slot, UserError | None], None] = lambda *_: None
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _words: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
     _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
     _versions: dict[Slot, str] = attrs.field(factory=dict, init=False)  # of each object, as our last write has left it
+    _refusals: set[Slot] = attrs.field(factory=set, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -78,6 +97,7 @@ class Outbox:
         self._words.pop(slot, None)
         self._heard.pop(slot, None)
         self._versions.pop(slot, None)
+        self._refusals.discard(slot)
         self._wake()
 
     async def wait_heard(self, *slots: Slot) -> None:
@@ -144,6 +164,7 @@ class Outbox:
             if self._heard.get(slot) != word:
                 log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
             self._note(slot, word)
+            self._tell(slot, word, refused)
             self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
@@ -152,18 +173,33 @@ class Outbox:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         else:
             self._note(slot, word)
+            self._tell(slot, word, None)
             if word.manifest is None and self._words.get(slot) == word:
                 self.forget(slot)
         self._wake()
 
     async def _write(self, client: Client, field_manager: str, slot: Slot, word: _Word) -> None:
+        ours = slot.kind not in _NAMED_BY_USERS or await _may_be_ours(client, slot)
         if word.manifest is None:
-            await client.delete(slot.kind, slot.key)
+            if ours:
+                await client.delete(slot.kind, slot.key)
+        elif not ours:
+            raise NameTakenError(
+                f"{slot} exists and was made by somebody else; delete it, or call the InferenceService otherwise"
+            )
         else:
             written = await client.apply(
                 slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource
             )
             self._versions[slot] = written.metadata.resource_version
+
+    def _tell(self, slot: Slot, word: _Word, refused: UserError | None) -> None:
+        """Hand on that something is not published, and why, and when it is."""
+        if slot.kind not in _PUBLISHED or word.manifest is None or (refused is None and slot not in self._refusals):
+            return
+        (self._refusals.discard if refused is None else self._refusals.add)(slot)
+        owner = word.manifest["metadata"]["ownerReferences"][0]["name"]
+        self.refused(Key(slot.key.namespace, owner), slot, refused)
 
     def _note(self, slot: Slot, word: _Word) -> None:
         """Remember what was heard; not of a slot that was forgotten while it was being written."""
@@ -191,3 +227,13 @@ async def _versions(client: Client, kind: type[Object], namespace: str | None, l
         log.info("not listed; everything is said again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
         return None
     return {one.key: one.metadata.resource_version for one in listing.items}
+
+
+async def _may_be_ours(client: Client, slot: Slot) -> bool:
+    """Look who has the name before a write: an apply onto somebody else's object is no conflict, but a merge."""
+    try:
+        owners = (await client.get(slot.kind, slot.key)).metadata.owner_references
+    except NotFoundError:
+        return True
+    ours = [service_name(owner.name) for owner in owners if owner.kind == InferenceService.RESOURCE.kind]
+    return slot.key.name in ours

@@ -42,6 +42,7 @@ from llmkube.k8s.names import (
     host_id,
 )
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.accounts import Room
 from llmkube.supervisor.addresses import Reach, settle
 from llmkube.supervisor.ports import HostFacts, Ports
@@ -139,6 +140,7 @@ class Presence:
         returned: Told when the Lease is renewed after a renewal that was missed.
         named: Set once it is certain that no other machine lives under this host's name.
         present: Set once the Lease is there.
+        upgraded: Told when the engine program has become another one.
         memory: What is known of its memory, if anybody looks at it.
     """
 
@@ -151,6 +153,7 @@ class Presence:
     returned: Callable[[], None]
     named: trio.Event
     present: trio.Event
+    upgraded: Callable[[], None] = lambda: None
     memory: Callable[[], Room | None] = lambda: None
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
@@ -289,12 +292,17 @@ class Presence:
             manifest["metadata"].pop("resourceVersion", None)
 
     async def _run_engine_look(self) -> None:
+        known: EngineInfo | None = None
         while True:
             try:
                 engine = await self.ports.engines.info()
             except WorldError:
                 self._engine = ""  # whoever wants to start one is told why
             else:
+                if known not in (None, engine):
+                    log.info("the engine program is another one", program=engine.program, version=engine.version)
+                    self.upgraded()
+                known = engine
                 self._engine = f"{Path(engine.program).name} {engine.version}".strip()
             await wait_tick(ENGINE_LOOK_SECONDS)
 

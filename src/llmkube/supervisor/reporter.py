@@ -10,7 +10,7 @@ from typing import Final, Literal
 import attrs
 import structlog
 
-from llmkube.base.errors import LLMKubeError
+from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -24,7 +24,7 @@ from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.eviction import Cause, Evict
 from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.lifecycle import Failure, Reason, ServiceView
-from llmkube.supervisor.outbox import Outbox, Slot
+from llmkube.supervisor.outbox import NameTakenError, Outbox, Slot
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
@@ -63,6 +63,7 @@ class Reporter:
     _unplanned: tuple[str, str] = ("", "")  # why the newest spec has made no plan yet
     _fetch_error: str = ""
     _fetched: ModelSpec | None = None  # what was asked of the file that is here
+    _refused: dict[Slot, UserError] = attrs.field(factory=dict)  # what of the endpoint the API server does not take
     _endpoint_host: str = ""
     _endpoint_port: int = 0  # of the last engine that was ready: a crash loop that never gets there writes no slice
     _model_file: tuple[WeightsFile | None, GGUFFacts | None] = (None, None)
@@ -128,14 +129,30 @@ class Reporter:
             if slot not in self._endpoint_slots():
                 self.outbox.put_nowait(slot, None)
         self._publish_endpoint()
-        problem = self.reach.value.problem
-        if problem:
+        if problem := self.reach.value.problem:
             self._warn("NoAddress", problem)
-        if problem or self._of_service.holds("Published") is not None:
-            self._set(
-                "Published", not problem, "NoAddress" if problem else "Published", problem or self.reach.value.why
-            )
-            self._write_status()
+        self._set_published()
+
+    def refused_slot(self, slot: Slot, refused: UserError | None) -> None:
+        """The API server does not take what is published, or takes it now; a Service of another's gets no endpoint."""
+        before = self._refused.pop(slot, None)
+        if refused is not None:
+            self._refused[slot] = refused
+            if str(refused) != str(before):
+                self._warn("NotPublished", str(refused))
+        self._publish_endpoint()
+        self._set_published()
+
+    def _set_published(self) -> None:
+        problem, reason = self.reach.value.problem, "NoAddress"
+        if not problem and self._refused:
+            refused = next(iter(self._refused.values()))
+            problem, reason = str(refused), getattr(refused, "reason", "") or "Refused"
+        if problem:
+            self._set("Published", False, reason, problem)
+        elif self._of_service.holds("Published") is not None:
+            self._set("Published", True, "Published", self.reach.value.why)
+        self._write_status()
 
     def accepted(self, not_honoured: tuple[str, ...]) -> None:
         """The spec makes a plan; name the fields in it that have no effect here."""
@@ -232,6 +249,11 @@ class Reporter:
         else:
             cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may end first"
             self._warn("Evicted", evict.why + cut)
+
+    def cut_short(self, why: str) -> None:
+        """An engine ends before its requests do."""
+        log.warning("requests in flight are cut short", name=self.key.name, namespace=self.key.namespace, reason=why)
+        self._warn("RequestsCutShort", f"requests in flight are cut short: {why}")
 
     def displaces(self, evict: Evict) -> None:
         """Another service has to go for this one."""
@@ -349,6 +371,7 @@ class Reporter:
     def _publish_endpoint(self) -> None:
         address, service = self._address, self.wish.service
         port, ready = self._endpoint_port, self.view.ready
+        ready = ready and not any(isinstance(one, NameTakenError) for one in self._refused.values())
         if address is None or not self.view.reason:  # while an engine is adopted, what its last agent said stands
             return
         self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))

@@ -15,9 +15,11 @@ PROGRAM: Final = Program(
         *(Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
         # Whether a service is gone of which only the claim of a dead host is left.
         Need(InferenceService, frozenset({"get"})),
-        Need(Service, APPLY),
+        # What has the name of a service may be somebody else's, and is looked at before it is written.
+        Need(Service, APPLY | {"get"}),
         # Both forms: an agent whose settings have changed takes the other one's back.
-        *(Need(kind, APPLY | {"delete"}) for kind in (EndpointSlice, Endpoints)),
+        Need(EndpointSlice, APPLY | {"delete"}),
+        Need(Endpoints, APPLY | {"get", "delete"}),
         # What an earlier agent on this host has left, and every ten minutes what somebody has removed or changed.
         *(Need(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
         # Its own sign of life, and the claims: created, taken over, given up; those of all hosts are followed.

@@ -12,6 +12,7 @@ import attrs
 import structlog
 import trio
 
+from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -89,6 +90,7 @@ class Roster:
         self.left = dict(self.ports.left)
         self.corrections = Corrections(self.outbox, self._conditions, self.ports.rng)
         self.ledger.told = self._tell_evicted
+        self.outbox.refused = self._tell_refused
         self.services.expect(self.ports.left)
 
     def synced(self) -> bool:
@@ -133,6 +135,11 @@ class Roster:
         for key in (*self.running, *self.claimant.held()):
             self.mark(key)
 
+    def plan_again(self) -> None:
+        """Have every service planned for the engine program that is there now: its flags may be others."""
+        for running in self.running.values():
+            running.desired.put_nowait(running.desired.value)
+
     async def run_moves(self) -> Never:
         """Never return: have every service look to it when this host is reached in another way."""
         version = self.reach.version
@@ -166,6 +173,10 @@ class Roster:
             running.reporter.evicted(evict)
             if self.ledger.decision is not None:
                 self._tell_memory(evict.key, self.ledger.decision)
+
+    def _tell_refused(self, key: Key, slot: Slot, refused: UserError | None) -> None:
+        if key in self.running:
+            self.running[key].reporter.refused_slot(slot, refused)
 
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the marks come in."""

@@ -12,6 +12,7 @@ from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.events import shortened
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.lifecycle import Reason, ServiceView
 from llmkube.weights.fetch import WeightsFile
@@ -25,8 +26,8 @@ condition back that it alone owns; those that it shares with the host that spoke
 server refuses a condition without its time: no status of this service would ever be written again.
 """
 
-MAX_MESSAGE_CHARS = 8192
-"""Kubernetes allows 32,768 in a condition; a quarter is already more than anybody reads."""
+MAX_MESSAGE_BYTES = 8192
+"""Kubernetes allows 32,768 characters in a condition; a quarter is already more than anybody reads."""
 
 
 @attrs.define
@@ -46,7 +47,7 @@ class Conditions:
             "type": kind,
             "status": word,
             "reason": reason,
-            "message": message[:MAX_MESSAGE_CHARS],
+            "message": shortened(message, MAX_MESSAGE_BYTES),
             "lastTransitionTime": since,
             "observedGeneration": generation,
         }
