@@ -1,13 +1,10 @@
 import errno
 
-import click
 import pytest
-from click.testing import CliRunner
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.settings import SettingError
 from llmkube.cli.failures import CommandError, ExitCode, in_one_sentence
-from llmkube.cli.options import guarded
 from llmkube.k8s.errors import NotFoundError
 
 
@@ -42,15 +39,9 @@ def test_bugs_keep_their_traceback(error):
     assert caught.value is error
 
 
-def test_a_reader_that_has_gone_is_no_bug():
-    """A pipe that is closed while a nursery is open ends a command as one outside of them does: with 1, silently."""
-
-    @click.command()
-    @guarded
-    def watch():
-        raise ExceptionGroup("outer", [ExceptionGroup("inner", [BrokenPipeError(errno.EPIPE, "Broken pipe")])])
-
-    done = CliRunner().invoke(watch)
-    assert done.exit_code == 1
-    assert isinstance(done.exception, SystemExit)
-    assert done.output == ""
+def test_a_full_disk_under_the_output_is_a_sentence():
+    """What a command prints and its file does not take is told as that; other errors of the system are bugs."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert told(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
+    with pytest.raises(OSError, match="elsewhere"), in_one_sentence():
+        raise OSError(errno.EBADF, "elsewhere")

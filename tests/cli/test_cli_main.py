@@ -1,4 +1,6 @@
 import http.server
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -165,3 +167,36 @@ def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_o
         done = run("status", "chat", "--kubeconfig", str(tmp_path / "config"))
         server.shutdown()
     assert (done.exit_code, way_out.format(server.server_port) in done.output) == (1, True), done.output
+
+
+def unread(argv, env):
+    """Run a Python program whose standard output is a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run([sys.executable, *argv], stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("args", [["crds"], ["version"], ["logs", "demo"]])
+def test_a_reader_that_has_gone_ends_a_command_like_any_other(args, tmp_path):
+    """Into a closed pipe a command ends by SIGPIPE (141 to a shell), and says nothing of it."""
+    log = tmp_path / "logs" / "default" / "demo.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("one\n")
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG % 9)
+    env = os.environ | {"HOME": str(tmp_path), "KUBECONFIG": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
+    done = unread(["-m", "llmkube", *args], env)
+    assert (done.returncode, b"roken" in done.stderr) == (-signal.SIGPIPE, False), done.stderr
+
+
+def test_a_reader_that_has_gone_is_found_in_a_nursery():
+    """The same holds where nurseries have wrapped the error."""
+    program = (
+        "import click; from llmkube.cli.main import cli\n"
+        "def broken(*_): raise ExceptionGroup('outer', [ExceptionGroup('inner', [BrokenPipeError()])])\n"
+        "click.Group.invoke = broken; cli(['version'])"
+    )
+    done = unread(["-c", program], os.environ)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")

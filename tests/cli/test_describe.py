@@ -37,6 +37,7 @@ def spec(found, **changes):
     [
         (Scene(service(), None), "a Model called chat"),
         (Scene(service(), model()), "an agent to take it up"),
+        (Scene(service("chat", condition("Loaded", False, "Released", "let go")), model()), "an agent to take it up"),
         (Scene(service(), model("chat", FETCHING)), "the Model's file"),
         (Scene(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
         (Scene(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),

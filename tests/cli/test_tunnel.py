@@ -7,6 +7,7 @@ import trio.testing
 
 from cli.memory_cluster import open_cluster_client
 from cli.test_reach import piece
+from llmkube.cli.failures import CommandError
 from llmkube.cli.portforward import Ports, PortsType, open_engines
 from llmkube.cli.tunnel import DIAL_SECONDS, WAIT_SECONDS, Destination, carry
 from llmkube.k8s.builtins import EndpointSlice
@@ -98,7 +99,7 @@ async def test_the_engine_is_followed(autojump_clock, capsys):
     async with open_cluster_client() as client:
         apply = partial(client.apply, EndpointSlice, field_manager="test")
         await apply(piece("a", "10.0.0.4", ready=True))
-        async with open_engines(client, Key("default", "chat")) as current:
+        async with open_engines(client, Key("default", "chat"), "a") as current:
             assert await current.find() == Destination("10.0.0.4", 51234)
             await apply(piece("a", "10.0.0.4", ready=False))
             await trio.testing.wait_all_tasks_blocked()
@@ -108,6 +109,19 @@ async def test_the_engine_is_followed(autojump_clock, capsys):
             await apply(piece("b", "10.0.0.5", ready=True))
             assert await current.find() == Destination("10.0.0.5", 51234)
     assert capsys.readouterr().err == "the engine is now at 10.0.0.5:51234\n"
+
+
+async def test_of_several_replicas_the_chosen_one_is_followed():
+    """Connections go to the host that was chosen while it answers, and to another one only while it does not."""
+    async with open_cluster_client() as client:
+        apply = partial(client.apply, EndpointSlice, field_manager="test")
+        for host, address in (("a", "10.0.0.4"), ("b", "10.0.0.5")):
+            await apply(piece(host, address, ready=True))
+        async with open_engines(client, Key("default", "chat"), "b") as current:
+            assert (await current.find()).host == "10.0.0.5"
+            await apply(piece("b", "10.0.0.5", ready=False))
+            await trio.testing.wait_all_tasks_blocked()
+            assert (await current.find()).host == "10.0.0.4"
 
 
 @pytest.mark.parametrize(
@@ -145,3 +159,25 @@ def test_a_taken_port_and_a_wrong_one_are_told(run):
         port = taken.getsockname()[1]
         done = run("port-forward", "demo", str(port), prepare=serve)
     assert (done.exit_code, f"LOCAL: cannot listen on 127.0.0.1:{port}" in done.output) == (1, True), done.output
+
+
+def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
+    """Of two replicas, REMOTE means the one that has this port, and not the first by name."""
+
+    async def serve(client):
+        for host, port in (("a", 51234), ("b", 51235)):
+            slice_ = piece(host, "10.0.0.4", ready=True)
+            slice_["metadata"]["labels"]["kubernetes.io/service-name"] = "demo"
+            slice_["ports"][0]["port"] = port
+            await client.apply(EndpointSlice, slice_, field_manager="test")
+
+    async def find(listeners, find, tell):
+        for listener in listeners:
+            await listener.aclose()
+        raise CommandError(f"found {await find()}")
+
+    monkeypatch.setattr("llmkube.cli.portforward.run_tunnel", find)
+    for remote, host in ((51234, "a"), (51235, "b")):
+        done = run("port-forward", "demo", f":{remote}", prepare=serve)
+        assert f"-> 10.0.0.4:{remote} (default/demo on {host})" in done.output, done.output
+        assert f"found 10.0.0.4:{remote}" in done.output

@@ -38,7 +38,7 @@ Every field of the kinds of `inference.llmkube.dev/v1alpha1`, made from the clas
   another field there carries the condition `SpecHonoured=False`, which names it.
 * A rule is checked by the API server when an object is applied, the embedded one included.
 """
-_STORED: Final = "Checked and stored. Nothing routes by it yet."
+_STORED: Final = "Checked and stored. Nothing routes by it yet: its condition `Accepted` says `NotSupported`."
 _ODD_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",

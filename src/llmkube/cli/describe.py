@@ -18,7 +18,9 @@ from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 
 # Reasons of `Loaded=False` that mean "on its way" and not "went wrong".
-_ON_THE_WAY: Final = frozenset({"Pending", "WaitingForModel", "Fetching", "Loading", "Stopping", "ScaledToZero"})
+_ON_THE_WAY: Final = frozenset(
+    {"Pending", "WaitingForModel", "Fetching", "Loading", "Stopping", "ScaledToZero", "Released"}
+)
 # `next attempt at 2026-01-01T00:00:05Z`: what the agent writes into the messages of failures that it retries.
 _NEXT_ATTEMPT: Final = re.compile(r"next attempt at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)")
 _RETRY_HEAD: Final = re.compile(r"^(?:restarting at once|\d+ failures in a row; next attempt at \S+): ")
@@ -119,10 +121,10 @@ def waits_for(scene: Scene) -> list[str]:
     if progress(scene.model):
         return ["the Model's file"]
     loaded = current(service.status.conditions, "Loaded", 0)
-    if loaded is not None and loaded.status == "False" and loaded.reason in _ON_THE_WAY:
-        return [_first_line(loaded.message) or loaded.reason]
-    if loaded is None:
+    if loaded is None or loaded.reason == "Released":
         return ["an agent to take it up"]
+    if loaded.status == "False" and loaded.reason in _ON_THE_WAY:
+        return [_first_line(loaded.message) or loaded.reason]
     return []
 
 

@@ -2,12 +2,17 @@
 
 import contextlib
 import enum
+import errno
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import SettingError
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Why a file that a command prints into does not take it."""
 
 
 class ExitCode(enum.IntEnum):
@@ -32,17 +37,17 @@ class CommandError(click.ClickException):
 def in_one_sentence() -> Iterator[None]:
     """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
 
-    Nurseries raise groups: a group of nothing but expected errors is told as its distinct sentences, and one of a
-    reader that has gone (`llmkube list --watch | head`) is raised as that, which click ends without a word.
+    Nurseries raise groups: a group of nothing but expected errors is told as its distinct sentences.
     """
     try:
         yield
     except LLMKubeError as exc:
         raise CommandError(_sentence(exc), _exit_code(exc)) from exc
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        raise CommandError(f"the output cannot be written ({exc.strerror})") from exc
     except ExceptionGroup as group:
-        gone, rest = group.split(BrokenPipeError)
-        if gone is not None and rest is None:
-            raise next(_leaves(gone)) from group
         expected, bugs = group.split((LLMKubeError, CommandError))
         if bugs is not None or expected is None:
             raise

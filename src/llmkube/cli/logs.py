@@ -2,7 +2,6 @@
 
 import codecs
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from llmkube.base.errors import WorldError
 from llmkube.cli.cluster import ANSWER_SECONDS, Cluster, Where, kubeconfig_files, run_against
 from llmkube.cli.complete import services
 from llmkube.cli.config import AgentConfig, UpConfig, load, local_state_dir, state_dir_of
-from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.failures import FULL, CommandError, ExitCode
 from llmkube.cli.host import host_name_in
 from llmkube.cli.options import HELP, cluster_options, guarded
 from llmkube.cli.output import printable
@@ -154,10 +153,9 @@ def _print_file(path: Path, follow: bool, lines: int | None) -> None:
 
     try:
         trio.run(copy)
-    except BrokenPipeError:
-        # `| head` has read enough; what Python flushes at its end must not go into the closed pipe either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as exc:
+        if isinstance(exc, BrokenPipeError) or exc.errno in FULL:
+            raise  # that was not the log
         raise CommandError(f"{path} cannot be read ({exc.strerror}); run this as the user who runs the agent") from exc
 
 

@@ -4,6 +4,8 @@
 """
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -75,12 +77,15 @@ class LazyGroup(click.Group):
         return offered or click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Import and run a command; Ctrl-C, at any moment, ends it with 130 and without a word."""
+        """Import and run a command; Ctrl-C, at any moment, ends it with 130, a closed pipe with SIGPIPE: in silence."""
         interrupted = False
         try:
             result = super().invoke(ctx)
         except* KeyboardInterrupt:  # a nursery raises it within a group
             interrupted = True
+        except* BrokenPipeError:  # the reader has gone (`| head`); nothing that is left to print has anywhere to go
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
+            os.kill(os.getpid(), signal.SIGPIPE)
         if interrupted:
             if sys.stderr.isatty():
                 click.echo(err=True)  # the shell's prompt does not go behind the terminal's "^C"

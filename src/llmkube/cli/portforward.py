@@ -73,8 +73,8 @@ class PortsType(click.ParamType[Ports]):
 def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
 
-    Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or the engine's own. When the engine is
-    started again elsewhere, new connections go there.
+    Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
+    several. When the engine is started again elsewhere, new connections go there.
     """
     watch_quietly()
     run_against(where, partial(_forward, name, ports))
@@ -85,7 +85,7 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     with answering():
         service = await existing_service(cluster.client, key)
         engines = await find_engines(cluster, key.namespace, name)
-        ready = [engine for engine in engines if engine.ready]
+        ready = sorted((each for each in engines if each.ready), key=lambda each: each.port != ports.remote)
         gateway = None if engines else gateway_way(service)
         if not ready and gateway is None:
             raise CommandError(await not_ready(cluster, service))
@@ -98,15 +98,16 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     if gateway is not None:
         click.echo(f'Forwarding {LOOPBACK}:{taken} -> {gateway.name}; requests name the model: "{gateway.model_id}"')
         await run_tunnel(listeners, CurrentGateway(cluster.client, key, gateway).find, _tell)
-    async with open_engines(cluster.client, key) as current:
+    async with open_engines(cluster.client, key, ready[0].host) as current:
         click.echo(f"Forwarding {LOOPBACK}:{taken} -> {ready[0].netloc} ({key} on {ready[0].host or 'a node'})")
         await run_tunnel(listeners, current.find, _tell)
 
 
 @attrs.define(eq=False)
 class CurrentEngine:
-    """Where a service answers now, by its slices; a move is told once."""
+    """Where a service answers now, by its slices, on one host rather than on others; a move is told once."""
 
+    host: str
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _last: Engine | None = None
@@ -116,6 +117,7 @@ class CurrentEngine:
         while True:
             version = self.changed.version
             ready = [engine for engine in engines_in(self.slices.values()) if engine.ready]
+            ready.sort(key=lambda engine: engine.host != self.host)
             if ready:
                 if self._last not in {None, ready[0]}:
                     _tell(f"the engine is now at {ready[0].netloc}")
@@ -140,9 +142,9 @@ class CurrentGateway:
 
 
 @asynccontextmanager
-async def open_engines(client: Client, key: Key) -> AsyncIterator[CurrentEngine]:
+async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[CurrentEngine]:
     """Follow a service's slices; they are in when the block begins."""
-    current = CurrentEngine()
+    current = CurrentEngine(host)
 
     def notify(_key: Key) -> None:
         current.changed.put_nowait(None)
