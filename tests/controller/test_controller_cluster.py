@@ -334,6 +334,30 @@ async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, stat
         assert ("Model.spec.sha256" in honoured.message) is (status == "False")
 
 
+@pytest.mark.parametrize(
+    ("model", "service", "field"),
+    [
+        ({"source": "pvc://weights/phi.gguf"}, {}, "spec.modelCache"),
+        ({"source": "org/repo", "format": "safetensors"}, {"runtime": "vllm"}, "spec.modelCache"),
+        ({}, {}, ""),
+        ({"source": "pvc://weights/phi.gguf"},
+         {"speculativeDecoding": {"type": "draft", "draftModelRef": "small"}}, ""),
+        ({"prefetchTolerations": [{"key": "gpu", "operator": "Exists"}]}, {}, "Model.spec.prefetchTolerations"),
+        ({}, {"slo": {"objective": "99", "latencyThreshold": "2"}}, "spec.slo.latencyThreshold"),
+    ],
+)  # fmt: skip
+async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field, autojump_clock):
+    """Pods' own volume without a fetch, a fetch's tolerations without a Job, a latency of an availability."""
+    async with open_pods() as hands:
+        await hands.create_model(**model)
+        await hands.create_model("small")
+        await hands.create_service(modelCache={"claimName": "mine"}, **service)
+        await trio.sleep(SETTLED)
+        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert field in honoured.message
+        assert ("spec.modelCache" in honoured.message) is (field == "spec.modelCache")
+
+
 async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
     """`pvc://` waits for the claim to be there and bound, mounts it, and fetches nothing."""
     async with open_pods() as hands:

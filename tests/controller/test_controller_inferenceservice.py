@@ -130,6 +130,8 @@ ROWS = [
         ((loaded("CrashLoopBackOff"),), ("mini",), "Pending/NotClaimed"),
         ((loaded("CrashLoopBackOff"),), ("studio",), "Failed/CrashLoopBackOff"),
         ((INVALID,), ("mini",), "Pending/NotClaimed"),
+        ((loaded("Released"), INVALID), (), "Pending/NotClaimed"),
+        ((loaded("Released"),), ("studio",), "Creating/Creating"),
     ],
 )
 def test_a_service_is_as_its_claims_are(conditions, holders, expected):

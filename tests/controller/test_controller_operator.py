@@ -423,7 +423,8 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
         StatusWriter(None, InferenceService),
     )  # no client: nothing is sent
     recorder = EventRecorder("test", "", utcnow, random.Random(0))
-    controller = operator._Controller(None, ControllerSettings(), utcnow, None, writer, queue, queue, queue, recorder)
+    settings = ControllerSettings()
+    controller = operator._Controller(None, settings, utcnow, None, writer, queue, queue, queue, None, recorder)
     wire = encode(service())
     controller.services.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
     newer = {"metadata": {"name": "phi", "namespace": "ml", "resourceVersion": "9"}, "spec": {"source": {"url": "x"}}}

@@ -28,6 +28,7 @@ def scene(base=STARTING, **facts):
     [
         ({"suspend": True}, SERVING, "Suspended/Suspended"),
         ({}, Scene(), "Pending/ModelNotFound"),
+        ({}, scene(SERVING, model=None, plan=None), "Progressing/ModelNotFound"),
         ({}, scene(refusal="spec.runtime: no"), "Failed/Invalid"),
         ({}, scene(SERVING, refusal="spec.runtime: no"), "Ready/InferenceReady"),
         ({}, scene(obstacle="taken"), "Failed/NameTaken"),

@@ -7,6 +7,7 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
 from controller.podkinds import install
+from controller.test_controller_modelrouter import apply_router
 from k8s.api_calls import undeclared, unused
 from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
 from llmkube.controller.render.marks import MANAGED_BY
@@ -65,6 +66,7 @@ async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
         cluster = hands.cluster
         await with_pods(hands)
         await cluster.bring_up()
+        await apply_router(cluster.client)
         await trio.sleep(60)  # the host falls silent: a Lease is read once more
         await cluster.faults.cut()
         await trio.sleep(60)

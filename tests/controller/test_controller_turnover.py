@@ -135,6 +135,24 @@ async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
         assert (await context(hands), await deferred(hands)) == (True, "False")
 
 
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [({"modelRef": "phii"}, "Progressing/ModelNotFound"), ({"runtime": "vllm"}, "Ready/InferenceReady")],
+)
+async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(autojump_clock, engine, edit, where):
+    """A Model that is not there, a format that does not fit: what runs stays, and nothing is said to be waited for."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy)
+        await hands.service_pod(RUNNING)
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192)
+        await trio.sleep(SETTLED)
+        assert await deferred(hands) == "True"
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192, **edit)
+        assert (await hands.where(), await deferred(hands)) == (where, "False")
+        assert not await context(hands)
+
+
 async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
     """After its time an edit interrupts whoever is there; with force it never waited."""
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 60}

@@ -74,6 +74,7 @@ NO_RESULT: Final = "NoResult"
 Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
 
 _SOURCE: Final = "Model.spec.source"
+_TOLERATIONS: Final = "Model.spec.prefetchTolerations"
 _BY_FETCHING: Final = (
     "Model.spec.files",
     "Model.spec.mmproj",
@@ -143,7 +144,8 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
         paths: Those that have none by the container's plan, which does not know that.
     """
     if supply.by in ("job", "pods"):
-        return tuple(path for path in paths if not path.startswith((_SOURCE, *_BY_FETCHING)))
+        kept = (_TOLERATIONS,) if supply.by == "pods" else ()  # pods tolerate what their service says
+        return tuple(path for path in paths if path in kept or not path.startswith((_SOURCE, *_BY_FETCHING)))
     if supply.by in ("claim", "node"):
         mounted = [path for path in paths if path != _SOURCE]
         given = [path for path in changed_paths(model.spec, "Model.spec") if path.startswith(_BY_FETCHING)]

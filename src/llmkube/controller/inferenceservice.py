@@ -12,7 +12,7 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | 0 < ready < desired, with too few hosts | Progressing | NoHost |
 | 0 < ready < desired | Progressing | Creating |
 | nobody alive serves the accelerator | Pending | NoHost |
-| every host that claims it is gone | Pending | NotClaimed |
+| every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
 | `Accepted` does not hold | Failed | its reason, `Invalid` |
 | the Model's file will not come without an edit | Failed | the reason of the Model's `Fetched` |
 | the Model's file is on its way | Pending | Fetching |
@@ -62,6 +62,8 @@ ACCEPTED: Final = "Accepted"
 LOADED: Final = "Loaded"
 PUBLISHED: Final = "Published"
 NOT_CLAIMED: Final = "NotClaimed"
+RELEASED: Final = "Released"
+"""Reason of `Loaded=False` of a host that does not look after a service any more; the last thing that it says."""
 
 FAILING_REASONS: Final = frozenset(
     {"CrashLoopBackOff", "EngineExited", "EngineNotFound", "LoadStalled", "Hung", "Invalid", "InternalError"}
@@ -200,9 +202,8 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders:
     """Say why nothing is ready although somebody could serve it."""
     generation = service.metadata.generation
     claimed = [host for host in holders if hosts.alive(host)]
-    if holders and not claimed:  # whatever its last host has said of it is not true any more
-        gone = f"host {', '.join(holders)} is gone, and no other one has claimed this service yet"
-        return Verdict("Pending", NOT_CLAIMED, gone)
+    if not claimed and (left := _left(service, holders)):
+        return Verdict("Pending", NOT_CLAIMED, left)
     accepted = current(service.status.conditions, ACCEPTED, generation)
     if accepted is not None and accepted.status == "False":
         return Verdict("Failed", accepted.reason, accepted.message)
@@ -229,6 +230,15 @@ def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders:
         return Verdict("Pending", file.reason, file.message)
     message = loaded.message if loaded else ""
     return Verdict("Creating", "Creating", message or "waiting for a host to start the engine")
+
+
+def _left(service: InferenceService, holders: Sequence[str]) -> str:
+    """Say how a service has lost its last host; whatever that one has said of it is not true any more."""
+    if holders:
+        return f"host {', '.join(holders)} is gone, and no other one has claimed this service yet"
+    loaded = find_condition(service.status.conditions, LOADED)
+    released = loaded is not None and loaded.reason == RELEASED
+    return f"{loaded.message}, and no other one has claimed it" if loaded and released else ""
 
 
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:

@@ -1,4 +1,4 @@
-"""The controller: reflectors wake three reconcilers, and a timer notices hosts that fell silent.
+"""The controller: reflectors wake reconcilers, one for each kind, and a timer notices hosts that fell silent.
 
 What hosts serve is derived here; what pods serve is handed on to `cluster`, if that is switched on.
 
@@ -38,6 +38,7 @@ from llmkube.controller.inferenceservice import derive_service_status
 from llmkube.controller.loop import Reconciler, new_queue
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.model import accelerator_of, derive_model_status
+from llmkube.controller.modelrouter import Routers
 from llmkube.controller.namespace import run_namespace_keeper
 from llmkube.controller.progress import run_progress
 from llmkube.controller.pruning import Pruner
@@ -49,6 +50,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import NotFoundError, root_words
 from llmkube.k8s.events import EventRecorder, EventType
 from llmkube.k8s.hostwatch import HostWatch
@@ -99,6 +101,7 @@ class _Controller:
     model_queue: WorkQueue[Key]
     service_queue: WorkQueue[Key]
     slice_queue: WorkQueue[Key]
+    routers: Routers
     recorder: EventRecorder
     durations: Durations | None = None
 
@@ -189,6 +192,7 @@ class _Controller:
             *pods,
             functools.partial(here, Model, self.models, self.on_model),
             functools.partial(here, InferenceService, self.services, self.on_service),
+            functools.partial(here, ModelRouter, self.routers.cache, self.routers.queue.add_nowait),
             functools.partial(here, EndpointSlice, self.slices, self.on_slice, label_selector=ours),
             functools.partial(
                 reflect, Lease, self.claims, self.on_claim, namespace=lease_namespace, label_selector=CLAIM_LABEL
@@ -202,6 +206,7 @@ class _Controller:
             Reconciler("model", self.reconcile_model, metrics, self.model_queue),
             Reconciler("inferenceservice", self.reconcile_service, metrics, self.service_queue),
             Reconciler("endpointslice", self.reconcile_slice, metrics, self.slice_queue),
+            Reconciler("modelrouter", self.routers.reconcile, metrics, self.routers.queue),
         )
 
     # -- What is done about it ---------------------------------------------------------------------------------------
@@ -351,6 +356,7 @@ async def run_controller(
             model_queue=new_queue(rng),
             service_queue=new_queue(rng),
             slice_queue=new_queue(rng),
+            routers=Routers(StatusWriter(client, ModelRouter), new_queue(rng), utcnow),
             recorder=recorder,
             durations=durations,
         )

@@ -11,6 +11,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
 | the Model is not Ready | Failed with it, else Pending; Progressing while old pods answer | the Model's |
+| the Model does not exist, and old pods answer | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
 | pods cannot run, and somebody has to mend it | Failed; Progressing while others answer | ImagePullBackOff, … |
 | pods cannot be made | Failed; Progressing while others answer | ReplicaFailure |
@@ -109,8 +110,7 @@ def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
         return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
     if not ready:
         if scene.model is None:
-            name = service.spec.model_ref
-            return Verdict("Pending", "ModelNotFound", f'there is no Model "{name}" in this namespace')
+            return _missing(service)
         if scene.refusal:
             return Verdict("Failed", INVALID, scene.refusal)
         if scene.obstacle:
@@ -119,10 +119,10 @@ def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
         if ready:
             return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
         return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
-    fetched = scene.model is None or scene.model.phase == "Ready"
-    if ready >= desired and fetched and _is_rolled_out(scene):
+    model = scene.model or _missing(service)
+    if ready >= desired and model.phase == "Ready" and _is_rolled_out(scene):
         return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
-    return _judge_start(scene, desired, ready)
+    return _judge_start(scene, model, desired, ready)
 
 
 def derive_pod_status(
@@ -183,14 +183,18 @@ def _is_rolled_out(scene: Scene) -> bool:
     )
 
 
-def _judge_start(scene: Scene, desired: int, ready: int) -> Verdict:
+def _missing(service: InferenceService) -> Verdict:
+    return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
+
+
+def _judge_start(scene: Scene, model: Verdict, desired: int, ready: int) -> Verdict:
     """Say why not everything is ready."""
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"
     broken = "Progressing" if ready else "Failed"
-    if scene.model is not None and scene.model.phase != "Ready":
-        phase = broken if scene.model.phase == "Failed" else ("Progressing" if ready else "Pending")
-        return Verdict(phase, scene.model.reason, scene.model.message)
+    if model.phase != "Ready":
+        phase = broken if model.phase == "Failed" else ("Progressing" if ready else "Pending")
+        return Verdict(phase, model.reason, model.message)
     no_gpu = scene.no_gpu
     if no_gpu and scene.plan is not None:
         return Verdict(WAITING_FOR_GPU, WAITING_FOR_GPU, f"waits for {wanted_gpus(scene.plan)}; scheduler: {no_gpu}")

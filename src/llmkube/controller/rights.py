@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.controller import cluster, fetching, namespace, writer
+from llmkube.controller import cluster, fetching, modelrouter, namespace, writer
 from llmkube.k8s import events, hostwatch, lease
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -17,6 +17,7 @@ PROGRAM: Final = Program(
         Need(EndpointSlice, FOLLOW | {"patch"}),
         *cluster.NEEDS,
         *fetching.NEEDS,
+        *modelrouter.NEEDS,
         *hostwatch.NEEDS,
         *writer.NEEDS,
         *events.NEEDS,

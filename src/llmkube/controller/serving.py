@@ -14,6 +14,7 @@ from llmkube.controller.download import NO_RESULT, choose_supply, is_remembered,
 from llmkube.controller.gpuqueue import GpuQueue, Waiting
 from llmkube.controller.idleness import are_idle
 from llmkube.controller.inferenceservice import PRIORITY_WEIGHTS
+from llmkube.controller.inspection import is_mounted
 from llmkube.controller.memo import Memo
 from llmkube.controller.podservice import (
     WAITING_FOR_GPU,
@@ -27,7 +28,7 @@ from llmkube.controller.render.marks import RESTARTED, TEMPLATE
 from llmkube.controller.render.monitoring import objective, objective_name, objective_obstacle, pod_monitor
 from llmkube.controller.render.routing import route
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
-from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.render.workload import deployment, front
 from llmkube.controller.turnover import aged_in_seconds, edit_patience_seconds, waits_for_idle
 from llmkube.controller.writer import StatusWriter
@@ -281,16 +282,29 @@ class Serving:
             obstacle = objective_obstacle(service, plan) if plan is not None else ""
             missing = "" if self.cluster.objectives.cache.synced.is_set() else "spec.slo (Pyrra is not installed here)"
             found.append(obstacle or missing)
+            if spec.slo.latency_threshold and spec.slo.indicator != "latency":
+                found.append("spec.slo.latencyThreshold (only of indicator latency)")
         if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
             there = self.cluster.routes.cache.synced.is_set()
             found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
             found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} does not tell whether it has requests)")
+        if fetches_itself(service) and plan is not None and not self._has_to_fetch(service, plan):
+            found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
         return tuple(text for text in found if text)
+
+    def _has_to_fetch(self, service: InferenceService, plan: ContainerPlan) -> bool:
+        """Whether there is anything that pods of a service could fetch into a volume of their own."""
+        if not plan.uses_weights and not plan.needs_model_init:
+            return False
+        names = filter(None, (service.spec.model_ref, plan.draft_model))
+        models = (self.cluster.models.get(Key(service.key.namespace, name)) for name in names)
+        return not all(model is not None and is_mounted(model) for model in models)
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
         live = self._deployment(service)
+        self._deferred.pop(service.key, None)  # what waited is not wanted any more
         if service.spec.suspend or not service.spec.replicas:
             await self.cluster.autoscalers.remove(service.key, service.metadata.uid)
         if live is not None:

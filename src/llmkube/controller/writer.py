@@ -23,16 +23,20 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
+from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
 from llmkube.k8s.fields import slots
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
 
-T = TypeVar("T", Model, InferenceService)
+T = TypeVar("T", Model, InferenceService, ModelRouter)
 
-NEEDS: Final = tuple(Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService))
+NEEDS: Final = tuple(
+    Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService, ModelRouter)
+)
 
 _Fields = dict[str, Any]
+_Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
 
 
 @attrs.frozen
@@ -51,7 +55,7 @@ class StatusWriter(Generic[T]):
     _client: Client
     _kind: type[T]
     _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
-    _agreed: dict[Key, tuple[ModelStatus | InferenceServiceStatus, Mapping[str, Any]]] = attrs.field(
+    _agreed: dict[Key, tuple[_Status, Mapping[str, Any]]] = attrs.field(
         factory=dict, init=False
     )  # what an object has, and what it was asked to have: the same, field by field
 
@@ -118,7 +122,7 @@ class StatusWriter(Generic[T]):
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
 
     @staticmethod
-    def _fields(typed: ModelStatus | InferenceServiceStatus, asked: Mapping[str, Any]) -> _Fields:
+    def _fields(typed: _Status, asked: Mapping[str, Any]) -> _Fields:
         """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
         kind: type = type(typed)
         fields = {slot.key: getattr(typed, slot.attribute) for slot in slots(kind) if slot.key in asked}
