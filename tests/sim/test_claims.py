@@ -1,5 +1,6 @@
 """Several hosts, one cluster: each replica runs on one host, wherever hosts come, go, race and fall silent."""
 
+import math
 from contextlib import asynccontextmanager
 from unittest.mock import patch
 
@@ -379,6 +380,28 @@ async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
         await world.until(world.phase, "Ready", "plain")
         assert world.live("plain") == ["mini"]
         assert world.live("chosen") == ["sim"]
+
+
+async def test_what_is_no_longer_selected_says_so(autojump_clock):
+    """A service that loses its label ends, says who has let it go and that nobody has it, and comes back with it."""
+    async with two_hosts(selector=parse_selector("team=ml")) as world:
+        for name in ("serves", "crashes"):
+            world.machine.scripts["crashes"] = Script(load_seconds=math.inf, life_seconds=0.1)
+            await world.apply(name, labels={"team": "ml"})
+        await world.until(world.phase, "Ready", "serves")
+        await world.until(world.phase, "Failed", "crashes")
+        for name in ("serves", "crashes"):
+            await world.apply(name, labels={"team": "web"})
+            await world.until(world.phase, "Pending", name, seconds=30)
+            assert (await world.condition("Loaded", name))[:2] == ("False", "Released")
+            words = (await world.condition("Available", name))[2]
+            assert words == "host sim does not look after it any more, and no other one has claimed it"
+        assert await world.slices("serves") == []
+        await world.add_host("mini", selector=parse_selector("team=web"))
+        await world.until(world.phase, "Ready", "serves")
+        await trio.sleep(600)  # and nobody says anything old over it
+        assert await world.phase("serves") == "Ready"
+        assert (await world.condition("Loaded", "serves"))[1] == "Loaded"
 
 
 async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):

@@ -9,7 +9,7 @@ import trio
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import run_agent
-from llmkube.supervisor.presence import HostNameTakenError
+from llmkube.supervisor.presence import EXPIRES_AFTER_RENEWALS, HostNameTakenError
 from sim.machine import Machine
 from sim.world import Host, agent_settings, open_world
 
@@ -115,7 +115,7 @@ async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):
             await world.first.die()
             second = world.hosts["second"] = double(world)
             await second.start_agent()
-            await trio.sleep(6 * RENEW_SECONDS - 5)
+            await trio.sleep(EXPIRES_AFTER_RENEWALS * RENEW_SECONDS - 5)
             assert second.machine.spawned == []
             await world.until(world.slices, [("sim", "192.0.2.11", True)], seconds=60)
             assert said == []

@@ -41,7 +41,7 @@ async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
         assert said["agent-version"]
         assert (int(said["memory-total-bytes"]), int(said["memory-free-bytes"])) == (64 << 30, 32 << 30)
         assert (said["services"], said["address"]) == ("1", ADDRESS)
-        assert lease.spec.lease_duration_seconds == 30
+        assert lease.spec.lease_duration_seconds == 20
         seen = set()
         for _ in range(600):
             seen.add((await world.host_lease()).metadata.resource_version)

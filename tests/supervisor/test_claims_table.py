@@ -1,6 +1,7 @@
 """Who may run what: each situation of a host and a service has one answer."""
 
 import datetime
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -79,14 +80,16 @@ def test_more_free_memory_comes_first_and_names_break_ties():
     assert claims.rank("new", free) == 3
 
 
-def test_the_file_counts_more_than_a_few_places():
-    """The first without the file waits longer than the first three that have it; who runs it already never waits."""
-    with_file = [claims.hesitation_seconds(place, has_file=True, running=False) for place in range(4)]
+@pytest.mark.parametrize("hosts", [1, 2, 6, 13, 100])
+def test_the_file_counts_more_than_any_place(hosts):
+    """The first without the file waits longer than all that have it; who runs it already never waits."""
+    wait = partial(claims.hesitation_seconds, hosts=hosts, running=False)
+    with_file = [wait(place, has_file=True) for place in range(min(hosts, claims.MAX_STEPS + 1))]
     assert with_file == sorted(set(with_file))
     assert with_file[0] == 0.0
-    assert claims.hesitation_seconds(0, has_file=False, running=False) > with_file[2]
-    assert claims.hesitation_seconds(5, has_file=False, running=True) == 0.0
-    assert claims.hesitation_seconds(10_000, has_file=False, running=False) < 10
+    assert wait(0, has_file=False) > wait(hosts - 1, has_file=True)
+    assert wait(hosts - 1, has_file=False) < 10
+    assert claims.hesitation_seconds(5, hosts, has_file=False, running=True) == 0.0
 
 
 def test_a_claim_is_read_as_it_was_written():

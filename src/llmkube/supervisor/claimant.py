@@ -272,7 +272,7 @@ class Claimant:
             mine = self.hosts.book.free_bytes.get(self.host, 0)
             place = claims.rank(self.host, {**rivals, self.host: mine})
             has_file = interest.running or await self.has_file(wish.model)
-            seconds = claims.hesitation_seconds(place, has_file=has_file, running=interest.running)
+            seconds = claims.hesitation_seconds(place, len(rivals) + 1, has_file=has_file, running=interest.running)
             self._due[wish.key] = before = (take, now + seconds)
         return before[1] - now
 

@@ -21,7 +21,7 @@ from llmkube.k8s.names import CLAIM_LABEL, CLAIMED_ANNOTATION, SLOT_ANNOTATION, 
 from llmkube.k8s.resource import Key
 
 FETCH_SECONDS: Final = 1.0
-"""How much longer a host waits that would have to fetch the file first."""
+"""How much longer a host waits at least that would have to fetch the file first."""
 
 STEP_SECONDS: Final = 0.25
 """How much longer each next host waits; more than a claim needs to become known."""
@@ -132,14 +132,22 @@ def rank(host: str, free_bytes: Mapping[str, int]) -> int:
     return order.index(host)
 
 
-def hesitation_seconds(place: int, *, has_file: bool, running: bool) -> float:
+def hesitation_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
     """Return how long a host leaves a free slot to better ones: not at all if its engine runs already.
 
-    The best one need not ask the others: it is simply there first, and the API server lets only one have the slot.
+    The best one need not ask the others: it is simply there first, and the API server lets only one have the slot. Who
+    has the file is better than all who have not.
+
+    Args:
+        place: The host's place among those that could serve, from 0.
+        hosts: How many those are.
+        has_file: Whether the file is on the host.
+        running: Whether its engine runs.
     """
     if running:
         return 0.0
-    return min(place, MAX_STEPS) * STEP_SECONDS + (0.0 if has_file else FETCH_SECONDS)
+    behind = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
+    return min(place, MAX_STEPS) * STEP_SECONDS + behind
 
 
 def _time(now: datetime.datetime) -> str:

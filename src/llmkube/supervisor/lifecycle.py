@@ -46,6 +46,7 @@ class Reason(enum.StrEnum):
     INTERNAL_ERROR = "InternalError"
     STOPPING = "Stopping"
     SCALED_TO_ZERO = "ScaledToZero"
+    RELEASED = "Released"
 
 
 @attrs.frozen

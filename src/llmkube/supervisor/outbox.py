@@ -80,6 +80,7 @@ class Outbox:
     _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
     _versions: dict[Slot, str] = attrs.field(factory=dict, init=False)  # of each object, as our last write has left it
     _refusals: set[Slot] = attrs.field(factory=set, init=False)
+    _last: set[Slot] = attrs.field(factory=set, init=False)  # slots whose word is forgotten when it is heard
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -90,6 +91,7 @@ class Outbox:
         word = _Word(manifest)
         if self._words.get(slot) != word:
             self._words[slot] = word
+            self._last.discard(slot)
             self._queue.add_nowait(slot)
 
     def forget(self, slot: Slot) -> None:
@@ -98,7 +100,15 @@ class Outbox:
         self._heard.pop(slot, None)
         self._versions.pop(slot, None)
         self._refusals.discard(slot)
+        self._last.discard(slot)
         self._wake()
+
+    def forget_once_heard(self, slot: Slot) -> None:
+        """Let what stands on a slot be the last word on it: it is not repeated, and anybody may say something else."""
+        if self._heard.get(slot) == self._words.get(slot):
+            self.forget(slot)
+        else:
+            self._last.add(slot)
 
     async def wait_heard(self, *slots: Slot) -> None:
         """Return when the API server has heard the newest word on each slot, or on all; deadlines are callers'."""
@@ -174,7 +184,7 @@ class Outbox:
         else:
             self._note(slot, word)
             self._tell(slot, word, None)
-            if word.manifest is None and self._words.get(slot) == word:
+            if (word.manifest is None or slot in self._last) and self._words.get(slot) == word:
                 self.forget(slot)
         self._wake()
 

@@ -51,7 +51,7 @@ from llmkube.supervisor.wake import Reading, slept_seconds
 
 log = structlog.get_logger(__name__)
 
-EXPIRES_AFTER_RENEWALS = 6
+EXPIRES_AFTER_RENEWALS = 4
 """A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
 
 RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)

@@ -330,11 +330,12 @@ class Reporter:
             await self.outbox.wait_heard(*slots)
 
     def farewell(self) -> None:
-        """The service is no longer ours: take its endpoint back and say nothing more about it."""
+        """The service is no longer ours: take its endpoint back, and say so once, unless another host speaks."""
+        self.say(ServiceView(Reason.RELEASED, f"host {self.settings.host_name} does not look after it any more"))
         for slot in self._endpoint_slots():
             self.outbox.put_nowait(slot, None)
         self.outbox.forget(self._slot(Service))
-        self.outbox.forget(self._status_slot)
+        self.outbox.forget_once_heard(self._status_slot)
         self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
 
     # -- what becomes of it ---------------------------------------------------------------------------------------
