@@ -15,6 +15,7 @@ from llmkube.apiserver.labels import Requirement
 from llmkube.cli.controller import controller
 from llmkube.cli.listing import list_objects
 from llmkube.cli.main import cli
+from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.storage import PROGRESS_PORT, fetch_job
 from llmkube.controller.render.workload import front
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
@@ -91,9 +92,19 @@ def test_monitors_have_the_fields_of_the_prometheus_operator(variant):
         allowed = {"selector", "namespaceSelector", lists[each["kind"]]}
         assert set(each["spec"]) <= allowed
         (endpoint,) = each["spec"][lists[each["kind"]]]
-        assert set(endpoint) == {"port", "path", "interval", "relabelings"}
+        assert set(endpoint) - {"honorLabels"} == {"port", "path", "interval", "relabelings"}
         assert endpoint["relabelings"][0]["targetLabel"] == "job"
         assert each["metadata"]["labels"].get("release") == ("prometheus" if each["kind"] == "ServiceMonitor" else None)
+
+
+@pytest.mark.parametrize(("variant", "kind"), [("everything", "ServiceMonitor"), ("pod-monitor", "PodMonitor")])
+def test_a_series_keeps_the_namespace_that_it_is_about(variant, kind):
+    """Prometheus would put the controller's own in its place, and alerts would name a Model that is not there."""
+    spec = named(rendered(variant), kind)["llmkube-controller"]["spec"]
+    (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True
+    ours = {label for family in FleetCollector({}, {}, {}).describe() for label in family._labelnames}
+    assert ours & {"namespace", "pod", "service", "container", "endpoint", "instance", "job"} == {"namespace"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -148,6 +159,14 @@ def test_two_monitors_of_one_pod_are_refused():
     both = ("-f", str(EVERYTHING), "--set", "metrics.podMonitor.enabled=true")
     said = run("helm", "template", "a", str(CHART), *both, code=1)
     assert "both enabled" in said
+
+
+def test_the_chart_asks_for_a_server_that_knows_its_definitions():
+    """Rules with a `fieldPath` need Kubernetes 1.28: an older server refuses them as an unknown field."""
+    assert "fieldPath" in json.dumps(all_crds())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == ">=1.28.0-0"
+    assert "Kubernetes 1.28 or later" in (CHART.parents[1] / "docs" / "helm.md").read_text()
 
 
 def test_the_chart_is_of_the_program_s_version():

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from llmkube.base.http import PortTakenError
+from llmkube.cli.controller import EVERY_ADDRESS
 from llmkube.cli.running import (
     Stop,
     open_optional_port,
@@ -98,6 +99,17 @@ async def test_a_body_that_returns_ends_the_program():
 
     assert await run_until_signal(body, print) == 7
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_the_controllers_port_is_open_to_both_families():
+    """In a cluster of IPv6 alone the controller's probes are reached, too; IPv4 is not given up for that."""
+    there = await trio.open_tcp_listeners(0)
+    number = there[0].socket.getsockname()[1]
+    for listener in there:
+        await listener.aclose()
+    async with open_optional_port(number, "--port", EVERY_ADDRESS) as port:
+        assert {one.socket.family for one in port.listeners} == {one.socket.family for one in there}
+        assert {one.socket.getsockname()[1] for one in port.listeners} == {number}
 
 
 async def test_a_taken_port_names_its_flag():

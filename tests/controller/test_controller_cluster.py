@@ -7,6 +7,7 @@ from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import HUB_FILE, SHA
 from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
+from llmkube.controller.render.marks import MODEL_LABEL
 from llmkube.controller.render.storage import CACHE_CLAIM
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -74,6 +75,28 @@ async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
         assert await hands.where() == "Progressing/Creating"
         await hands.roll_out()
         assert await hands.where() == "Ready/InferenceReady"
+
+
+async def test_another_model_rolls(autojump_clock):
+    """`modelRef` may be edited: old pods serve until the new Model is there, then its file and label replace them."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        old = await hands.json(Deployment)
+        await hands.create_model("gemma", source="hf://org/gemma/g.gguf")
+        await hands.create_service(modelRef="gemma")
+        assert await hands.where() == "Progressing/Pending"
+        assert (await hands.json(Deployment))["spec"] == old["spec"]
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+        new = await hands.json(Deployment)
+        assert new["spec"]["selector"] == old["spec"]["selector"]
+        template = new["spec"]["template"]
+        assert template["metadata"]["labels"][MODEL_LABEL] == "gemma"
+        assert (await hands.cluster.model("gemma")).status.path in template["spec"]["containers"][0]["args"]
+        assert await hands.where() == "Progressing/Creating"
+        await hands.roll_out()
+        assert await hands.where() == "Ready/InferenceReady"
+        assert (await hands.cluster.model()).metadata.finalizers == ()
 
 
 async def test_a_model_in_use_outlives_its_deletion(autojump_clock):

@@ -9,9 +9,11 @@ from controller.podkinds import install
 from llmkube.controller import children
 from llmkube.controller.children import TAKEN_LOOK_SECONDS
 from llmkube.controller.cluster import MONITOR_LOOK_SECONDS, NEEDS
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import HTTPRoute, Job, PodMonitor, ServiceLevelObjective
+from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
 
+CHAT = Key("ml", "chat")
 MADE = [need.kind for need in NEEDS if "create" in need.verbs]
 EVERYTHING = {
     "replicas": 2,
@@ -50,6 +52,20 @@ async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
         await trio.sleep(TAKEN_LOOK_SECONDS + SETTLED)
         assert (await hands.json(kind, key.name))["metadata"]["ownerReferences"]
         assert await where() != "Failed/NameTaken"
+
+
+async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
+    """A service that was deleted and made again at once is Pending, not Failed, until the collector is done."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": ["example.org/slow"]}})
+        await hands.client.delete(InferenceService, CHAT, propagation="Background")
+        await hands.create_service()
+        assert await hands.where() == "Pending/NameTaken"
+        conditions = (await hands.cluster.service()).status.conditions
+        assert {one.type: one.status for one in conditions}["Accepted"] == "True"
+        await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": None}})
+        assert await hands.where() == "Creating/Creating"
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.RESOURCE.kind)

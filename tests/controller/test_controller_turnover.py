@@ -79,6 +79,14 @@ def test_age_counts_while_all_pods_answer(live, pods, seconds):
         assert aged_in_seconds(pod_service(maxPodLifetimeSeconds=60), live, pods, NOW) == 0
 
 
+@pytest.mark.parametrize(
+    ("address", "url"), [("10.0.0.7", "http://10.0.0.7:8080/metrics"), ("fd00::7", "http://[fd00::7]:8080/metrics")]
+)
+def test_a_pod_is_asked_at_its_address_of_either_family(address, url):
+    """An address of IPv6 stands in brackets, or its last part would be the port."""
+    assert idleness.pod_url(pod(podIP=address), 8080, "/metrics") == url
+
+
 def test_another_moment_is_another_template():
     """A restart changes the pods' template, and what tells templates apart; other services carry neither mark."""
     service = pod_service(maxPodLifetimeSeconds=60)

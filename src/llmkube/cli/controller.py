@@ -3,7 +3,7 @@
 import datetime
 import random
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 import structlog
@@ -25,7 +25,8 @@ from llmkube.k8s.client import open_client
 from llmkube.runtimes.images import Images
 from llmkube.weights.addresses import parse_networks
 
-EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 (kubelet and Prometheus come by the pod's address)
+EVERY_ADDRESS: Final = None
+"""Kubelet and Prometheus come by the pod's address, which in some clusters is one of IPv6 alone."""
 
 log = structlog.get_logger()
 

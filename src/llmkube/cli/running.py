@@ -127,8 +127,8 @@ class Port:
 
 
 @contextlib.asynccontextmanager
-async def open_port(number: int, flag: str, host: str = LOOPBACK) -> AsyncIterator[Port]:
-    """Listen on the loopback address, or another one; 0 takes a free port.
+async def open_port(number: int, flag: str, host: str | None = LOOPBACK) -> AsyncIterator[Port]:
+    """Listen on the loopback address, another one, or with None on all; 0 takes a free port.
 
     Raises:
         PortTakenError: Another program has it; the sentence names the flag.
@@ -138,11 +138,11 @@ async def open_port(number: int, flag: str, host: str = LOOPBACK) -> AsyncIterat
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
         taken = listeners[0].socket.getsockname()[1]
-        yield Port(listeners, f"http://{host}:{taken}")
+        yield Port(listeners, f"http://{host or LOOPBACK}:{taken}")
 
 
 @contextlib.asynccontextmanager
-async def open_optional_port(number: int, flag: str, host: str = LOOPBACK) -> AsyncIterator[Port | None]:
+async def open_optional_port(number: int, flag: str, host: str | None = LOOPBACK) -> AsyncIterator[Port | None]:
     """Listen as `open_port` does, or not at all if the number is 0."""
     if number:
         async with open_port(number, flag, host) as port:

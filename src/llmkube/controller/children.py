@@ -63,7 +63,13 @@ generation, keeps a deletionTimestamp in what it creates, and does not create wi
 
 
 class NameTakenError(UserError):
-    """An object of this name exists and is not ours to change."""
+    """An object of this name exists and is not ours to change.
+
+    Attributes:
+        passing: It goes by itself: a predecessor of the owner's name had it, or somebody has deleted it.
+    """
+
+    passing = False
 
 
 @attrs.frozen
@@ -131,7 +137,7 @@ class Children(Generic[T]):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
-            raise self._taken(live, owner["kind"])
+            raise self._taken(live, owner)
         if self._is_so(manifest, live):
             self._compared[key] = (manifest, live)
             return live
@@ -218,11 +224,14 @@ class Children(Generic[T]):
             return False
         return bool(_projected(manifest, encode(last.answer)) == _projected(manifest, there))
 
-    def _taken(self, live: T, owner: str) -> NameTakenError:
-        why = f"belongs to another {owner}, or is being deleted; it is left alone"
-        if owner_key(live, owner) is None:
-            why = "exists and was made by somebody else; rename this one, or delete that"
-        return NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
+    def _taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
+        theirs, kind = owner_key(live, owner["kind"]), owner["kind"]
+        why = "exists and was made by somebody else; rename this one, or delete that"
+        if theirs is not None:
+            why = f"belongs to another {kind}, or is being deleted; it is left alone"
+        error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
+        error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
+        return error
 
 
 def _is_same(one: Object, other: Object) -> bool:

@@ -308,7 +308,10 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
         return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it{share}")
     if reason:
         return Verdict("Downloading", reason, f"{message}; the Job tries again")
-    return Verdict("Pending", "Pending", f"Job {job.key.name} waits for its pod to start")
+    # A Job whose pods a quota forbids, or lack a ConfigMap, tells that in Events alone, and those are not read.
+    name = job.key.name
+    message = f"Job {name} waits for its pod to start; if it does not, `kubectl describe job {name}` says why"
+    return Verdict("Pending", "Pending", message)
 
 
 def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:

@@ -7,7 +7,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | `spec.suspend` | Suspended | Suspended |
 | the Model does not exist, nothing is ready | Pending | ModelNotFound |
 | the spec cannot be made into pods, nothing is ready | Failed | Invalid |
-| an object of that name is somebody else's, nothing is ready | Failed | NameTaken |
+| an object of that name is somebody else's, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
 | nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
 | the Model is not Ready | Failed with it, else Pending; Progressing while old pods answer | the Model's |
@@ -58,6 +58,7 @@ class Scene:
         plan: What its container is; None when the spec cannot be made into one, or there is no Model.
         refusal: Why it cannot; empty when it can.
         obstacle: Why an object could not be written; empty when all could.
+        passing: The obstacle goes by itself: it is what a predecessor of the same name has left.
         unmet: Fields without an effect for a reason that is not their plan's, each with that reason.
         deferred: What the replacement of its pods waits for; empty when nothing waits.
         deployment: Its Deployment, if there is one of ours.
@@ -69,6 +70,7 @@ class Scene:
     plan: ContainerPlan | None = None
     refusal: str = ""
     obstacle: str = ""
+    passing: bool = False
     unmet: tuple[str, ...] = ()
     deferred: str = ""
     deployment: Deployment | None = None
@@ -114,7 +116,7 @@ def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
         if scene.refusal:
             return Verdict("Failed", INVALID, scene.refusal)
         if scene.obstacle:
-            return Verdict("Failed", NAME_TAKEN, scene.obstacle)
+            return Verdict("Pending" if scene.passing else "Failed", NAME_TAKEN, scene.obstacle)
     if not desired:
         if ready:
             return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
@@ -225,7 +227,7 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0
     unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
-    wrong = scene.refusal or scene.obstacle
+    wrong = scene.refusal or ("" if scene.passing else scene.obstacle)
     wrong_reason = INVALID if scene.refusal else NAME_TAKEN
     ignored = (*scene.plan.not_honoured, *scene.unmet) if scene.plan else ()
     suspended = service.spec.suspend

@@ -83,7 +83,7 @@ class Serving:
             else:
                 await self._hold(cached)
         except NameTakenError as error:
-            scene = attrs.evolve(scene, obstacle=str(error))
+            scene = attrs.evolve(scene, obstacle=str(error), passing=error.passing)
             self.cluster.service_queue.add_after(key, TAKEN_LOOK_SECONDS)
         except REFUSED as error:
             scene = attrs.evolve(scene, refusal=error.message)

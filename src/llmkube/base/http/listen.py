@@ -29,11 +29,11 @@ class PortTakenError(ListenError):
     """Another program listens on this port."""
 
 
-async def open_listeners(host: str, port: int, *, field: str = "") -> list[trio.SocketListener]:
+async def open_listeners(host: str | None, port: int, *, field: str = "") -> list[trio.SocketListener]:
     """Listen on every address of `host`; port 0 takes any free port, on the first address only.
 
     Args:
-        host: Name or address; "0.0.0.0" or "::" only when the caller means everybody.
+        host: Name or address; None only when the caller means everybody, by IPv4 and by IPv6.
         port: TCP port; with 0, `listeners[0].socket.getsockname()[1]` is the port that was given.
         field: The flag or setting that chose the port; errors name it.
 
@@ -41,15 +41,16 @@ async def open_listeners(host: str, port: int, *, field: str = "") -> list[trio.
         PortTakenError: Another program has the port.
         ListenError: The host is not ours, unknown, or the port needs privileges.
     """
-    if port and SHARES_PORTS and await _answers(host, port):
-        raise PortTakenError(_explain(host, port, OSError(errno.EADDRINUSE, "")), field=field)
+    said = "every address" if host is None else host
+    if port and SHARES_PORTS and await _answers("localhost" if host is None else host, port):
+        raise PortTakenError(_explain(said, port, OSError(errno.EADDRINUSE, "")), field=field)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except UnicodeError as exc:  # a name that DNS cannot carry: an empty label, or one of more than 63 bytes
         raise ListenError(f"cannot listen on {host!r}: not a host name", field=field) from exc
     except OSError as exc:
         error = PortTakenError if exc.errno == errno.EADDRINUSE else ListenError
-        raise error(_explain(host, port, exc), field=field) from exc
+        raise error(_explain(said, port, exc), field=field) from exc
     if port == 0:  # each address would get a port of its own
         for surplus in listeners[1:]:
             await surplus.aclose()
