@@ -130,6 +130,56 @@ async def test_an_engine_that_was_still_loading_is_adopted_without_being_called_
         assert len(world.machine.spawned) == 1
 
 
+async def test_an_engine_that_fell_silent_unseen_is_adopted_without_being_called_ready(autojump_clock):
+    """What served and does not answer any more is out of service within 200 ms of a new agent, until it does."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        (engine,) = world.machine.live()
+        await world.kill_agent()
+        engine.slow_seconds = 3.0
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=0.2, step_seconds=0.01)
+        engine.slow_seconds = 0.0
+        await world.until(world.ready_addresses, 1, seconds=10)
+        assert world.machine.spawned == [engine]
+
+
+async def test_who_answers_in_the_place_of_an_adopted_engine_is_not_called_ready(autojump_clock):
+    """The process is the one that the journal knows, but another program has its port: it is replaced."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        (engine,) = world.machine.live()
+        await world.kill_agent()
+        engine.script = attrs.evolve(engine.script, intruder=True, stop_seconds=8.0)
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=1, step_seconds=0.1)
+        assert engine.exit is None
+        await engine.wait()
+        await world.until(world.ready_addresses, 1, seconds=30)
+        assert len(world.machine.spawned) == 2
+
+
+@pytest.mark.parametrize("change", ["deleted", "suspended", "edited"])
+async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autojump_clock, change):
+    """What was changed while no agent ran is heard before the engine is known to answer: it still ends in order."""
+    async with open_world() as world:
+        await serving(world, "chat", "embed", "other")
+        (engine,) = world.machine.live("chat")
+        await world.kill_agent()
+        engine.slow_seconds, engine.in_flight = 0.1, 1
+        await (world.delete() if change == "deleted" else world.apply(**CHANGES[change]))
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=3)
+        await trio.sleep(15)
+        assert engine.exit is None
+        engine.in_flight = 0
+        with trio.fail_after(5):
+            await engine.wait()
+
+
+CHANGES = {"suspended": {"suspend": True}, "edited": {"contextSize": 512}}
+
+
 async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_clock):
     """With `keep`, a stopped agent takes nothing out of service, and the next one adopts."""
     async with open_world() as world:

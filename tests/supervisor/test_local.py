@@ -74,6 +74,32 @@ async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
             over.set()
 
 
+@pytest.mark.parametrize(("reads", "source"), [("read_header", "{}/m.gguf"), ("recall", "https://files.example/m.gguf")])
+async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, reads, source):
+    """Who waits for a file's header, or for the store's word of it, can be stopped while the disk does not answer."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    asked, over = trio.Event(), threading.Event()
+
+    def hang(*_):
+        trio.from_thread.run_sync(asked.set)
+        over.wait(30)
+
+    monkeypatch.setattr(f"llmkube.supervisor.local.{reads}", hang)
+    async with opened(tmp_path) as ports, trio.open_nursery() as nursery:
+        wanted = model(source.format(tmp_path))
+        if reads == "recall":
+            nursery.start_soon(ports.weights.has, wanted)
+        else:
+            nursery.start_soon(ports.weights.fetch, wanted, print)
+        await asked.wait()
+        watchdog = threading.Timer(5, over.set)
+        watchdog.start()
+        nursery.cancel_scope.cancel()
+    assert not over.is_set()
+    watchdog.cancel()
+    over.set()
+
+
 async def test_what_a_killed_agent_was_writing_is_removed(tmp_path):
     """Drafts in the state directory, its journal and its notes are gone after the start; other files are not."""
     folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")

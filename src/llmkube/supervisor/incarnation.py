@@ -5,7 +5,7 @@
  └ memory                             promised before the spawn, given back when the process is gone
    └ child                            spawned or adopted; on the way out TERM, grace, KILL, reaped
      ├ exit watch, stall watch        while it loads
-     └ drained ─ serving ─ hang watch while it answers; on the way out: not ready, then requests in flight may end
+     └ drained ─ withdrawn ─ hang watch while it answers; on the way out: not ready, then requests in flight may end
 ```
 
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
@@ -198,8 +198,6 @@ class Incarnation:
                 child.pid,
                 self.launch.plan.alias,
             )
-            if found is None or not await self._answers_at_once(_url(record) + self.launch.plan.ready_path):
-                self.voice.say(view)
             self._host = record.host
             self.moved()
             try:
@@ -285,6 +283,10 @@ class Incarnation:
         started_at, ready_at = trio.current_time(), None
         failure: Failure | None = None
         ended: Exit | None = None
+
+        def in_service() -> bool:  # an earlier agent has published what is adopted
+            return self.serves or self.found is not None
+
         async with trio.open_nursery() as nursery:
 
             async def notice_exit() -> None:
@@ -293,39 +295,21 @@ class Incarnation:
                 nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
 
             nursery.start_soon(notice_exit)
-            failure = await self._load(child, view, engine)
-            if failure is None:
-                ready_at = trio.current_time()
-                site.ledger.loaded(claim)
-                if self.before is not None:
-                    await self._take_over(child, record, claim)
-                loaded = attrs.evolve(view, reason=Reason.LOADED, message=f"loaded in {ready_at - started_at:.1f} s")
-                async with (
-                    self._drained(engine.url, lambda: failure is None and ended is None, claim.hurried),
-                    self.voice.serving(loaded, site.parting, lambda: ended, lambda: claim.urgent),
-                ):
-                    key = site.reporter.key
-                    log.info(
-                        "started inference service",
-                        name=key.name,
-                        namespace=key.namespace,
-                        pid=child.pid,
-                        port=view.port,
-                    )
-                    self.serves = True
-                    self._status.started()
-                    look = partial(child.look, view.host, view.port, loading=False)
-                    glimpse = partial(child.glance, view.host, view.port)
-                    measuring = Measuring(child, look, glimpse, launch, claim, site.ports)
-                    hung = await health.watch(
-                        engine,
-                        measuring.look,
-                        self.voice.answering,
-                        site.settings.limits,
-                        glance=measuring.glance,
-                    )
-                    failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
-                    self.voice.amend(Reason.HUNG, failure.message)
+            async with (
+                self._drained(engine.url, lambda: in_service() and failure is None and ended is None, claim.hurried),
+                self.voice.withdrawn(site.parting, in_service, lambda: ended, lambda: claim.urgent),
+            ):
+                if self.found is None or not await self._answers_at_once(engine.ready_url):
+                    self.voice.say(view)
+                failure = await self._load(child, view, engine)
+                if failure is None:
+                    ready_at = trio.current_time()
+                    site.ledger.loaded(claim)
+                    if self.before is not None:
+                        await self._take_over(child, record, claim)
+                    words = f"loaded in {ready_at - started_at:.1f} s"
+                    self.voice.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
+                    failure = await self._watched(child, view, engine, claim)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
         lines = await child.last_lines(LAST_LINES)
@@ -338,6 +322,23 @@ class Incarnation:
         reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
         because = f": {why}" if why.summary else ""
         return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
+
+    async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, claim: Claim) -> Failure:
+        """Return when it hangs."""
+        site = self.site
+        key = site.reporter.key
+        log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
+        self.serves = True
+        self._status.started()
+        look = partial(child.look, view.host, view.port, loading=False)
+        glimpse = partial(child.glance, view.host, view.port)
+        measuring = Measuring(child, look, glimpse, self.launch, claim, site.ports)
+        hung = await health.watch(
+            engine, measuring.look, self.voice.answering, site.settings.limits, glance=measuring.glance
+        )
+        failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
+        self.voice.amend(Reason.HUNG, failure.message)
+        return failure
 
     async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""

@@ -61,7 +61,7 @@ class LocalWeights:
     downloader: Downloader
     policy: Policy
     tokens: HubTokens
-    run_sync: RunSync
+    read: RunSync
     endpoint: str
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
@@ -89,7 +89,7 @@ class LocalWeights:
             weights = await bound(sha256=sha256)
         facts = self._headers.get(weights.identity)
         if facts is None:
-            facts = await self.run_sync(partial(read_header, weights.path))
+            facts = await self.read(partial(read_header, weights.path))
             facts = self._headers.setdefault(weights.identity, facts)
         return weights, facts
 
@@ -125,7 +125,7 @@ class LocalWeights:
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(_is_file, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, Remote):
-            found = await trio.to_thread.run_sync(recall, self.store, source.identity, limiter=self.limiter)
+            found = await self.read(partial(recall, self.store, source.identity))
             return isinstance(found, WeightsFile)
         return isinstance(source, Builtin)
 
@@ -175,7 +175,9 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     ):
         yield Ports(
             engines=LocalEngines(settings),
-            weights=LocalWeights(store, limiter, downloader, policy, tokens, in_threads(limiter), endpoint),
+            weights=LocalWeights(
+                store, limiter, downloader, policy, tokens, in_threads(limiter, abandon=True), endpoint
+            ),
             journal=journal,
             http=http,
             utcnow=_utcnow,

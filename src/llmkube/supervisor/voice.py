@@ -65,31 +65,36 @@ class Voice:
         else:
             self.amend(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
+    def serve(self, loaded: ServiceView) -> None:
+        """Claim the endpoint; within `withdrawn`."""
+        if self.newest:
+            self.reporter.current()
+        self.say(loaded)
+        self.reporter.loaded(loaded)
+
     @asynccontextmanager
-    async def serving(
+    async def withdrawn(
         self,
-        loaded: ServiceView,
         parting: Parting,
+        in_service: Callable[[], bool],
         ended: Callable[[], Exit | None],
-        urgent: Callable[[], bool] = lambda: False,
+        urgent: Callable[[], bool],
     ) -> AsyncIterator[None]:
-        """Claim the endpoint for as long as the body runs; on the way out the claim is withdrawn before anything stops.
+        """On the way out of the body, withdraw the claim to the endpoint before anything stops, if there may be one.
 
         The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
         keeps the engine keeps the claim, and one that has ended by itself is not waited for; nor is anybody waited for
         when it is urgent. One whose successor has the endpoint has nothing to withdraw.
         """
-        if self.newest:
-            self.reporter.current()
-        self.say(loaded)
-        self.reporter.loaded(loaded)
         try:
             yield
         finally:
-            if (how := ended()) is not None:
+            if not in_service():
+                pass
+            elif (how := ended()) is not None:
                 self.amend(Reason.ENGINE_EXITED, f"the engine ended: {how}")
             elif self.leads and not parting.keep:
-                if self.view.ready:  # else it has been said already why not
+                if self.view.ready or not self.view.reason:  # else it has been said that it is not, and why
                     self.amend(Reason.STOPPING, "the endpoint is withdrawn")
                 if not urgent():
                     await self._heard()  # noqa: ASYNC102 - it shields itself, with a deadline
