@@ -306,6 +306,8 @@ def test_pods_for_weights_are_told_what_the_release_knows():
     assert tuple(seen["host_path"]) == ("/srv/models",)
     assert tuple(seen["allow_private_sources"]) == ("10.1.0.0/16",)
     assert seen["hub_endpoint"] == "https://hub.example.com"
+    assert tuple(seen["shared_gpu_node"]) == ("example.com/gpu=shared",)
+    assert tuple(seen["monitor_label"]) == ("release=prometheus",)
     assert told("openshift")["cache_fs_group"] == "0"
 
 

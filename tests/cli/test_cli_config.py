@@ -7,7 +7,8 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import settings_of
 from llmkube.cli.agent import agent_settings
 from llmkube.cli.cluster import find_config
-from llmkube.cli.config import TABLES, AgentConfig, UpConfig, load, state_dir_of
+from llmkube.cli.config import TABLES, AgentConfig, ControllerConfig, UpConfig, load, state_dir_of
+from llmkube.cli.controller import workload_settings
 
 KUBECONFIG = (
     "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
@@ -122,3 +123,13 @@ def test_an_agents_flags_reach_it(tmp_path):
     assert (settings.host_name, settings.namespace, settings.endpoints_api) == ("studio", "team", "endpoints")
     assert (settings.store_dir, settings.lease_namespace) == (tmp_path / "models", "leases")
     assert settings.accelerators == {"cpu", "metal"}
+
+
+def test_labels_are_given_as_pairs():
+    """KEY=VALUE becomes a label, also an empty one; anything else is refused with its flag."""
+    given = ControllerConfig(image="x", monitor_label=("release=prometheus", "a="), shared_gpu_node=("gpu=shared",))
+    settings = workload_settings(given)
+    assert settings.monitor_labels == {"release": "prometheus", "a": ""}
+    assert settings.shared_gpu_selector == {"gpu": "shared"}
+    with pytest.raises(UserError, match="--monitor-label takes KEY=VALUE, not 'release'"):
+        workload_settings(ControllerConfig(image="x", monitor_label=("release",)))

@@ -2,6 +2,7 @@
 
 import re
 
+import attrs
 import pytest
 import trio
 
@@ -9,12 +10,12 @@ from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import KUBE, Hands, open_pods
 from controller.podkinds import install
-from controller.podobjects import cluster_model, plan, pod_service
+from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.cluster import LOOK_SECONDS, MONITOR_LOOK_SECONDS
 from llmkube.controller.conditions import Verdict
 from llmkube.controller.loop import RETRY
 from llmkube.controller.podservice import Scene, derive_pod_status
-from llmkube.controller.render.monitoring import objective, objective_obstacle
+from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
 from llmkube.controller.render.routing import is_accepted, route
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import CustomResourceDefinition
@@ -45,6 +46,33 @@ def test_availability_is_whether_pods_can_be_scraped():
     metric = 'up{job="llmkube-inference",namespace="ml",service="chat"}'
     assert made["spec"]["indicator"] == {"bool_gauge": {"metric": metric}}
     assert objective(pod_service(), plan()) is None
+
+
+def test_a_prometheus_selects_monitors_by_the_operators_labels():
+    """What the controller makes has them, so that what Pyrra derives of it has them, too; ours are not replaced."""
+    service, more = pod_service(slo={"objective": "99"}), {"release": "prometheus", "app": "theirs"}
+    for made in (pod_monitor(service, plan(), more), objective(service, plan(), more)):
+        assert made["metadata"]["labels"]["release"] == "prometheus"
+        assert made["metadata"]["labels"]["app"] == "chat"
+
+
+async def test_the_operators_labels_reach_what_is_made(autojump_clock):
+    """A PodMonitor that no Prometheus selects would be scraped by nobody."""
+    workloads = attrs.evolve(SETTINGS, monitor_labels={"release": "prometheus"})
+    async with open_pods(workloads=workloads) as hands:
+        await install(hands, PodMonitor)
+        await trio.sleep(MONITOR_LOOK_SECONDS)
+        await hands.bring_up()
+        assert (await hands.json(PodMonitor))["metadata"]["labels"]["release"] == "prometheus"
+
+
+@pytest.mark.parametrize("nodes", [{}, {"example.com/gpu": "shared"}])
+async def test_a_shared_gpu_is_where_the_operator_says(nodes, autojump_clock):
+    """The pods go to those nodes; where the operator names none, the field is named as one without effect."""
+    async with open_pods(workloads=attrs.evolve(SETTINGS, shared_gpu_selector=nodes)) as hands:
+        await hands.bring_up(resources={"gpu": 1, "gpuSharing": {"mode": "shared"}})
+        assert (await hands.json(Deployment))["spec"]["template"]["spec"].get("nodeSelector", {}) == nodes
+        assert ("gpuSharing.mode" in (await honoured(hands))[1]) is not bool(nodes)
 
 
 def test_latency_is_the_share_of_answers_in_time():

@@ -230,6 +230,12 @@ class ControllerConfig:
     priority_class_prefix: str = setting(
         "", help="Before a service's priority it names the pods' PriorityClass; without it, they have none."
     )
+    shared_gpu_node: tuple[str, ...] = setting(
+        (), help="Label (KEY=VALUE) of nodes whose GPUs are shared, for services that want one; repeatable."
+    )
+    monitor_label: tuple[str, ...] = setting(
+        (), help="Label (KEY=VALUE) of services' PodMonitors, by which a Prometheus selects them; repeatable."
+    )
     image_registry: str = setting("", help="Registry that engines' images come from, instead of each one's own.")
     allow_private_sources: tuple[str, ...] = setting(
         (), help="Network (CIDR) that Models may be fetched from although it is not public; repeatable."

@@ -2,6 +2,7 @@
 
 import datetime
 import random
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
+from llmkube.base.errors import UserError
 from llmkube.base.http import run_server
 from llmkube.base.logs import configure_logging
 from llmkube.base.probes import probes_handler
@@ -45,7 +47,7 @@ def controller(**flags: Any) -> None:
         lease_namespace=config.lease_namespace,
         host_accelerators=frozenset(config.accelerator),
         identity=default_host_name(),
-        workloads=_workloads(config),
+        workloads=workload_settings(config),
     )
     rng = random.Random()  # noqa: S311 (jitter, no secret)
 
@@ -74,7 +76,7 @@ def controller(**flags: Any) -> None:
     trio.run(run_until_signal, serve, log.info)
 
 
-def _workloads(config: ControllerConfig) -> WorkloadSettings | None:
+def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
     """Return how to make pods; None without an image to fetch weights with: there may be no nodes at all.
 
     Raises:
@@ -96,10 +98,25 @@ def _workloads(config: ControllerConfig) -> WorkloadSettings | None:
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,
         priority_class_prefix=config.priority_class_prefix,
+        shared_gpu_selector=_labels(config.shared_gpu_node, "--shared-gpu-node"),
+        monitor_labels=_labels(config.monitor_label, "--monitor-label"),
         look_seconds=config.look_seconds,
         prune_cache=config.prune_cache,
         images=Images(registry=config.image_registry),
     )
+
+
+def _labels(given: Iterable[str], flag: str) -> dict[str, str]:
+    """Read labels as KEY=VALUE.
+
+    Raises:
+        UserError: One is not; the sentence names the flag.
+    """
+    pairs = [text.partition("=") for text in given]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise UserError(f"{flag} takes KEY=VALUE, not {key!r}")
+    return {key: value for key, _, value in pairs}
 
 
 def _utcnow() -> datetime.datetime:

@@ -267,8 +267,8 @@ class Serving:
                 front(service, plan),
                 autoscaler(service, plan),
                 disruption_budget(service, plan, starting=starting),
-                pod_monitor(service, plan) if settings.pod_monitors else None,
-                objective(service, plan),
+                pod_monitor(service, plan, settings.monitor_labels) if settings.pod_monitors else None,
+                objective(service, plan, settings.monitor_labels),
                 route(service, plan),
             )
 
@@ -289,6 +289,8 @@ class Serving:
             found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
             found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} does not tell whether it has requests)")
+        if plan is not None and plan.resources.shared and not self.cluster.workloads.shared_gpu_selector:
+            found.append("spec.resources.gpuSharing.mode (the operator names no nodes whose GPUs are shared)")
         if fetches_itself(service) and plan is not None and not self._has_to_fetch(service, plan):
             found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
         return tuple(text for text in found if text)

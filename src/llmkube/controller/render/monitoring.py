@@ -1,6 +1,8 @@
 """What a Prometheus operator is told about a service's pods, and Pyrra about what they promise. Pure."""
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from llmkube.controller.render.marks import MODEL_LABEL, RUNTIME_LABEL, owned, selector, service_labels
@@ -12,14 +14,22 @@ from llmkube.runtimes.container import ContainerPlan
 JOB: Final = "llmkube-inference"
 """The label `job` of everything that is scraped from engines."""
 
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _LABELS: Final = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime", RUNTIME_LABEL))
 
 
-def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
+def pod_monitor(
+    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+) -> dict[str, Any] | None:
     """Return the PodMonitor of a service; None for an engine that tells no metrics.
 
     A metric that the engine calls otherwise than the autoscaler knows it is renamed.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        more: Labels by which a Prometheus selects it.
     """
     if not plan.metrics_port_name:
         return None
@@ -43,15 +53,22 @@ def pod_monitor(service: InferenceService, plan: ContainerPlan) -> dict[str, Any
             }
         ]
     spec = {"selector": {"matchLabels": selector(service)}, "podMetricsEndpoints": [endpoint]}
-    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
     return owned(PodMonitor.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 
-def objective(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
+def objective(
+    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+) -> dict[str, Any] | None:
     """Return the ServiceLevelObjective of a service; None when it has none, or none that its engine can be held to.
 
     `availability` counts the scrapes that found a pod up. `latency` counts answers by the histogram's buckets: a
     threshold that is no bucket's bound is one that Prometheus has no figures for.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        more: Labels by which a Prometheus selects the rules that Pyrra makes of it: those have its labels.
     """
     slo = service.spec.slo
     if slo is None or objective_obstacle(service, plan):
@@ -70,7 +87,7 @@ def objective(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] 
         "description": f"{slo.indicator} of InferenceService {service.key}",
         "indicator": indicator,
     }
-    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
     return owned(ServiceLevelObjective.RESOURCE, service, objective_name(service), labels, {"spec": spec})
 
 

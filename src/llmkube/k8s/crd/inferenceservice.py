@@ -164,9 +164,9 @@ class GatewayStatus:
     """How the service is exposed through an AI gateway."""
 
     model_name: str = field("Model name that clients send.", "")
-    endpoint: str = field("Address of the gateway.", "")
+    endpoint: str = field("Address of the gateway; not told.", "")
     route_ready: bool | None = field("The gateway knows the route.")
-    auth_enabled: bool | None = field("The gateway asks for credentials.")
+    auth_enabled: bool | None = field("The gateway asks for credentials; not told.")
     wire: Wire = received()
 
 
@@ -190,7 +190,7 @@ class InferenceServiceStatus:
     waiting_for: str = field("What the service waits for.", "")
     scheduling_status: str = field("Why it does not run, as one word.", "")
     scheduling_message: str = field("Why it does not run, as a sentence.", "")
-    acceleration: AccelerationStatus | None = field("How much of the model the accelerator took.")
+    acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; not told.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
     wire: Wire = received()
