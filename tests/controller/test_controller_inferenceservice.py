@@ -94,6 +94,8 @@ ROWS = [
     (service(loaded("LoadStalled")), fetched_model(), [], STUDIO, "Failed", "LoadStalled"),
     (service(loaded("Invalid")), fetched_model(), [], STUDIO, "Failed", "Invalid"),
     (service(loaded("InternalError")), fetched_model(), [], STUDIO, "Failed", "InternalError"),
+    (service(loaded("EngineStuck")), fetched_model(), [], STUDIO, "Failed", "EngineStuck"),
+    (service(loaded("JournalNotWritten")), fetched_model(), [], STUDIO, "Failed", "JournalNotWritten"),
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # nobody can reach it
     (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),

@@ -4,7 +4,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.k8s.builtins import Endpoints, Event, Service
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Event, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
@@ -63,6 +63,19 @@ async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock
         await world.until(world.ready_addresses, 1, seconds=15)
         assert world.machine.spawned == before
         await world.until(world.phase, "Ready", seconds=10)
+
+
+async def test_a_sleep_in_which_no_request_failed_is_one_too(autojump_clock):
+    """What others did to an endpoint meanwhile is mended at the wake, although every renewal was answered."""
+    async with open_world(settings=QUICK) as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        (piece,) = (await world.client.list(EndpointSlice)).items
+        await world.client.delete(EndpointSlice, piece.key)
+        await trio.sleep(30)
+        assert await world.ready_addresses() == 0
+        world.first.asleep_seconds = 3600.0
+        await world.until(world.ready_addresses, 1, seconds=10)
 
 
 async def test_what_changed_while_a_host_slept_is_known_when_it_wakes(autojump_clock):

@@ -1,5 +1,6 @@
 """The first timelines: what a user does, what goes wrong, and what must then be true."""
 
+import datetime
 import math
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from llmkube.k8s.builtins import Event
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from sim.machine import Script
-from sim.world import open_world
+from sim.world import open_world, utcnow
 
 DAY = 24 * 3600.0
 
@@ -84,6 +85,18 @@ async def test_a_crash_loop_for_a_day_stays_calm_and_disturbs_nobody(autojump_cl
         assert await world.phase("bad") == "Failed"
         assert await world.phase("good") == "Ready"
         assert len(world.machine.starts("good")) == 1
+
+
+async def test_the_next_attempt_comes_when_it_was_announced(autojump_clock):
+    """What a crash loop says of its next attempt is the moment at which the engine is started again."""
+    async with open_world() as world:
+        world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=0.1)
+        await world.apply()
+        said = await world.until(world.condition, lambda seen: seen and seen[2].startswith("4 failures"), seconds=30)
+        announced = datetime.datetime.fromisoformat(said[2].split()[8].rstrip(":"))
+        before = len(world.machine.spawned)
+        await world.until(lambda: _value(len(world.machine.spawned)), before + 1, step_seconds=0.1)
+        assert abs((announced - utcnow()).total_seconds()) < 1.5
 
 
 async def test_what_happened_is_told_as_events(autojump_clock):

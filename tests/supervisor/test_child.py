@@ -68,6 +68,9 @@ async def test_an_exit_is_an_event_with_its_code_and_its_last_words(tmp_path):
         async with opened(tmp_path, "print('a'); print('b'); raise SystemExit(3)") as child:
             assert await child.wait() == Exit(3)
             assert await child.last_lines(5) == ("a", "b")
+        async with opened(tmp_path, "print('c')") as child:  # what another one wrote into the same file is not its own
+            await child.wait()
+            assert await child.last_lines(5) == ("c",)
 
 
 async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):

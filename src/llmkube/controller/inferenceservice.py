@@ -66,7 +66,10 @@ RELEASED: Final = "Released"
 """Reason of `Loaded=False` of a host that does not look after a service any more; the last thing that it says."""
 
 FAILING_REASONS: Final = frozenset(
-    {"CrashLoopBackOff", "EngineExited", "EngineNotFound", "LoadStalled", "Hung", "Invalid", "InternalError"}
+    {
+        *("CrashLoopBackOff", "EngineExited", "EngineNotFound", "EngineStuck", "LoadStalled", "Hung"),
+        *("Invalid", "InternalError", "JournalNotWritten"),
+    }
 )
 """Reasons of `Loaded=False` that say that the engine fails; with any other one it is merely on its way."""
 
