@@ -9,6 +9,7 @@ import trio
 from llmkube.k8s.builtins import EndpointSlice, Event
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
+from llmkube.k8s.selectors import parse_selector
 from llmkube.supervisor.addresses import Surroundings, choose
 from sim import faults_agent
 from sim.machine import Script
@@ -175,6 +176,30 @@ async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autoj
         engine.in_flight = 0
         with trio.fail_after(5):
             await engine.wait()
+
+
+@pytest.mark.parametrize(
+    "narrower", [{"selector": parse_selector("team=ml")}, {"accelerators": frozenset({"cpu"})}, {"namespace": "other"}]
+)
+async def test_what_new_settings_exclude_ends_with_its_requests(autojump_clock, narrower):
+    """An agent that shall serve less than its predecessor takes the rest out of service, and lets requests end."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        (engine,) = world.machine.live()
+        engine.in_flight = 1
+        world.first.agent.keep_engines()
+        await world.stop_agent()
+        assert engine.exit is None
+        world.first.settings = attrs.evolve(world.first.settings, **narrower)
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=20)
+        await trio.sleep(5)
+        assert engine.exit is None
+        engine.in_flight = 0
+        with trio.fail_after(5):
+            await engine.wait()
+        await trio.sleep(60)
+        assert world.machine.spawned == [engine]
 
 
 CHANGES = {"suspended": {"suspend": True}, "edited": {"contextSize": 512}}

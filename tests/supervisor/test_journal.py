@@ -152,9 +152,12 @@ def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
         ({"accelerators": frozenset({"cpu"})}, False),
     ],
 )
-def test_an_engine_that_the_settings_no_longer_want_is_not_kept(changes, kept):
-    """Another namespace or accelerator makes what was left somebody else's."""
-    assert belongs(entry(), attrs.evolve(SETTINGS, **changes)) is kept
+def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
+    """Another namespace or accelerator makes what was left somebody else's; what runs has still to end in order."""
+    settings = attrs.evolve(SETTINGS, **changes)
+    assert belongs(entry(), settings) is kept
+    assert (CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
+    assert CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]
 
 
 async def test_the_longest_name_can_be_written(tmp_path):

@@ -37,22 +37,22 @@ def take_stock(
 ) -> tuple[dict[Key, Entry], list[psutil.Process]]:
     """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
 
-    An entry whose engine has ended is returned without it, and one that does not belong to an agent with these settings
-    not at all. A member of an adopted engine's family is no stray.
+    An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
+    settings. What does not belong and runs is returned: the agent ends it in order, with its requests. A member of an
+    adopted engine's family is no stray.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     for process in ours:
         by_cookie.setdefault(processes.cookie_of(process), []).append(process)
     left = {}
     for key, entry in entries.items():
-        if not belongs(entry, settings):
-            continue
         record = entry.engine
         if record is not None:
             record = _alive(record, filter(leads_session, by_cookie.get(record.cookie, [])), start_of)
         if record is not None:
             by_cookie.pop(record.cookie, None)
-        left[key] = attrs.evolve(entry, engine=record)
+        if record is not None or belongs(entry, settings):
+            left[key] = attrs.evolve(entry, engine=record)
     return left, [process for family in by_cookie.values() for process in family]
 
 
