@@ -8,6 +8,7 @@ from llmkube.k8s.builtins import Endpoints, EndpointSlice, Event, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.addresses import Reach
+from sim.invariants import WatchedStore
 from sim.world import ADDRESS, agent_settings, open_world
 
 QUICK = agent_settings(lease_renew_seconds=5.0, bind_address=ADDRESS)
@@ -162,6 +163,22 @@ async def test_another_family_is_another_slice(autojump_clock):
         await world.until(world.slices, [("sim", "2001:db8::7", True)], seconds=20)
         (engine,) = world.machine.live()
         assert engine.argv[engine.argv.index("--host") + 1] == "2001:db8::7"
+
+
+async def test_the_next_engine_leaves_nothing_at_the_address_of_the_other_family(autojump_clock):
+    """A route of the other family moves no engine; when the next one starts there, the old slice goes for good."""
+    store, written = WatchedStore(), []
+    async with open_world(settings=attrs.evolve(QUICK, reassert_seconds=60.0), store=store) as world:
+        await serving_at(world, at("2001:db8::7"))
+        world.machine.reach = at(LAN, "2001:db8::7")
+        await trio.sleep(30)
+        world.machine.kill("chat")
+        await world.until(world.slices, [("sim", LAN, True)], seconds=20)
+        await world.delete()
+        await trio.sleep(30)
+        store.listener = lambda change: written.append(change.ref)
+        await trio.sleep(300)
+        assert [ref for ref in written if ref.key.name.startswith("chat")] == []
 
 
 async def test_a_deletion_that_nobody_has_carried_out_is_repeated(autojump_clock):

@@ -85,9 +85,7 @@ class Reporter:
         """
         if not adopting:
             self.say(ServiceView(Reason.PENDING, "the agent has just started with this service"))
-        for slot in self._all_endpoint_slots():
-            if slot not in self._endpoint_slots():
-                self.outbox.put_nowait(slot, None)
+        self._withdraw_others()
 
     def follow(self, wish: Desired) -> None:
         """Report about a newer wish from now on."""
@@ -125,9 +123,7 @@ class Reporter:
 
     def moved(self) -> None:
         """Say where the engine is now that this host is reached in another way."""
-        for slot in self._all_endpoint_slots():
-            if slot not in self._endpoint_slots():
-                self.outbox.put_nowait(slot, None)
+        self._withdraw_others()
         self._publish_endpoint()
         if problem := self.reach.value.problem:
             self._warn("NoAddress", problem)
@@ -201,7 +197,9 @@ class Reporter:
         self.view = view
         self._tell_wait(view)
         if view.ready:
-            self._endpoint_host, self._endpoint_port = view.host, view.port
+            before, self._endpoint_host, self._endpoint_port = self._endpoint_host, view.host, view.port
+            if before not in {"", view.host}:
+                self._withdraw_others()
         self._set("Loaded", view.ready, str(view.reason), view.message)
         self._set_up_to_date()
         self._write_status()
@@ -364,6 +362,12 @@ class Reporter:
     def _all_endpoint_slots(self) -> tuple[Slot, ...]:
         """Where an agent with any settings would have said so."""
         return (self._slot(Endpoints), self._slice_slot("IPv4"), self._slice_slot("IPv6"))
+
+    def _withdraw_others(self) -> None:
+        """Take back what was said of it in another form, or at an address of the other family."""
+        for slot in self._all_endpoint_slots():
+            if slot not in self._endpoint_slots():
+                self.outbox.put_nowait(slot, None)
 
     def _slice_slot(self, family: Literal["IPv4", "IPv6"]) -> Slot:
         name = slice_name(service_name(self.key.name), self.settings.host_name, family)
