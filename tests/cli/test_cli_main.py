@@ -162,10 +162,14 @@ def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_o
             self.wfile.write(b"<html>welcome</html>")
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever).start()
-        (tmp_path / "config").write_text(KUBECONFIG % server.server_port)
-        done = run("status", "chat", "--kubeconfig", str(tmp_path / "config"))
-        server.shutdown()
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            (tmp_path / "config").write_text(KUBECONFIG % server.server_port)
+            done = run("status", "chat", "--kubeconfig", str(tmp_path / "config"))
+        finally:
+            server.shutdown()
+            serving.join()
     assert (done.exit_code, way_out.format(server.server_port) in done.output) == (1, True), done.output
 
 

@@ -5,13 +5,13 @@ import pytest
 from controller.cluster import open_cluster
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
-from llmkube.controller.children import Children, NameTakenError, fits
+from llmkube.controller.children import Children, fits
 from llmkube.controller.render.storage import fetch_job
 from llmkube.controller.render.workload import deployment, front
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.errors import ConflictError
+from llmkube.k8s.errors import ConflictError, NameTakenError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, Job
 

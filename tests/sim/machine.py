@@ -355,6 +355,8 @@ class Machine:
         )
         for child in strays:
             child.end(-15)
+        for key in self.entries.keys() - left.keys():
+            del self.entries[key]
         return left
 
     async def fetch(self, model, progress):

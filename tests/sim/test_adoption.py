@@ -160,6 +160,15 @@ async def test_who_answers_in_the_place_of_an_adopted_engine_is_not_called_ready
         assert len(world.machine.spawned) == 2
 
 
+async def requests_end(engine, *, after_seconds):
+    """See that an engine lives for as long as its requests do, and no longer."""
+    await trio.sleep(after_seconds)
+    assert engine.exit is None
+    engine.in_flight = 0
+    with trio.fail_after(5):
+        await engine.wait()
+
+
 @pytest.mark.parametrize("change", ["deleted", "suspended", "edited"])
 async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autojump_clock, change):
     """What was changed while no agent ran is heard before the engine is known to answer: it still ends in order."""
@@ -171,11 +180,7 @@ async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autoj
         await (world.delete() if change == "deleted" else world.apply(**CHANGES[change]))
         await world.start_agent()
         await world.until(world.ready_addresses, 0, seconds=3)
-        await trio.sleep(15)
-        assert engine.exit is None
-        engine.in_flight = 0
-        with trio.fail_after(5):
-            await engine.wait()
+        await requests_end(engine, after_seconds=15)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +197,12 @@ async def test_what_new_settings_exclude_ends_with_its_requests(autojump_clock, 
         assert engine.exit is None
         world.first.settings = attrs.evolve(world.first.settings, **narrower)
         await world.start_agent()
+        assert Key("default", "chat") in world.machine.entries
         await world.until(world.ready_addresses, 0, seconds=20)
-        await trio.sleep(5)
-        assert engine.exit is None
-        engine.in_flight = 0
-        with trio.fail_after(5):
-            await engine.wait()
+        await requests_end(engine, after_seconds=5)
         await trio.sleep(60)
         assert world.machine.spawned == [engine]
+        assert world.machine.entries == {}
 
 
 CHANGES = {"suspended": {"suspend": True}, "edited": {"contextSize": 512}}

@@ -3,6 +3,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -15,6 +16,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan, Slot
 from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.journal import EngineRecord, Entry, FileJournal, JournalError, dump, load
+from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.orphans import belongs, take_stock
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.supervisor.target import Launch
@@ -158,6 +160,16 @@ def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(cha
     assert belongs(entry(), settings) is kept
     assert (CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
     assert CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]
+
+
+async def test_what_is_not_left_to_an_agent_is_forgotten(tmp_path):
+    """A dead engine's entry stays for who would serve it again, and goes where the settings exclude it."""
+    kept = journal(tmp_path)
+    await kept.write(entry())
+    for namespace, left in (("ns", {CHAT}), ("other", set())):
+        settings = AgentSettings("h", tmp_path, tmp_path / "store", "/no/engine", namespace=namespace)
+        async with open_local_ports(settings, SimpleNamespace(get=print)) as ports:
+            assert set(ports.left) == set(kept.read_all()) == left
 
 
 async def test_the_longest_name_can_be_written(tmp_path):

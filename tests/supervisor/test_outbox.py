@@ -111,6 +111,20 @@ async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump
         assert server.heard == [{"n": 1}, {"n": 2}]
 
 
+@pytest.mark.parametrize("answers", [[], [UserError("no")], [WorldError("away"), UserError("no")]])
+async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers):
+    """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
+    async with running() as (outbox, server):
+        server.answers = answers
+        outbox.put_nowait(A, {"n": 1})
+        outbox.forget_once_heard(A)
+        await outbox.wait_heard(A)
+        assert not outbox.speaks_of(A)
+        said = list(server.heard)
+        await trio.sleep(10 * REFUSED_SECONDS)
+        assert server.heard == said
+
+
 async def test_a_slow_slot_does_not_hold_up_another(autojump_clock):
     """Two slots are written side by side, one slot never twice at a time."""
     async with running() as (outbox, server):

@@ -32,6 +32,7 @@ from llmkube.k8s.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
+    NameTakenError,
     NotFoundError,
     SchemaMismatchError,
 )
@@ -60,16 +61,6 @@ kube-apiserver (1.36) compares it where an object exists, in the transaction tha
 there is none it creates, and drops it. No other field does that: an apply ignores a wrong creationTimestamp and
 generation, keeps a deletionTimestamp in what it creates, and does not create with a uid.
 """
-
-
-class NameTakenError(UserError):
-    """An object of this name exists and is not ours to change.
-
-    Attributes:
-        passing: It goes by itself: a predecessor of the owner's name had it, or somebody has deleted it.
-    """
-
-    passing = False
 
 
 @attrs.frozen

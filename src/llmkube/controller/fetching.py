@@ -6,7 +6,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, NameTakenError, is_owned
+from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, is_owned
 from llmkube.controller.cluster import JOB_LABEL, Cluster
 from llmkube.controller.download import (
     Supply,
@@ -28,7 +28,7 @@ from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import AlreadyExistsError, NotFoundError
+from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
@@ -75,7 +75,7 @@ class Fetching:
             try:
                 seen = attrs.evolve(seen, obstacle=await self._tend_jobs(newest, supply, seen))
             except NameTakenError as error:
-                supply = Supply("nobody", "NameTaken", str(error))
+                supply = Supply("nobody", error.reason, str(error))
                 self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
             except REFUSED as error:
                 supply = Supply("nobody", "Invalid", error.message)

@@ -37,6 +37,7 @@ from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition, find_condition
+from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.names import endpoint_url, service_name
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
 from llmkube.runtimes.container import ContainerPlan
@@ -45,7 +46,6 @@ from llmkube.runtimes.draft import gateway_name
 SPEC_HONOURED: Final = "SpecHonoured"
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 WAITING_FOR_GPU: Final = "WaitingForGPU"
-NAME_TAKEN: Final = "NameTaken"
 INVALID: Final = "Invalid"
 
 
@@ -116,7 +116,7 @@ def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
         if scene.refusal:
             return Verdict("Failed", INVALID, scene.refusal)
         if scene.obstacle:
-            return Verdict("Pending" if scene.passing else "Failed", NAME_TAKEN, scene.obstacle)
+            return Verdict("Pending" if scene.passing else "Failed", NameTakenError.reason, scene.obstacle)
     if not desired:
         if ready:
             return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
@@ -228,7 +228,7 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
     available = replicas.ready > 0 and replicas.desired > 0
     unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
     wrong = scene.refusal or ("" if scene.passing else scene.obstacle)
-    wrong_reason = INVALID if scene.refusal else NAME_TAKEN
+    wrong_reason = INVALID if scene.refusal else NameTakenError.reason
     ignored = (*scene.plan.not_honoured, *scene.unmet) if scene.plan else ()
     suspended = service.spec.suspend
     suspended_reason = "Suspended" if suspended else "NotSuspended"

@@ -7,7 +7,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, Children, NameTakenError, is_owned
+from llmkube.controller.children import REFUSED, TAKEN_LOOK_SECONDS, Children, is_owned
 from llmkube.controller.cluster import Cluster, drafts_of
 from llmkube.controller.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
 from llmkube.controller.download import NO_RESULT, choose_supply, is_remembered, weights_path, without_effect
@@ -34,7 +34,7 @@ from llmkube.controller.turnover import aged_in_seconds, edit_patience_seconds, 
 from llmkube.controller.writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ApiError
+from llmkube.k8s.errors import ApiError, NameTakenError
 from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment

@@ -123,6 +123,17 @@ class CredentialsError(ApiError, WorldError):
     """Our own credentials cannot be had now: an exec plugin failed, a token file cannot be read."""
 
 
+class NameTakenError(UserError):
+    """An object of this name exists and is not ours to change; the API server would not have minded.
+
+    Attributes:
+        passing: It goes by itself: a predecessor of the owner's name had it, or somebody has deleted it.
+    """
+
+    reason = "NameTaken"
+    passing = False
+
+
 _BY_CODE: Mapping[int, type[ApiError]] = {
     400: BadRequestError,
     401: UnauthorizedError,

@@ -84,6 +84,7 @@ def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[
 
     async def handle(exchange: Exchange) -> None:
         try:
+            _refuse_foreign(exchange.request)
             local = _answer_locally(exchange.request, directory, created)
             if local is None:
                 backend, body = _route(exchange.request, directory)
@@ -96,12 +97,16 @@ def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[
     return handle
 
 
-def _answer_locally(request: Request, directory: Directory, created: int) -> Response | None:
-    """Answer what needs no engine; None for a request that does."""
+def _refuse_foreign(request: Request) -> None:
+    """Let web pages from elsewhere use nothing here."""
     if is_foreign(request):
         page = request.headers.get("origin")
         ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
         raise _refused(403, f"the web page {page} may not use this gateway; {ways}", "origin_refused")
+
+
+def _answer_locally(request: Request, directory: Directory, created: int) -> Response | None:
+    """Answer what needs no engine; None for a request that does."""
     path, reading = request.path.rstrip("/") or "/", request.method in ("GET", "HEAD")
     if path == "/" and reading:
         return Response.text(200, _HINT)

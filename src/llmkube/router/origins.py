@@ -3,6 +3,9 @@
 A browser lets any page post to 127.0.0.1, and llama-server's answer tells it that the page may read what comes back. A
 page can even move its own name to 127.0.0.1 (DNS rebinding): `Host` and `Origin` then agree. So `Origin` is judged,
 which browsers set and pages cannot. Programs send none: they may come by any name, through any proxy or tunnel.
+
+One thing is left to a page that has moved its name: a browser sends no `Origin` when a page gets something from its own
+address, so it can read what models there are. To generate, it has to post, and that always carries one.
 """
 
 import ipaddress

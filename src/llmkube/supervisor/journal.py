@@ -10,7 +10,7 @@ good as none, and its engine is then a stray.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,11 @@ class FileJournal:
             JournalError: This host has no descriptor left: engines would be taken for strays.
         """
         return dict(self._entries())
+
+    def clear(self, keys: Iterable[Key]) -> None:
+        """Forget several services; blocks."""
+        for key in keys:
+            self._remove(entry_path(self.root, key))
 
     def _entries(self) -> Iterator[tuple[Key, Entry]]:
         for path in sorted(self.root.glob("*/*.json")):

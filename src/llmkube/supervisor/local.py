@@ -197,7 +197,9 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     notes = Strays(settings.state_dir / STRAYS)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
         remove_drafts(folder)
-    left, strays = take_stock(journal.read_all(), settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    entries = journal.read_all()
+    left, strays = take_stock(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    journal.clear(entries.keys() - left.keys())
     for process in end_all(strays, grace_seconds=settings.grace_seconds):
         if (stuck := stray_of(process)) is not None:
             notes.note(stuck)

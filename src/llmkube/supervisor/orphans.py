@@ -38,8 +38,9 @@ def take_stock(
     """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
 
     An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
-    settings. What does not belong and runs is returned: the agent ends it in order, with its requests. A member of an
-    adopted engine's family is no stray.
+    settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
+    not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
+    family is no stray.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     for process in ours:

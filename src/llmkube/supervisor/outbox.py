@@ -18,7 +18,7 @@ from llmkube.base.tick import wait_tick
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.names import SERVICE_LABEL, service_name
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.workqueue import WorkQueue, run_workers
@@ -38,12 +38,6 @@ _NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
 
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
-
-
-class NameTakenError(UserError):
-    """An object of this name exists and is not ours to change."""
-
-    reason = "NameTaken"
 
 
 @attrs.frozen
@@ -173,20 +167,25 @@ class Outbox:
         except UserError as refused:
             if self._heard.get(slot) != word:
                 log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
-            self._note(slot, word)
-            self._tell(slot, word, refused)
-            self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
+            self._settle(slot, word, refused)
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
             raise
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         else:
-            self._note(slot, word)
-            self._tell(slot, word, None)
-            if (word.manifest is None or slot in self._last) and self._words.get(slot) == word:
-                self.forget(slot)
+            self._settle(slot, word, None)
         self._wake()
+
+    def _settle(self, slot: Slot, word: _Word, refused: UserError | None) -> None:
+        """Note what the server has made of a word, and forget the slot if that was the last."""
+        self._note(slot, word)
+        self._tell(slot, word, refused)
+        is_last = slot in self._last or (word.manifest is None and refused is None)
+        if is_last and self._words.get(slot) == word:
+            self.forget(slot)
+        elif refused is not None:
+            self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
 
     async def _write(self, client: Client, field_manager: str, slot: Slot, word: _Word) -> None:
         ours = slot.kind not in _NAMED_BY_USERS or await _may_be_ours(client, slot)

@@ -165,6 +165,7 @@ async def _listen(meter: PowerMeter, command: Sequence[str]) -> tuple[bool, str]
     finally:
         with contextlib.suppress(OSError):  # not ours to signal if it is root's: the closed pipe ends it
             process.terminate()
+        # Also when cancelled: nobody else would reap it. Root's ends at its next sample, by writing to a closed pipe.
         with trio.move_on_after(SAMPLE_SECONDS + 1, shield=True):
             await process.wait()
     return heard, "\n".join(words)

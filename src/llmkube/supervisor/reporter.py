@@ -15,6 +15,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
+from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.names import service_name, slice_name
 from llmkube.k8s.resource import Key
@@ -24,7 +25,7 @@ from llmkube.supervisor.desired import Desired
 from llmkube.supervisor.eviction import Cause, Evict
 from llmkube.supervisor.hostmem import Level
 from llmkube.supervisor.lifecycle import Failure, Reason, ServiceView
-from llmkube.supervisor.outbox import NameTakenError, Outbox, Slot
+from llmkube.supervisor.outbox import Outbox, Slot
 from llmkube.supervisor.settings import AgentSettings
 from llmkube.weights.fetch import WeightsFile
 from llmkube.weights.gguf import GGUFFacts
