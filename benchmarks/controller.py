@@ -379,7 +379,9 @@ NOTES: Final = (
     compares nothing, and does not follow its Deployments. So the step in which pods answer is ours alone, and so is the
     waking of all services (a host comes or goes), for which kopf has no counterpart.""",
     """Of kopf's requests, one patch per service keeps what it remembers in an annotation; it writes that anew after
-    each edit of a label. A restart applies everything again.""",
+    each edit of a label, although no handler asks for labels. Here such an edit is read off the watch, and no
+    reconcile follows: none reads labels. What a reconcile costs that finds nothing to do, the waking of all services
+    tells. A restart applies everything again.""",
     """A restart includes the start of the interpreter and all imports.""",
     """A new service costs three writes here, and four there. Most of the processor time of a request of ours is spent
     in httpx and httpcore; kopf was not profiled. The server's share includes what the stopwatch asks for.""",

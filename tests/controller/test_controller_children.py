@@ -73,6 +73,17 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
         assert client.calls == ["apply"]
 
 
+async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
+    """What a write has left is our own; an edit, or an object that we have not made, is not."""
+    async with open_cluster() as cluster:
+        children = Children(cluster.client, InferenceService, Service)
+        first = await children.ensure(front(await owner(cluster), plan()))
+        assert children.is_own(first)
+        labelled = await cluster.client.patch(Service, first.key, {"metadata": {"labels": {"edited": "yes"}}})
+        assert not children.is_own(labelled)
+        assert not Children(cluster.client, InferenceService, Service).is_own(first)
+
+
 SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
 
 

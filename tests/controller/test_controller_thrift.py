@@ -7,6 +7,7 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
 
@@ -61,15 +62,20 @@ async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_cl
 
 
 async def test_a_label_costs_nothing(autojump_clock):
-    """An edit that changes no spec is looked at and asks for nothing; after it, drift is still put right."""
+    """An edit that changes no spec, of services or of their Model, wakes no service; after it, drift is put right."""
     async with open_pods() as hands:
         await bring_up(hands)
         hands.cluster.faults.calls.clear()
+        looks = hands.cluster.reconciles("inferenceservice", "success")
+        labels = {"metadata": {"labels": {"edited": "yes"}, "annotations": {"edited": "yes"}}}
         for number in range(SERVICES):
-            labels = {"metadata": {"labels": {"edited": "yes"}}}
             await hands.client.patch(InferenceService, Key("ml", f"chat-{number}"), labels)
         await trio.sleep(SETTLED)
         assert not asked(hands)
+        await hands.client.patch(Model, Key("ml", "phi"), labels)
+        await trio.sleep(SETTLED)
+        assert hands.cluster.reconciles("inferenceservice", "success") == looks
+        hands.cluster.faults.calls.clear()
         await hands.client.patch(Deployment, Key("ml", "chat-0"), {"spec": {"replicas": 5}})
         await trio.sleep(SETTLED)
         assert (await hands.json(Deployment, "chat-0"))["spec"]["replicas"] == 1

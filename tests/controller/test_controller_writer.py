@@ -69,6 +69,19 @@ async def test_what_is_written_once_is_not_written_again():
     assert len(server.applied) == 1
 
 
+async def test_own_words_are_known_until_somebody_else_has_spoken():
+    """What a write has left is our own, not what was before it, what came after it, or what another object says."""
+    before = fetched_model()
+    server = Server(before)
+    writer, reconcile = bench(server)
+    assert not writer.is_own(before)
+    await reconcile(before)
+    assert writer.is_own(server.held)
+    assert not writer.is_own(before)
+    for other in ({"resource_version": "99"}, {"uid": "another"}):
+        assert not writer.is_own(attrs.evolve(server.held, metadata=attrs.evolve(server.held.metadata, **other)))
+
+
 async def test_a_lagging_cache_causes_no_second_write():
     """Woken by something else before its own write has come back, the controller compares with the server's answer."""
     stale = fetched_model()

@@ -154,6 +154,11 @@ class Children(Generic[T]):
         except NotFoundError:
             return
 
+    def is_own(self, live: T) -> bool:
+        """Whether an object is as our last write has left it: whoever wrote that has looked at it."""
+        last = self._applied.get(live.key)
+        return last is not None and _is_same(last.answer, live)
+
     def forget(self, key: Key) -> None:
         """Drop what is remembered of an object whose owner is gone."""
         self._applied.pop(key, None)

@@ -231,6 +231,8 @@ class Cluster:
     def on_child(self, children: Children[Any], key: Key) -> None:
         """Wake the service that an object belongs to, or belonged to: all but the Service are called like it."""
         child = children.cache.get(key)
+        if child is not None and children.is_own(child):
+            return
         owner = owner_key(child, InferenceService.RESOURCE.kind) if child else None
         if owner is not None:
             self.service_queue.add_nowait(owner)

@@ -78,8 +78,8 @@ class Reconciler:
         }
         if all(isinstance(error, ConflictError | NotFoundError) for error in errors):
             # Somebody else wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
-            # when the reflector has healed. The retry is for the case that it has been handled already, or never comes:
-            # of several API servers one may not have heard yet of a kind that another serves.
+            # when the reflector has healed. The retry is for the case that it has been handled already, is no news
+            # here (a label), or never comes: of several API servers one may not know yet a kind that another serves.
             log.debug("reconcile overtaken", **facts)
             return "retry"
         if all(isinstance(error, WorldError | trio.TooSlowError) for error in errors):

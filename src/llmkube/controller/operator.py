@@ -40,6 +40,7 @@ from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetri
 from llmkube.controller.model import accelerator_of, derive_model_status
 from llmkube.controller.modelrouter import Routers
 from llmkube.controller.namespace import run_namespace_keeper
+from llmkube.controller.news import Change, News
 from llmkube.controller.progress import run_progress
 from llmkube.controller.pruning import Pruner
 from llmkube.controller.serving import Serving
@@ -115,9 +116,11 @@ class _Controller:
     slices_by_label: Index[Key, _Label] = attrs.field(factory=Index)
     claims_by_service: Index[Key, Key] = attrs.field(factory=Index)
     pods: _Pods | None = attrs.field(init=False, default=None)
-    _specs: dict[Key, tuple[str, int]] = attrs.field(factory=dict, init=False)  # uid and generation of each service
+    _model_news: News[Model] = attrs.field(init=False)
+    _service_news: News[InferenceService] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._model_news, self._service_news = News(self.models), News(self.services)
         self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.wake_all)
         if self.settings.workloads is not None:
             cluster = Cluster(
@@ -138,26 +141,22 @@ class _Controller:
     # -- What a change wakes: called by reflectors, so short and without waiting -------------------------------------
 
     def on_model(self, key: Key) -> None:
-        self.model_queue.add_nowait(key)
-        for service in self.services_by_model.holders(key):
-            self.service_queue.add_nowait(service)
+        self.model_queue.add_nowait(key)  # whatever it is: claims of users are not watched, and an edit is a nudge
+        if self._model_news.take(key):
+            for service in self.services_by_model.holders(key):
+                self.service_queue.add_nowait(service)
 
     def on_service(self, key: Key) -> None:
-        service = self.services.get(key)
+        service, change = self.services.get(key), self._service_news.take(key)
+        if not change or (service is not None and self.service_writer.is_own(service)):
+            return  # what a reconcile has written as its last deed, nothing follows from
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
-        if self._is_new_spec(key, service):
+        if change is Change.SPEC:
             for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
                 self.model_queue.add_after(model, GATHER_SECONDS)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
         self.service_queue.add_nowait(key)
-
-    def _is_new_spec(self, key: Key, service: InferenceService | None) -> bool:
-        """Whether a service has come, has gone or has another spec: most of its changes are those of its status."""
-        before = self._specs.pop(key, None)
-        if service is not None:
-            self._specs[key] = (service.metadata.uid, service.metadata.generation)
-        return before is None or before != self._specs.get(key)
 
     def on_slice(self, key: Key) -> None:
         self.slice_queue.add_nowait(key)

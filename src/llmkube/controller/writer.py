@@ -9,7 +9,7 @@ The writer therefore remembers, per object, what it asked for and what the serve
 Every write carries the resourceVersion of the object that it was derived from. That is the one precondition that
 kube-apiserver (1.36) honours in an apply: a foreign `metadata.uid` is ignored there, and the status of a deleted object
 would land on a new one of the same name. A stale version is a ConflictError. It means that a newer state exists, whose
-event wakes the object anyway; trying again with the old state could only fail again.
+event wakes the object if it matters here; trying again with the old state could only fail again.
 """
 
 from collections.abc import Mapping
@@ -101,6 +101,11 @@ class StatusWriter(Generic[T]):
         )
         self._written[cached.key] = _Written(cached.metadata.resource_version, asked, answer)
         return True
+
+    def is_own(self, obj: T) -> bool:
+        """Whether an object is as our last write has left it, with nobody's words since."""
+        last = self._last(obj)
+        return last is not None and last.answer.metadata.resource_version == obj.metadata.resource_version
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of an object that is gone or no longer ours."""
