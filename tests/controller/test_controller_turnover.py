@@ -88,14 +88,15 @@ def test_a_pod_is_asked_at_its_address_of_either_family(address, url):
 
 
 def test_another_moment_is_another_template():
-    """A restart changes the pods' template, and what tells templates apart; other services carry neither mark."""
+    """A restart changes the pods' template, and what tells templates apart; a policy about replacing them does not."""
     service = pod_service(maxPodLifetimeSeconds=60)
     before = deployment(service, plan(), SETTINGS, replicas=1)
     after = deployment(service, plan(), SETTINGS, replicas=1, restarted="2025-06-01T12:00:00Z")
     assert before["metadata"]["annotations"][TEMPLATE] != after["metadata"]["annotations"][TEMPLATE]
     assert after["spec"]["template"]["metadata"]["annotations"][RESTARTED] == "2025-06-01T12:00:00Z"
     plain = deployment(pod_service(), plan(), SETTINGS, replicas=1)
-    assert {TEMPLATE, RESTARTED} & set(plain["metadata"]["annotations"]) == set()
+    assert plain["metadata"]["annotations"][TEMPLATE] == before["metadata"]["annotations"][TEMPLATE]
+    assert RESTARTED not in plain["metadata"]["annotations"]
 
 
 # -- in a cluster ------------------------------------------------------------------------------------------------------
@@ -141,6 +142,19 @@ async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
         engine["text"] = IDLE
         await trio.sleep(IDLE_LOOK_SECONDS + SETTLED)
         assert (await context(hands), await deferred(hands)) == (True, "False")
+
+
+@pytest.mark.parametrize("policy", [{"rolloutPolicy": {"waitForIdle": True}}, {"maxPodLifetimeSeconds": 7200}])
+async def test_a_policy_that_a_busy_service_is_given_defers_nothing(autojump_clock, engine, policy):
+    """That pods shall be replaced otherwise from now on replaces none, and so nothing waits for their requests."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.service_pod(RUNNING)
+        generation = (await hands.json(Deployment))["metadata"]["generation"]
+        await hands.create_service(**policy)
+        await trio.sleep(SETTLED)
+        assert (await deferred(hands), engine["asked"]) == ("False", [])
+        assert (await hands.json(Deployment))["metadata"]["generation"] == generation
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ DIGEST: Final = "inference.llmkube.dev/applied"
 """Annotation with the hash of the manifest: a field that is left out of a new one shows by nothing else."""
 
 TEMPLATE: Final = "inference.llmkube.dev/template"
-"""Annotation of a Deployment with the hash of its pods' template, where somebody has to know whether that changes."""
+"""Annotation of a Deployment with the hash of its pods' template: an edit that changes it may have to wait."""
 
 RESTARTED: Final = "inference.llmkube.dev/restarted-at"
 """Annotation of pods that were replaced for their age, and of their Deployment: when."""

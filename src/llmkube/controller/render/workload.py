@@ -57,8 +57,7 @@ def deployment(
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     manifest = owned(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
-    if service.spec.rollout_policy is not None or service.spec.max_pod_lifetime_seconds is not None:
-        manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
+    manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
     if restarted:
         manifest["metadata"]["annotations"][RESTARTED] = restarted
     return manifest
