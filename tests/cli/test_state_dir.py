@@ -82,7 +82,9 @@ def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeyp
         "import os, signal, subprocess, sys\nfrom llmkube.cli.state import temporary_state_dir\n"
         "with temporary_state_dir() as path:\n"
         "    environ = os.environ | {'LLMKUBE_AGENT_STATE': str(path)}\n"
-        "    subprocess.Popen([sys.executable, '-c', 'input()'], env=environ, start_new_session=True)\n"
+        "    engine = [sys.executable, '-c', 'print(flush=True); input()']\n"
+        "    child = subprocess.Popen(engine, env=environ, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "    child.stdout.readline()\n"  # for a moment after the spawn the kernel shows no environment
         "    print(path, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -17,14 +17,15 @@ from llmkube.supervisor.processes import COOKIE_VARIABLE, carriers, is_gone, lis
 
 @contextmanager
 def running(**env):
-    """A program that sleeps in a session of its own."""
-    code = "import time; time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={**os.environ, **env})
+    """A program that sleeps in a session of its own, and has begun: just after a spawn its environment is not seen."""
+    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    process = subprocess.Popen(argv, start_new_session=True, env={**os.environ, **env}, stdout=subprocess.PIPE)
     try:
+        process.stdout.readline()
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_group_that_is_a_strangers_is_not_signalled():
