@@ -48,9 +48,8 @@ class Cluster:
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
-        async with open_program(
-            state, "agent", "--accelerator", "cpu", *where, *args, kubeconfig=self.kubeconfig
-        ) as agent:
+        args = ("agent", "--accelerator", "cpu", *where, *args)
+        async with open_program(state, *args, kubeconfig=self.kubeconfig, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg": "agent started"')
             yield agent
 

@@ -11,7 +11,7 @@ import pytest
 import llmkube.weights
 from e2e.separate_programs import chat, eventually
 from e2e.test_mistakes import open_up_with
-from e2e.up_process import ANSWER, run_program
+from e2e.up_process import ANSWER, run_program, run_up
 from e2e.web import open_web
 from llmkube.base.http import open_http_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -181,7 +181,7 @@ async def test_cloud_metadata_is_never_asked(tmp_path):
 )
 async def test_settings_that_make_no_sense(tmp_path, args, words):
     """A wrong network, token file or hub ends the start with one sentence that names the flag."""
-    code, _, err = await run_program(tmp_path, "up", "--state-dir", str(tmp_path / "state"), *args)
+    code, _, err = await run_up(tmp_path, "--state-dir", str(tmp_path / "state"), *args)
     assert code == 1
     assert err.startswith(f"Error: {words}")
     assert "Traceback" not in err

@@ -70,10 +70,15 @@ def environment(folder: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_program(
-    folder: Path, *args: str, kubeconfig: Path | None = None, prefix: tuple[str, ...] = ()
+    folder: Path,
+    *args: str,
+    kubeconfig: Path | None = None,
+    prefix: tuple[str, ...] = (),
+    runs_engines: bool = False,
 ) -> AsyncIterator[Program]:
-    """Run `llmkube ARGS`; it is killed if the test leaves it behind, and so are its engines.
+    """Run `llmkube ARGS`; it is killed if the test leaves it behind.
 
+    One that `runs_engines` leaves none in its folder; any other program leaves alone those that work there.
     `prefix` is a program that becomes it, such as a shell that enters a control group first.
     """
     command = [*prefix, sys.executable, "-m", "llmkube", *args]
@@ -98,25 +103,29 @@ async def open_program(
         finally:  # the nursery then waits for the ends of both outputs, so that nothing said last is missed
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
-            for left in engines_in(folder):
+            for left in engines_in(folder) if runs_engines else ():
                 left.kill()
 
 
 def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:
     """Run `llmkube up ARGS`."""
-    return open_program(folder, "up", *args, prefix=prefix)
+    return open_program(folder, "up", *args, prefix=prefix, runs_engines=True)
 
 
 async def run_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
     """Run `llmkube ARGS` to its end; return the exit code and both outputs."""
-    async with open_program(folder, *args, kubeconfig=kubeconfig) as program:
-        code = await program.process.wait()
-    return code, program.out, program.err
+    return await _run(open_program(folder, *args, kubeconfig=kubeconfig))
 
 
 async def run_up(folder: Path, *args: str) -> tuple[int, str, str]:
     """Run `llmkube up ARGS` to its end."""
-    return await run_program(folder, "up", *args)
+    return await _run(open_up(folder, *args))
+
+
+async def _run(opening: AbstractAsyncContextManager[Program]) -> tuple[int, str, str]:
+    async with opening as program:
+        code = await program.process.wait()
+    return code, program.out, program.err
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
