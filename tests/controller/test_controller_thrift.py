@@ -61,6 +61,21 @@ async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_cl
         assert asked(hands) == {("patch", "inferenceservices/status"): SERVICES, ("create", "events"): SERVICES}
 
 
+async def test_a_label_hastens_what_has_failed(autojump_clock):
+    """After failures in a row the next try is far; a change of whatever kind may be what it waits for."""
+    async with open_pods() as hands:
+        await bring_up(hands)
+        faults = hands.cluster.faults
+        faults.refusals["inferenceservices/status"], faults.refused = "overtaken", (409, "Conflict")
+        await hands.roll_out("chat-0")
+        await trio.sleep(100)
+        faults.refusals.clear()
+        labels = {"metadata": {"labels": {"edited": "yes"}}}
+        await hands.client.patch(InferenceService, Key("ml", "chat-0"), labels)
+        await trio.sleep(0.5)
+        assert (await hands.cluster.service("chat-0")).status.phase == "Ready"
+
+
 async def test_a_label_costs_nothing(autojump_clock):
     """An edit that changes no spec, of services or of their Model, wakes no service; after it, drift is put right."""
     async with open_pods() as hands:

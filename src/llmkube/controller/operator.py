@@ -148,7 +148,9 @@ class _Controller:
 
     def on_service(self, key: Key) -> None:
         service, change = self.services.get(key), self._service_news.take(key)
-        if not change or (service is not None and self.service_writer.is_own(service)):
+        if not change and not self.service_queue.is_failing(key):  # of what fails, any change may be what it waits for
+            return
+        if service is not None and self.service_writer.is_own(service):
             return  # what a reconcile has written as its last deed, nothing follows from
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])

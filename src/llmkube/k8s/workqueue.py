@@ -66,6 +66,10 @@ class WorkQueue(Generic[K]):
         self.add_after(key, delay_seconds)
         return delay_seconds
 
+    def is_failing(self, key: K) -> bool:
+        """Whether the last work on a key has failed."""
+        return key in self._failures
+
     def forget(self, key: K) -> None:
         """Forget a key's failures: it succeeded, or it is gone."""
         self._failures.pop(key, None)
