@@ -31,10 +31,12 @@ class News(Generic[T]):
     def take(self, key: Key) -> Change:
         """Say what has become of an object since the last call.
 
-        Of an object that cannot be read the cache has an older state: whatever comes next is news.
+        Of an object that cannot be read the cache has an older state: that is news, and so is whatever comes next.
         """
         before, now = self._known.pop(key, None), self.cache.get(key)
-        if now is not None and self.cache.misfit(key) is None:
+        if self.cache.misfit(key) is not None:
+            return Change.STATE
+        if now is not None:
             self._known[key] = now
         if before is None or now is None or _identity(before) != _identity(now):
             return Change.SPEC

@@ -150,15 +150,14 @@ class _Controller:
         service, change = self.services.get(key), self._service_news.take(key)
         if not change and not self.service_queue.is_failing(key):  # of what fails, any change may be what it waits for
             return
-        if service is not None and self.service_writer.is_own(service):
-            return  # what a reconcile has written as its last deed, nothing follows from
         names = [service.spec.model_ref, *drafts_of(service)] if service else []
         concerned = self.services_by_model.put(key, [Key(key.namespace, name) for name in names])
         if change is Change.SPEC:
             for model in concerned:  # who uses a Model decides who brings its weights, and whether it may go
                 self.model_queue.add_after(model, GATHER_SECONDS)
         self.services_by_label.put(key, [(key.namespace, label_value(key.name))] if service else [])
-        self.service_queue.add_nowait(key)
+        if service is None or not self.service_writer.is_own(service):  # the status is the last that a reconcile writes
+            self.service_queue.add_nowait(key)
 
     def on_slice(self, key: Key) -> None:
         self.slice_queue.add_nowait(key)
