@@ -20,11 +20,11 @@ import trio
 
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.base.http import Headers, HttpClient, HttpError, open_http_client
-from llmkube.cli.apply import Applier
-from llmkube.cli.manifests import demo_manifests
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.k8s.auth import load_config
 from llmkube.k8s.client import open_client
-from llmkube.supervisor.processes import OWNER_VARIABLE, marked
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 
 LLMKUBE = ("-m", "llmkube")
 KILLS, CLIENTS, PAUSE_SECONDS = 100, 3, 0.02

@@ -30,8 +30,8 @@ from llmkube.k8s.auth import load_config
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.resource import Key
 
 ROUNDS, BATCH, WRITERS, FILLED = 5, 100, 8, 1000

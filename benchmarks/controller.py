@@ -34,8 +34,8 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
 
 SERVICES: Final = 1000

@@ -22,9 +22,9 @@ import trio
 import yaml
 
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.http import Exchange, Handler, Request, Response, open_listeners, run_server
-from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.crd.definitions import all_crds
 
 LOOPBACK: Final = "127.0.0.1"
 READY: Final = "serving"

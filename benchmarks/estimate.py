@@ -11,10 +11,10 @@ import trio
 
 from buffers import CASES, Case, Loaded, drawn, load
 from harness import Aim, Table, begin, percentile
-from llmkube.runtimes.demand import demand_of
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.weights.gguf import GGUFFacts, read_header
-from llmkube.weights.sizing import Estimate, estimate
+from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.weights.estimate.sizing import Estimate, estimate
+from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from shapes import SHAPES
 
 MEBIBYTE: Final = 2**20

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import gguf_bytes as g
 from gguf_hostile import hostile_files
 from llmkube.base.http import Exchange, Headers, Response, open_listeners, run_server
-from llmkube.weights.addresses import Policy
-from llmkube.weights.remote_header import REQUEST_BYTES, read_remote_header
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.remote_header import REQUEST_BYTES, read_remote_header
 from llmkube.weights.source import WebFile, parse_source
 
 TOKENS, MERGES, TENSORS = 151_936, 151_387, 707
@@ -50,7 +50,7 @@ from gguf_oracle import InitParameters, load_library
 engine = load_library()
 """
 READERS = {
-    "llmkube": ("from llmkube.weights.gguf import read_header", "read_header(path)"),
+    "llmkube": ("from llmkube.weights.formats.gguf import read_header", "read_header(path)"),
     "gguf.GGUFReader": ("from gguf import GGUFReader", "GGUFReader(path)"),
     "llama.cpp (C++)": (
         ENGINE_SETUP.format(folder=str(Path(g.__file__).parent)),

@@ -21,12 +21,12 @@ import trio
 
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.base.units import format_duration
-from llmkube.cli.running import settle_heap
+from llmkube.cli.program import settle_heap
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.eviction import Policy
-from llmkube.supervisor.hostmem import Sample, Thresholds
-from llmkube.supervisor.hostmem.rule import Signs, judge
-from llmkube.supervisor.lifecycle import ServiceView
+from llmkube.supervisor.host import Sample, Thresholds
+from llmkube.supervisor.host.pressure_level import Signs, judge
+from llmkube.supervisor.memory.eviction import Policy
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from reaction import Host, model, open_host, service, step, wait_gone
 
 TRIALS, DWELT = 200, 3

@@ -30,21 +30,21 @@ from llmkube import weights
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http import Exchange, Handler
-from llmkube.cli.running import settle_heap
+from llmkube.cli.program import settle_heap
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
-from llmkube.k8s.names import SERVICE_LABEL
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.supervisor.agent import AgentView, run_agent
-from llmkube.supervisor.hostmem import HostMemory
+from llmkube.supervisor.host import HostMemory
 from llmkube.supervisor.local import open_local_ports
-from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.nouns.settings import AgentSettings
 
 TRIALS, OWN, FOREIGN = 200, 20, 20
 IDLE_SECONDS = 660.0  # longer than every period in the agent, the controller and the watches

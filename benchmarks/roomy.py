@@ -13,8 +13,7 @@ import attrs
 
 from llmkube.cli.main import main
 from llmkube.supervisor import local
-from llmkube.supervisor.hostmem import HostMemory, Sample
-from llmkube.supervisor.hostmem import local as here
+from llmkube.supervisor.host import HostMemory, Sample, this_machine
 
 TIMES = 8
 """How many times the memory that it has."""
@@ -40,7 +39,7 @@ class Roomy:
 @asynccontextmanager
 async def open_roomy_memory(*args: Any) -> AsyncIterator[HostMemory]:
     """Look at this machine's memory through a magnifying glass."""
-    async with here.open_host_memory(*args) as memory:
+    async with this_machine.open_host_memory(*args) as memory:
         yield Roomy(memory)
 
 

@@ -20,12 +20,12 @@ import trio
 from adoption import no_engine_left, open_program
 from fake import write_engine
 from harness import Aim, Run, Table, begin
-from llmkube.cli.apply import Applier
-from llmkube.cli.manifests import Manifest, demo_manifests
+from llmkube.cli.commands.tools.files import Manifest, demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.k8s.auth import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.supervisor.processes import OWNER_VARIABLE, marked
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 
 ROOMY = (str(Path(__file__).with_name("roomy.py")),)
 FEW, MANY = 20, 500

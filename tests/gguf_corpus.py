@@ -13,8 +13,8 @@ import attrs
 import gguf_bytes as g
 from llmkube import weights
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.gguf import facts_of
-from llmkube.weights.gguf_reader import HeaderReader
+from llmkube.weights.formats.gguf import facts_of
+from llmkube.weights.formats.gguf_reader import HeaderReader
 
 DEMO = Path(weights.__file__).parent / "builtin" / "demo.gguf"
 EDGES = (0, 1, 2, 3, 7, 31, 32, 48, 63, 64, 255, 512, 513, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**61)

@@ -3,7 +3,7 @@
 import struct
 
 import gguf_bytes as g
-from llmkube.weights.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS, MAX_WALKED_STRINGS
+from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS, MAX_WALKED_STRINGS
 
 
 def hostile_files(folder, *, large=True):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmkube.apiserver.kinds import KindInfo, kinds_from_crd
+from llmkube.apiserver.kinds.kind_info import KindInfo, kinds_from_crd
 
 
 def custom_kind(kind: str, **parts: dict[str, Any]) -> KindInfo:

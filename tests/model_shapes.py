@@ -6,8 +6,8 @@ from pathlib import Path
 
 import attrs
 
-from llmkube.weights.gguf_format import TENSOR_TYPES
-from llmkube.weights.shape import Shape, Tensor
+from llmkube.weights.formats.gguf_format import TENSOR_TYPES
+from llmkube.weights.formats.shape import Shape, Tensor
 
 KINDS = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
 GOLDEN = Path(__file__).parent / "weights" / "data" / "llama_buffers.json"

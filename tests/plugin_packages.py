@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmkube.runtimes import plugins
+from llmkube.runtimes.container import plugins
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "runtime-plugin"
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.gguf_format import DEFAULT_ALIGNMENT, TENSOR_TYPES
+from llmkube.weights.formats.gguf_format import DEFAULT_ALIGNMENT, TENSOR_TYPES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from gguf_bytes import BOOL, F32, I32, STRING, U32, array, array_head, header, key, tensor, text

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.journal import JournalError
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_memory_api_server
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.apiserver.storage.write_ahead_log import JournalError
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 

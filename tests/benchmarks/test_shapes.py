@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmkube.weights.gguf import read_header
+from llmkube.weights.formats.gguf import read_header
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import buffers

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.supervisor.accounts import MemoryView
-from llmkube.supervisor.budget import host_budget
-from llmkube.supervisor.hostmem import Level, Sample
+from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.power import DOMAINS, PowerView
+from llmkube.supervisor.memory.accounts import MemoryView
+from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.power import DOMAINS, PowerView
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _BRACES = re.compile(r"\{[^}]*\}|\[[^\]]*\]")

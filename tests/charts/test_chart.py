@@ -11,16 +11,16 @@ from kubernetes.client import models
 from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
-from llmkube.apiserver.labels import Requirement
-from llmkube.cli.controller import controller
-from llmkube.cli.listing import list_objects
+from llmkube.apiserver.values.labels import Requirement
+from llmkube.cli.commands.programs.controller import controller
+from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.storage import PROGRESS_PORT, fetch_job
 from llmkube.controller.render.workload import front
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
-from llmkube.k8s.crd.schema import all_crds
-from llmkube.supervisor.endpoints import service_manifest
+from llmkube.supervisor.cluster.endpoints import service_manifest
 
 MODELS = {
     ("apps/v1", "Deployment"): models.V1Deployment,

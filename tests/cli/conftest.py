@@ -4,11 +4,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.memory_cluster import open_cluster_client
-from llmkube.cli import cluster as cluster_module
-from llmkube.cli.apply import Applier
-from llmkube.cli.cluster import Cluster
+from llmkube.cli import target_cluster
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.main import cli
-from llmkube.cli.manifests import demo_manifests
+from llmkube.cli.target_cluster import Cluster
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run(monkeypatch):
                     if after is not None:
                         await after(client)  # noqa: ASYNC102 - nobody cancels a test's command
 
-        monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
+        monkeypatch.setattr(target_cluster, "open_cluster", open_cluster)
         return CliRunner().invoke(cli, args, **kwargs)
 
     return run

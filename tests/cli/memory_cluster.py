@@ -8,7 +8,7 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.k8s.client import Client
-from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.crd.definitions import all_crds
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

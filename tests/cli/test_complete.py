@@ -5,8 +5,7 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli import cluster as cluster_module
-from llmkube.cli import complete
+from llmkube.cli import complete, target_cluster
 from llmkube.cli.main import COMMANDS, cli
 
 
@@ -44,7 +43,7 @@ def test_failures_offer_nothing(monkeypatch, capsys, failure):
         await trio.sleep_forever()
         yield
 
-    monkeypatch.setattr(cluster_module, "open_cluster", open_cluster)
+    monkeypatch.setattr(target_cluster, "open_cluster", open_cluster)
     monkeypatch.setattr(complete, "DEADLINE_SECONDS", 0.05)
     assert offered(complete.services) == []
     assert capsys.readouterr() == ("", "")

@@ -16,7 +16,7 @@ from contracts import (
 from contracts.gadgets import gadget_crd
 from contracts.nouns import Chapter
 from contracts.widgets import widget_crd
-from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.crd.definitions import all_crds
 
 _ROOMS: Final[Sequence[ModuleType]] = (
     script_objects,

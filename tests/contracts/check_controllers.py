@@ -12,8 +12,8 @@ import trio
 
 from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, wait_until, widget
 from contracts.widgets import CRDS, GROUP, WIDGETS
-from llmkube.controller.conditions import Statement, settle
-from llmkube.k8s.crd.schema import all_crds
+from llmkube.controller.status.conditions import Statement, settle
+from llmkube.k8s.crd.definitions import all_crds
 
 OURS = "llmkube-controller"
 LABELS = {"app.kubernetes.io/managed-by": OURS}

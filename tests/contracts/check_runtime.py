@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from contracts.drawn import Schema, values_of
 from llmkube.base.errors import UserError
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
-from llmkube.runtimes.container import PORT_NAME, ContainerPlan, Places
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, Places
+from llmkube.runtimes.container.plugins import extend_crds, survey
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.plugins import extend_crds, survey
 from llmkube.runtimes.registry import container_plan_for
 
 Spec = Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from llmkube.k8s.crd.schema import all_crds
+from llmkube.k8s.crd.definitions import all_crds
 
 Schema = Mapping[str, Any]
 

@@ -21,7 +21,7 @@ from contracts.lab import install, open_lab
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server, open_memory_api_server
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.storage.revisions import Store
 
 # httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector
 pytestmark = [

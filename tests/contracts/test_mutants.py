@@ -17,8 +17,10 @@ from contracts.lab import Lab, open_lab
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
-from llmkube.apiserver import admission, answers, applying, defaults, strategy, writing
-from llmkube.apiserver.store import Change, Store
+from llmkube.apiserver.protocol import answers
+from llmkube.apiserver.schema import defaults
+from llmkube.apiserver.storage.revisions import Change, Store
+from llmkube.apiserver.writes import applying, preparation, strategy, writing
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
 pytestmark = [
@@ -120,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         "rules are not asked",
-        strategy.validate,
+        strategy.validation,
         "with_rules",
         lambda errors, *_: errors,
         checks=(check_writes.check_cel_rules_see_the_old_object,),
@@ -128,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "a write that changes nothing is one",
-        admission,
+        preparation,
         "same_but_for_times",
         lambda *_: False,
         checks=(check_writes.check_a_write_that_changes_nothing_is_none,),

@@ -10,7 +10,7 @@ from contracts.compare import differences
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
-from llmkube.apiserver.store import Change, Store
+from llmkube.apiserver.storage.revisions import Change, Store
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
 pytestmark = [

@@ -6,9 +6,9 @@ import pytest
 
 from contracts.check_runtime import check_runtime
 from llmkube.k8s.crd.pairing import READS
-from llmkube.runtimes import plugins
-from llmkube.runtimes.container import Probes
-from llmkube.runtimes.draft import Runtime
+from llmkube.runtimes.container import plugins
+from llmkube.runtimes.container.builder import Runtime
+from llmkube.runtimes.container.container_plan import Probes
 from llmkube.runtimes.registry import BUILT_IN
 from plugin_packages import example_installed
 

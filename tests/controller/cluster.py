@@ -15,15 +15,16 @@ from prometheus_client import CollectorRegistry
 from k8s.api_calls import ApiCall
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.storage.revisions import Store
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Endpoint, EndpointSlice, Lease
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
-from llmkube.k8s.names import (
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import (
     ACCELERATORS_ANNOTATION,
     AGENT_MANAGER,
     CLAIM_LABEL,
@@ -39,7 +40,6 @@ from llmkube.k8s.names import (
     service_name,
     slice_name,
 )
-from llmkube.k8s.resource import Key
 
 AGENT = "llmkube-agent-studio"
 SETTLED = 2.0

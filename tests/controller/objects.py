@@ -9,7 +9,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.hosts import Hosts
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 
 NOW = datetime.datetime(2025, 6, 1, 12, 0, 0, tzinfo=datetime.UTC)
 EARLIER = "2025-06-01T11:00:00Z"

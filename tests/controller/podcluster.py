@@ -9,14 +9,14 @@ import trio
 
 from controller.cluster import SETTLED, Cluster, open_cluster
 from controller.podobjects import FETCHED, HUB_FILE, SETTINGS
-from llmkube.controller.render.marks import MANAGED_BY
+from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod, PodMonitor
 
 KUBE = "kube-controller-manager"

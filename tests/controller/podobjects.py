@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.controller.render.marks import MANAGED_BY
+from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import Deployment, Job, Pod
-from llmkube.runtimes.container import ContainerPlan, Probes, Resources, ScalingMetric
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Resources, ScalingMetric
 from llmkube.runtimes.plan import Slot
 
 IMAGE = "example.org/llmkube:test"

@@ -6,7 +6,7 @@ from typing import Any, Final
 import trio
 
 from controller.podcluster import KUBE, Hands
-from llmkube.controller.cluster import MONITOR_LOOK_SECONDS
+from llmkube.controller.cluster_state import MONITOR_LOOK_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.supervisor.hostmem.cgroups import Group, Room, room_in
-from llmkube.supervisor.hostmem.linux import PROC, mounts_in, own_group
+from llmkube.supervisor.host.cgroups import Group, Room, room_in
+from llmkube.supervisor.host.linux import PROC, mounts_in, own_group
 
 MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
 

@@ -14,8 +14,8 @@ import trio
 
 from e2e.up_process import Program, engines_in, open_program
 from llmkube.base.http import Headers, open_http_client
-from llmkube.cli.apply import Applier
-from llmkube.cli.manifests import demo_manifests
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.k8s.auth import load_config
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client, open_client

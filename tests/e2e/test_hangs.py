@@ -26,21 +26,21 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.runtimes.registry import plan_for
-from llmkube.supervisor import health
-from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.desired import Desired
-from llmkube.supervisor.engines import LocalEngines
-from llmkube.supervisor.incarnation import Site
-from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.outbox import Outbox
-from llmkube.supervisor.ports import Command, Parting, Ports
-from llmkube.supervisor.progress import Limits
-from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.service import Runner
-from llmkube.supervisor.settings import AgentSettings
-from llmkube.supervisor.target import Launch
-from llmkube.weights.gguf import read_header
-from llmkube.weights.store import WeightsFile
+from llmkube.supervisor.cluster.applier import Outbox
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.engine.launcher import LocalEngines
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.liveness import Limits
+from llmkube.supervisor.nouns.ports import Command, Parting, Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.service.attempt import Site
+from llmkube.supervisor.service.runner import Runner
+from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
 
 pytestmark = pytest.mark.e2e

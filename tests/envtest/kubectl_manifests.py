@@ -4,7 +4,7 @@ from typing import Final
 
 import yaml
 
-from llmkube.k8s.crd.schema import crds_yaml
+from llmkube.k8s.crd.definitions import crds_yaml
 
 OUR_CRDS: Final = crds_yaml()
 

@@ -14,15 +14,15 @@ from e2e.addresses import own_address
 from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
 from e2e.up_process import ANSWER, engines_in, open_program
 from envtest.plane import open_control_plane
-from llmkube.cli.apply import Applier
-from llmkube.cli.manifests import Manifest, demo_manifests
+from llmkube.cli.commands.tools.files import Manifest, demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth import load_config
 from llmkube.k8s.builtins import EndpointSlice, Namespace, Service, ServiceAccount
 from llmkube.k8s.client import open_client
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
-from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key

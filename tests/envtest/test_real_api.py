@@ -17,20 +17,20 @@ from contracts.lab import Lab, install, open_lab
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, GoneError, InvalidError, NotFoundError
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key, Object
-from llmkube.supervisor.endpoints import endpoints_manifest, service_manifest, slice_manifest
-from llmkube.supervisor.lifecycle import Reason, ServiceView
-from llmkube.supervisor.presence import lease_manifest
-from llmkube.supervisor.settings import AgentSettings
-from llmkube.supervisor.status import OF_SERVICE, Conditions, model_status, service_status
-from llmkube.weights.fetch import WeightsFile
-from llmkube.weights.gguf import GGUFFacts
+from llmkube.supervisor.cluster.endpoints import endpoints_manifest, service_manifest, slice_manifest
+from llmkube.supervisor.cluster.host_lease import lease_manifest
+from llmkube.supervisor.cluster.status import OF_SERVICE, Conditions, model_status, service_status
+from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.weights.download.fetch import WeightsFile
+from llmkube.weights.formats.gguf import GGUFFacts
 
 pytestmark = pytest.mark.envtest
 

@@ -14,24 +14,24 @@ from k8s.api_calls import ApiCall, undeclared
 from llmkube.controller.operator import run_controller
 from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.writer import StatusWriter
+from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s import client as client_room
-from llmkube.k8s import lease as lease_room
+from llmkube.k8s import lease
 from llmkube.k8s.auth import AuthTransport, load_config
 from llmkube.k8s.builtins import ConfigMap, Event, Lease
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, SchemaMismatchError, WatchSilentError
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.lease import LeaseLostError, held
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import Watch
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 
 pytestmark = pytest.mark.envtest
 
@@ -145,7 +145,7 @@ async def test_a_position_from_the_future_is_silence(client, namespace, monkeypa
 
 async def test_a_lease_has_one_holder(client, namespace, monkeypatch):
     """Held, renewed, handed over, and lost to another name, on the real server."""
-    monkeypatch.setattr(lease_room, "RENEW_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.3)
     key = Key(namespace, "leader")
 
     async def holder():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmkube.k8s import builtins
 from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServicePort
 from llmkube.k8s.codec import DecodeError, decode, encode
-from llmkube.k8s.crd import schema
+from llmkube.k8s.crd import definitions
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition, ObjectMeta, find_condition
 from llmkube.k8s.crd.model import Model, ModelSpec
@@ -21,7 +21,7 @@ from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.fields import IntOrString, slots
 
 KINDS: list[Any] = [
-    *schema.KINDS,
+    *definitions.KINDS,
     *(kind for kind in vars(builtins).values() if isinstance(kind, type) and hasattr(kind, "RESOURCE")),
 ]
 

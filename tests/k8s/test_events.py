@@ -12,8 +12,8 @@ import trio
 from k8s.scripted import status
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
-from llmkube.apiserver.store import Store
-from llmkube.k8s import events as events_room
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.k8s import events
 from llmkube.k8s.builtins import ConfigMap, Event
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.meta import ObjectMeta
@@ -239,7 +239,7 @@ async def test_an_orderly_end_waits_for_the_last_words(autojump_clock):
 
 async def test_memory_is_bounded(autojump_clock, monkeypatch):
     """Of many objects and series only the latest are remembered."""
-    monkeypatch.setattr(events_room, "REMEMBERED", 5)
+    monkeypatch.setattr(events, "REMEMBERED", 5)
     async with open_lab() as lab:
         for step in range(50):
             lab.recorder.emit_nowait(thing(f"t{step}"), "Ready", "x")

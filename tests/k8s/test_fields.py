@@ -8,7 +8,7 @@ import pytest
 
 from llmkube.k8s import builtins
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd import schema
+from llmkube.k8s.crd import definitions
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec, ModelStatus
 from llmkube.k8s.crd.modelrouter import JWT, Budget, Cost, Match
@@ -17,7 +17,7 @@ from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMCo
 from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, received, slots
 
 KINDS: list[Any] = [
-    *schema.KINDS,
+    *definitions.KINDS,
     *(kind for kind in vars(builtins).values() if isinstance(kind, type) and hasattr(kind, "RESOURCE")),
 ]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
-from llmkube.apiserver.store import Store
-from llmkube.k8s import lease as lease_room
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.k8s import lease
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS, LeaseLostError, held
@@ -355,7 +355,7 @@ def test_mistakes_are_caught(monkeypatch, mutant):
     """The timelines above fail for an implementation that overwrites another holder or holds on too long."""
     clock = trio.testing.MockClock(autojump_threshold=0)
     if mutant == "a hold longer than the Lease":
-        monkeypatch.setattr(lease_room, "HOLD_SECONDS", 2.0 * DURATION_SECONDS)
+        monkeypatch.setattr(lease, "HOLD_SECONDS", 2.0 * DURATION_SECONDS)
         timeline = functools.partial(_storm, CUT_OFF)
     else:
 
@@ -364,7 +364,7 @@ def test_mistakes_are_caught(monkeypatch, mutant):
             await self._write(newest.metadata.resource_version, spec)
             return True
 
-        monkeypatch.setattr(lease_room._Candidate, "_write_if_ours", write_blindly)
+        monkeypatch.setattr(lease._Candidate, "_write_if_ours", write_blindly)
         timeline = taken_by_hand
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         trio.run(timeline, clock=clock)

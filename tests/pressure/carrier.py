@@ -10,13 +10,13 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.accounts import Rules
-from llmkube.supervisor.admission import Need, Terms
-from llmkube.supervisor.eviction import Cause, Policy
-from llmkube.supervisor.hostmem import Level, Sample
-from llmkube.supervisor.hostmem.rule import Signs, Thresholds, judge
-from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.pressure import Pressure
+from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.memory.accounts import Rules
+from llmkube.supervisor.memory.admission import Need, Terms
+from llmkube.supervisor.memory.eviction import Cause, Policy
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.pressure import Pressure
 
 GIB = 1 << 30
 PIDS = iter(range(1000, 10**9))

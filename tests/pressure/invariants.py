@@ -5,8 +5,8 @@ import math
 import attrs
 import trio
 
-from llmkube.supervisor.eviction import Cause, rank_of
-from llmkube.supervisor.hostmem import Level
+from llmkube.supervisor.host import Level
+from llmkube.supervisor.memory.eviction import Cause, rank_of
 from pressure.carrier import GIB
 
 RETURN_SECONDS = 60.0

@@ -3,11 +3,11 @@
 import attrs
 import pytest
 
-from llmkube.supervisor import admission, eviction, ledger, pressure
-from llmkube.supervisor.admission import Host
-from llmkube.supervisor.eviction import Policy
-from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.seats import Seat
+from llmkube.supervisor.memory import admission, eviction, ledger, pressure
+from llmkube.supervisor.memory.admission import Host
+from llmkube.supervisor.memory.eviction import Policy
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.seats import Seat
 from pressure.playing import play
 from pressure.timelines import TIMELINES
 

@@ -9,11 +9,12 @@ import trio
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.supervisor import incarnation, service
-from llmkube.supervisor.incarnation import Incarnation
-from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.service import Runner
-from llmkube.supervisor.voice import Voice
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.service import attempt
+from llmkube.supervisor.service import runner as service
+from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.runner import Runner
+from llmkube.supervisor.service.voice import Voice
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
 from sim.machine import Script
@@ -333,7 +334,7 @@ MUTANTS = {
     "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
     "the old engine stays": (Runner, "_retire", at_once, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
-        incarnation.health,
+        attempt.health,
         "wait_ready",
         at_once,
         an_edit_where_both_fit,

@@ -8,9 +8,9 @@ import trio
 
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.incarnation import Incarnation
-from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.service import Runner
+from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.runner import Runner
+from llmkube.supervisor.service.status_manager import Reporter
 from pressure.hosts import running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date
 from sim.machine import Machine, Script

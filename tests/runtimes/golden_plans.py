@@ -13,7 +13,7 @@ import yaml
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container import ContainerPlan, Places, Probe, Resources
+from llmkube.runtimes.container.container_plan import ContainerPlan, Places, Probe, Resources
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 

@@ -8,9 +8,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.registry import check, plan_for
-from llmkube.weights.gguf import GGUFFacts
+from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.source import parse_source
-from llmkube.weights.store import WeightsFile
+from llmkube.weights.store.blobs import WeightsFile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,8 +7,8 @@ from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, Infere
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
-from llmkube.weights.gguf import GGUFFacts
-from llmkube.weights.store import WeightsFile
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
 
 
 def model(accelerator="cpu", weights="gguf"):

@@ -9,8 +9,8 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, NotFoundError
-from llmkube.k8s.names import CLAIM_LABEL
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CLAIM_LABEL
 from sim.invariants import LEASES, SLICES
 from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
 

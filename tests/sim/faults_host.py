@@ -5,7 +5,7 @@ import math
 import attrs
 import trio
 
-from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.nouns.host_addresses import Reach
 from sim.machine import Script
 from sim.stage import CALM, CONTEXTS, NotNow, api_away, at, fault, row, span
 

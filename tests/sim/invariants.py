@@ -11,9 +11,9 @@ from functools import partial
 import attrs
 import trio
 
-from llmkube.apiserver.store import Ref, Store
-from llmkube.k8s.names import HOST_LABEL
+from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import HOST_LABEL
 from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"

@@ -16,18 +16,18 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.child import AdoptError
-from llmkube.supervisor.engines import AddressMissingError, EngineStuckError
-from llmkube.supervisor.journal import Entry, JournalError, dump, load
-from llmkube.supervisor.learned import Learned
-from llmkube.supervisor.lifecycle import Exit
-from llmkube.supervisor.orphans import take_stock
-from llmkube.supervisor.ports import HostFacts
-from llmkube.supervisor.processes import COOKIE_VARIABLE
-from llmkube.supervisor.progress import Look
-from llmkube.weights.fetch import Progress, WeightsFile
-from llmkube.weights.gguf import GGUFFacts
+from llmkube.supervisor.engine.child import AdoptError
+from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
+from llmkube.supervisor.engine.orphans import take_stock
+from llmkube.supervisor.host.processes import COOKIE_VARIABLE
+from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.journal import Entry, JournalError, dump, load
+from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.weights.download.fetch import Progress, WeightsFile
+from llmkube.weights.formats.gguf import GGUFFacts
 from sim.connection import Connection
 
 HELP_FLAGS = frozenset(

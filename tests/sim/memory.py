@@ -3,9 +3,9 @@
 import attrs
 import trio
 
-from llmkube.supervisor.hostmem import UNREADABLE, Level, Sample
-from llmkube.supervisor.hostmem.rule import Signs, Thresholds, judge
-from llmkube.weights.shape import Shape, Tensor
+from llmkube.supervisor.host import UNREADABLE, Level, Sample
+from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.weights.formats.shape import Shape, Tensor
 
 GIB = 1 << 30
 

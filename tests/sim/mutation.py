@@ -1,6 +1,6 @@
 """Deliberate bugs: whether a timeline that one of them must not get through has noticed it."""
 
-from llmkube.controller.loop import leaves
+from llmkube.controller.reconciler import leaves
 
 
 def is_caught(play):

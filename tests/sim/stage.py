@@ -12,8 +12,8 @@ from random import Random
 import attrs
 import trio
 
-from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.lifecycle import Exit
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.lifecycle import Exit
 from sim.invariants import Books, Wishes
 from sim.machine import Script
 from sim.world import Faults, World

@@ -8,9 +8,9 @@ import trio
 
 from llmkube.k8s.builtins import EndpointSlice, Event
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.label_selectors import parse_selector
 from llmkube.k8s.resource import Key
-from llmkube.k8s.selectors import parse_selector
-from llmkube.supervisor.addresses import Surroundings, choose
+from llmkube.supervisor.nouns.host_addresses import Surroundings, choose
 from sim import faults_agent
 from sim.machine import Script
 from sim.stage import at

@@ -11,8 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from llmkube.k8s.builtins import Event
-from llmkube.supervisor import health, progress
-from llmkube.supervisor.incarnation import Incarnation
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns import liveness
+from llmkube.supervisor.service.attempt import Incarnation
 from sim.machine import Script
 from sim.mutation import is_caught
 from sim.world import open_world
@@ -240,7 +241,7 @@ async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
 
 def seen_as(**changes):
     """A `_tally` that is shown something else than what is there; `None` means as in the look before."""
-    original = progress._tally
+    original = liveness._tally
 
     def tally(watch, before, look, seconds):
         shown = {name: getattr(before, name) if given is None else given for name, given in changes.items()}
@@ -249,38 +250,38 @@ def seen_as(**changes):
     return tally
 
 
-def blind(watch, look, now, limits, original=progress.step):
+def blind(watch, look, now, limits, original=liveness.step):
     answer = look.answer and attrs.evolve(look.answer, counters=(0.0,))
     return original(watch, attrs.evolve(look, answer=answer, cpu_seconds=1.0), now, limits)
 
 
-def health_is_enough(watch, limits, original=progress._hung):
+def health_is_enough(watch, limits, original=liveness._hung):
     return original(watch, limits) if watch.unanswered or watch.stopped_looks or not watch.reachable else ""
 
 
-def hasty(watch, limits, original=progress._hung):
+def hasty(watch, limits, original=liveness._hung):
     return "stopped" if watch.stopped_looks else original(watch, limits)
 
 
-def silence_is_enough(watch, limits, original=progress._hung):
+def silence_is_enough(watch, limits, original=liveness._hung):
     return "silent" if watch.unanswered >= 2 else original(watch, limits)
 
 
-def rest_is_a_hang(watch, limits, original=progress._hung):
+def rest_is_a_hang(watch, limits, original=liveness._hung):
     return "still" if watch.still_seconds >= limits.still_seconds else original(watch, limits)
 
 
-def no_tokens(watch, now, limits, original=progress._question):
+def no_tokens(watch, now, limits, original=liveness._question):
     asked = original(watch, now, limits)
-    return progress.Ask.COUNTERS if asked is progress.Ask.TOKEN else asked
+    return liveness.Ask.COUNTERS if asked is liveness.Ask.TOKEN else asked
 
 
 async def token_denied(engine):
     await trio.lowlevel.checkpoint()
-    return progress.Answer("busy", token=False)
+    return liveness.Answer("busy", token=False)
 
 
-def load_with_a_clock(load, look, now, limits, original=progress.step_load):
+def load_with_a_clock(load, look, now, limits, original=liveness.step_load):
     load, stalled = original(load, look, now, limits)
     return load, stalled or ("too long" if now > 1800 else "")
 
@@ -299,19 +300,19 @@ async def nobody_is_a_stranger(runner, child, view, url):
 
 
 MUTANTS = {
-    "CPU time is not seen": (progress, "_tally", seen_as(cpu_seconds=None), long_prompt),
-    "silence is a verdict": (progress, "_hung", silence_is_enough, long_prompt),
+    "CPU time is not seen": (liveness, "_tally", seen_as(cpu_seconds=None), long_prompt),
+    "silence is a verdict": (liveness, "_hung", silence_is_enough, long_prompt),
     "counters are not read": (health, "step", blind, on_a_gpu),
-    "rest is a hang": (progress, "_hung", rest_is_a_hang, at_rest),
-    "an engine at rest is asked all the time": (progress, "SLOWEST_RHYTHM", 0, at_rest),
+    "rest is a hang": (liveness, "_hung", rest_is_a_hang, at_rest),
+    "an engine at rest is asked all the time": (liveness, "SLOWEST_RHYTHM", 0, at_rest),
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
-    "one look at a stopped process is enough": (progress, "_hung", hasty, short_stop),
-    "the state of the process is not read": (progress, "_tally", seen_as(state="S"), frozen),
+    "one look at a stopped process is enough": (liveness, "_hung", hasty, short_stop),
+    "the state of the process is not read": (liveness, "_tally", seen_as(state="S"), frozen),
     "a hung engine is drained": (Incarnation, "_drained", drained_anyway, frozen),
-    "/health is believed": (progress, "_hung", health_is_enough, stuck_queue),
-    "our own questions are signs of life": (progress, "_tally", seen_as(asked=False), stuck_queue),
-    "the request for a token is forgotten": (progress, "_question", no_tokens, mute),
-    "nobody looks at the port": (progress, "_reach", lambda *_: None, port_lost),
+    "/health is believed": (liveness, "_hung", health_is_enough, stuck_queue),
+    "our own questions are signs of life": (liveness, "_tally", seen_as(asked=False), stuck_queue),
+    "the request for a token is forgotten": (liveness, "_question", no_tokens, mute),
+    "nobody looks at the port": (liveness, "_reach", lambda *_: None, port_lost),
     "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
     "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
     "nobody asks who answers": (Incarnation, "_impostor", nobody_is_a_stranger, intruder),

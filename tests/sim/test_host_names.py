@@ -9,7 +9,7 @@ import trio
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.agent import run_agent
-from llmkube.supervisor.presence import EXPIRES_AFTER_RENEWALS, HostNameTakenError
+from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, HostNameTakenError
 from sim.machine import Machine
 from sim.world import Host, agent_settings, open_world
 

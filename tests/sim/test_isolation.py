@@ -24,7 +24,7 @@ from trio.testing import MockClock
 
 import llmkube
 from llmkube.k8s.builtins import EndpointSlice
-from llmkube.supervisor.roster import Roster
+from llmkube.supervisor.services import Roster
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world

@@ -12,17 +12,21 @@ from trio.testing import MockClock
 
 from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor import health, incarnation, planner, progress, roster, service
-from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
-from llmkube.supervisor.claimant import Claimant
-from llmkube.supervisor.desired import Desired
-from llmkube.supervisor.incarnation import Incarnation
-from llmkube.supervisor.lifecycle import Reason, RestartState
-from llmkube.supervisor.reporter import Reporter
-from llmkube.supervisor.roster import Roster
-from llmkube.supervisor.service import Runner
-from llmkube.supervisor.target import Idle
+from llmkube.supervisor.cluster.claimant import Claimant
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns import liveness
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.lifecycle import Reason, RestartState
+from llmkube.supervisor.nouns.target import Idle
+from llmkube.supervisor.service import attempt, planner
+from llmkube.supervisor.service import runner as service
+from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.runner import Runner
+from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.services import Roster
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
@@ -181,9 +185,9 @@ MUTANTS = {
     ),
     "what was told to stop is not taken over first": (
         partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False),
-        roster,
+        services,
         "run_service",
-        planned_first(roster.run_service),
+        planned_first(services.run_service),
     ),
     "an address without a route is lost": (
         adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine,
@@ -205,7 +209,7 @@ MUTANTS = {
     ),
     "what is lacking has no reason of its own": (
         partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
-        incarnation,
+        attempt,
         "reason_of",
         lambda error: Reason.ENGINE_NOT_FOUND,
     ),
@@ -331,7 +335,7 @@ BOOKED = {
         "needless",
     ),
     "an engine that answers late is replaced": (
-        progress,
+        liveness,
         "_hung",
         test_hangs.silence_is_enough,
         acts(*CREATED, (100.0, "long-prompt")),

@@ -2,7 +2,7 @@
 
 import trio
 
-from llmkube.k8s.selectors import parse_selector
+from llmkube.k8s.label_selectors import parse_selector
 from sim.world import agent_settings, open_world
 
 

@@ -7,7 +7,7 @@ import trio
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Event, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.addresses import Reach
+from llmkube.supervisor.nouns.host_addresses import Reach
 from sim.invariants import WatchedStore
 from sim.world import ADDRESS, agent_settings, open_world
 

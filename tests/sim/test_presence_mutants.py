@@ -9,12 +9,14 @@ from trio.testing import MockClock
 
 from llmkube.controller import operator
 from llmkube.k8s import reflector
-from llmkube.supervisor import agent, claimant, claims, corrections, health, presence
-from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.claimant import Claimant
-from llmkube.supervisor.corrections import Corrections
-from llmkube.supervisor.outbox import Outbox
-from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor import agent
+from llmkube.supervisor.cluster import claimant, claims, drift_repair, host_lease
+from llmkube.supervisor.cluster.applier import Outbox
+from llmkube.supervisor.cluster.claimant import Claimant
+from llmkube.supervisor.cluster.drift_repair import Corrections
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.service.status_manager import Reporter
 from sim import test_api_faults, test_claims, test_limits, test_presence
 from sim.mutation import is_caught
 
@@ -121,7 +123,7 @@ MUTANTS = {
         test_claims.test_nobody_serves_from_a_dead_host,
     ),
     "sleep goes unnoticed": (
-        presence,
+        host_lease,
         "slept_seconds",
         always(0.0),
         test_presence.test_what_changed_while_a_host_slept_is_known_when_it_wakes,
@@ -145,7 +147,7 @@ MUTANTS = {
         test_presence.test_slices_follow_a_new_address_within_seconds,
     ),
     "no address is as good as another": (
-        presence,
+        host_lease,
         "settle",
         lambda before, now: now,
         test_presence.test_a_host_without_a_network_for_a_while_unloads_nothing,
@@ -181,7 +183,7 @@ MUTANTS = {
         test_claims.test_what_a_host_says_too_late_is_said_again_at_once,
     ),
     "a correction is repeated at once": (
-        corrections,
+        drift_repair,
         "PAUSE_SECONDS",
         0.0,
         test_claims.test_two_that_insist_do_not_write_for_ever,

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from llmkube.supervisor.reporter import Reporter
+from llmkube.supervisor.service.status_manager import Reporter
 from sim import score
 from sim.faults import FAULTS
 

@@ -4,8 +4,8 @@ import trio
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.names import AGENT_MANAGER, CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import AGENT_MANAGER, CONTROLLER_FIELD_MANAGER
 from sim.world import agent_settings, open_world
 
 

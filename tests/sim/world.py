@@ -17,23 +17,23 @@ import trio
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.http import open_http_client
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.schema import all_crds
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.link import Link
-from llmkube.k8s.names import CLAIM_LABEL, SLOT_ANNOTATION
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CLAIM_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
-from llmkube.supervisor.ports import Ports
-from llmkube.supervisor.settings import AgentSettings
+from llmkube.supervisor.nouns.ports import Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
 from sim.freezing import be_a_program
 from sim.machine import Machine
 

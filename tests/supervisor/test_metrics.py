@@ -1,14 +1,14 @@
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.accounts import Account, MemoryView
-from llmkube.supervisor.budget import host_budget
-from llmkube.supervisor.eviction import Cause, Skip
-from llmkube.supervisor.hostmem import Level, Sample
-from llmkube.supervisor.lifecycle import Reason, ServiceView
+from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.power import PowerView
+from llmkube.supervisor.memory.accounts import Account, MemoryView
+from llmkube.supervisor.memory.budget import host_budget
+from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.power import PowerView
-from llmkube.weights.progress import Progress
+from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.weights.download.progress import Progress
 
 
 class Agent:

@@ -10,12 +10,12 @@ import attrs
 import trio
 import trio.testing
 
-from llmkube.weights.addresses import Policy
-from llmkube.weights.dial import open_transport_with
-from llmkube.weights.downloader import open_downloader
-from llmkube.weights.retry import Patience
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.dial import open_transport_with
+from llmkube.weights.download.downloader import open_downloader
+from llmkube.weights.download.retry import Patience
 from llmkube.weights.source import parse_source, pick
-from llmkube.weights.store import open_store
+from llmkube.weights.store.blobs import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 HUB = "http://hub.example"

@@ -8,9 +8,9 @@ from typing import Final
 
 import yaml
 
-from llmkube.apiserver.failures import unauthorized
-from llmkube.base.files import write_private
+from llmkube.apiserver.values.api_errors import unauthorized
 from llmkube.base.http import Exchange, Handler, Response
+from llmkube.base.private_files import write_private
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 """What anybody may ask: whether the server is there."""

@@ -19,13 +19,21 @@ from typing import Any, Final, NoReturn
 
 import trio
 
-from llmkube.apiserver import discovery, documents
-from llmkube.apiserver.answers import JSON_HEADERS, EventLines, View, answer, answer_encoded
-from llmkube.apiserver.catalog import CRDS, NAMESPACES, Catalog, ref_of
-from llmkube.apiserver.committing import Committer
-from llmkube.apiserver.encoding import encode
-from llmkube.apiserver.expiry import EVENTS, expire, seconds_to_next
-from llmkube.apiserver.failures import (
+from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
+from llmkube.apiserver.kinds.workload_kinds import WORKLOAD_KINDS
+from llmkube.apiserver.protocol import discovery, documents
+from llmkube.apiserver.protocol.answers import JSON_HEADERS, EventLines, View, answer, answer_encoded
+from llmkube.apiserver.protocol.negotiation import negotiate
+from llmkube.apiserver.protocol.reading import ListQuery, check_reached, read_page
+from llmkube.apiserver.protocol.routes import Route, parse_path
+from llmkube.apiserver.protocol.watching import Signal, Watch
+from llmkube.apiserver.storage.commits import Committer
+from llmkube.apiserver.storage.encoding import encode
+from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
+from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store
+from llmkube.apiserver.storage.write_ahead_log import Durable
+from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
     bad_request,
     no_such_path,
@@ -33,19 +41,11 @@ from llmkube.apiserver.failures import (
     not_found,
     warning,
 )
-from llmkube.apiserver.gc import Collector
-from llmkube.apiserver.journal import Durable
-from llmkube.apiserver.kinds import BUILTIN_KINDS, KindInfo
-from llmkube.apiserver.negotiate import negotiate
-from llmkube.apiserver.options import WriteOptions
-from llmkube.apiserver.reading import ListQuery, check_reached, read_page
-from llmkube.apiserver.rest import Rest
-from llmkube.apiserver.routes import Route, parse_path
-from llmkube.apiserver.selectors import Predicate, field_selector, label_selector, not_known
-from llmkube.apiserver.store import Change, Object, Ref, Store
-from llmkube.apiserver.target import Answered, Target
-from llmkube.apiserver.watching import Signal, Watch
-from llmkube.apiserver.workloads import WORKLOAD_KINDS
+from llmkube.apiserver.values.selectors import Predicate, field_selector, label_selector, not_known
+from llmkube.apiserver.writes.garbage_collector import Collector
+from llmkube.apiserver.writes.request_target import Answered, Target
+from llmkube.apiserver.writes.rest import Rest
+from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.base.http import Exchange, Headers, Request, Response
 from llmkube.k8s.resource import Key
 

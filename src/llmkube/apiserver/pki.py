@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from llmkube.base.files import write_private
+from llmkube.base.private_files import write_private
 
 CA_LIFETIME: Final = timedelta(days=3650)
 """How long the private CA is valid."""

@@ -22,11 +22,17 @@ import trio
 
 from llmkube.apiserver.access import ensure_token, guarded, write_kubeconfig
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.bodies import MAX_BODY_BYTES
-from llmkube.apiserver.journal import Journal, JournalDamagedError, ThreadedJournal, move_aside, open_journal
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
-from llmkube.apiserver.store import Store
+from llmkube.apiserver.protocol.bodies import MAX_BODY_BYTES
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.apiserver.storage.write_ahead_log import (
+    Journal,
+    JournalDamagedError,
+    ThreadedJournal,
+    move_aside,
+    open_journal,
+)
 from llmkube.base.http import Handler, Limits, open_listeners, run_server
 
 log = structlog.get_logger()

@@ -11,8 +11,8 @@ import trio
 import yaml
 
 from llmkube.base.errors import LLMKubeError
-from llmkube.cli import cluster as clusters
-from llmkube.cli.cluster import Cluster, Where, kubeconfig_files
+from llmkube.cli import target_cluster
+from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -75,7 +75,7 @@ def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
 
     async def look_up() -> list[str]:
         with trio.fail_after(DEADLINE_SECONDS):
-            async with clusters.open_cluster(where.kubeconfig_path, where.context) as cluster:
+            async with target_cluster.open_cluster(where.kubeconfig_path, where.context) as cluster:
                 return await _list(cluster)
 
     async def _list(cluster: Cluster) -> list[str]:

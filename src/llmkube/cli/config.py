@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from llmkube.base.logs import LEVELS
+from llmkube.base.log import LEVELS
 from llmkube.base.settings import read_config, resolve, setting
 from llmkube.k8s.crd.placement import ACCELERATORS
-from llmkube.weights.hub import ENDPOINT
+from llmkube.weights.download.hugging_face import ENDPOINT
 
 T = TypeVar("T")
 

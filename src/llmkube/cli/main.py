@@ -21,34 +21,42 @@ _VERSION_LINE = f"llmkube {__version__}"
 
 
 class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more than all of `--version`
-    """Where a command lives and what the overview says about it."""
+    """Where a command lives, below `llmkube.cli`, and what the overview says about it."""
 
     target: str
     summary: str
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "up": Entry("llmkube.cli.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
-    "agent": Entry("llmkube.cli.agent:agent", "Serve a cluster's models on this host."),
-    "controller": Entry("llmkube.cli.controller:controller", "Keep the status of Models and InferenceServices true."),
-    "apiserver": Entry("llmkube.cli.apiserver:apiserver", "Run the embedded API server alone."),
-    "deploy": Entry("llmkube.cli.deploy:deploy", "Serve a model under a name, or change how it is served."),
-    "list": Entry("llmkube.cli.listing:list_objects", "Show Models and InferenceServices."),
-    "status": Entry("llmkube.cli.objects:status", "Explain one InferenceService (or Model) and what it waits for."),
-    "chat": Entry("llmkube.cli.chat:chat", "Talk to a served model."),
-    "logs": Entry("llmkube.cli.logs:logs", "Print what an engine writes."),
-    "port-forward": Entry("llmkube.cli.portforward:port_forward", "Reach an engine by a port of this machine."),
-    "scale": Entry("llmkube.cli.objects:scale", "Set how many processes serve; 0 stops."),
-    "delete": Entry("llmkube.cli.objects:delete", "Delete InferenceServices (or Models)."),
-    "inspect": Entry("llmkube.cli.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."),
-    "fit": Entry("llmkube.cli.fit:fit", "Show what a model needs in memory, and whether that fits."),
-    "fetch": Entry("llmkube.cli.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
-    "cache": Entry("llmkube.cli.cache:cache", "List, inspect, prune and preload model files on this machine."),
-    "convert": Entry("llmkube.cli.convert:convert_manifests", "Print manifests of the first API as today's objects."),
-    "crds": Entry("llmkube.cli.crds:crds", "Print the CustomResourceDefinitions as YAML."),
-    "rbac": Entry("llmkube.cli.rbac:rbac", "Print the roles that a program needs in a cluster."),
-    "completion": Entry("llmkube.cli.completion:completion", "Print the script that completes commands in a shell."),
-    "version": Entry("llmkube.cli.main:version", "Print the version."),
+    "up": Entry("commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
+    "agent": Entry("commands.programs.agent:agent", "Serve a cluster's models on this host."),
+    "controller": Entry(
+        "commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
+    ),
+    "apiserver": Entry("commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
+    "deploy": Entry("commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."),
+    "list": Entry("commands.services.listing:list_objects", "Show Models and InferenceServices."),
+    "status": Entry(
+        "commands.services.objects:status", "Explain one InferenceService (or Model) and what it waits for."
+    ),
+    "chat": Entry("commands.inference.chat:chat", "Talk to a served model."),
+    "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
+    "port-forward": Entry("commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."),
+    "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
+    "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
+    "inspect": Entry(
+        "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
+    ),
+    "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
+    "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
+    "cache": Entry("commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."),
+    "convert": Entry(
+        "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
+    ),
+    "crds": Entry("commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+    "rbac": Entry("commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
+    "completion": Entry("commands.tools.completion:completion", "Print the script that completes commands in a shell."),
+    "version": Entry("main:version", "Print the version."),
 }
 
 
@@ -65,7 +73,7 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module, _, name = entry.target.partition(":")
-        command = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(f"llmkube.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -118,6 +126,6 @@ def main() -> None:
 def agent_main() -> None:
     """Run the `llmkube-metal-agent` program, which is `llmkube agent` under the name in the guides; never returns."""
     # Imported here so that `llmkube --version` does not pay for it.
-    from llmkube.cli.agent import agent  # noqa: PLC0415 - see the line above
+    from llmkube.cli.commands.programs.agent import agent  # noqa: PLC0415 - see the line above
 
     agent(prog_name="llmkube-metal-agent")

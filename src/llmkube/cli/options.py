@@ -8,9 +8,9 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from llmkube.base.settings import Setting, settings_of
-from llmkube.cli.cluster import Where
 from llmkube.cli.complete import contexts, namespaces
 from llmkube.cli.failures import in_one_sentence
+from llmkube.cli.target_cluster import Where
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,7 +9,7 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
-from llmkube.controller.conditions import PROGRESSING
+from llmkube.controller.status.conditions import PROGRESSING
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model

@@ -30,23 +30,23 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.controller.cluster import Cluster, drafts_of
-from llmkube.controller.conditions import PROGRESSING, timestamp
-from llmkube.controller.fetching import Fetching, put_finalizer
-from llmkube.controller.index import Index
-from llmkube.controller.inferenceservice import derive_service_status
-from llmkube.controller.loop import Reconciler, new_queue
+from llmkube.controller.cluster_state import Cluster, drafts_of
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
-from llmkube.controller.model import accelerator_of, derive_model_status
-from llmkube.controller.modelrouter import Routers
-from llmkube.controller.namespace import run_namespace_keeper
-from llmkube.controller.news import Change, News
-from llmkube.controller.progress import run_progress
-from llmkube.controller.pruning import Pruner
-from llmkube.controller.serving import Serving
+from llmkube.controller.predicates import Change, News
+from llmkube.controller.reconcile.job_progress import run_progress
+from llmkube.controller.reconcile.model_files import Fetching, put_finalizer
+from llmkube.controller.reconcile.namespace import run_namespace_keeper
+from llmkube.controller.reconcile.pruning import Pruner
+from llmkube.controller.reconcile.routers import Routers
+from llmkube.controller.reconcile.serving import Serving
+from llmkube.controller.reconciler import Reconciler, new_queue
+from llmkube.controller.reverse_index import Index
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.slices import is_in_service, out_of_service
-from llmkube.controller.writer import StatusWriter
+from llmkube.controller.status.conditions import PROGRESSING, timestamp
+from llmkube.controller.status.model_status import accelerator_of, derive_model_status
+from llmkube.controller.status.service_status import derive_service_status
+from llmkube.controller.status.slices import is_in_service, out_of_service
+from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -56,7 +56,9 @@ from llmkube.k8s.errors import NotFoundError, root_words
 from llmkube.k8s.events import EventRecorder, EventType
 from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.lease import LeaseLostError, held
-from llmkube.k8s.names import (
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
     CLAIM_LABEL,
     CLAIMED_ANNOTATION,
@@ -66,8 +68,6 @@ from llmkube.k8s.names import (
     SERVICE_LABEL,
     label_value,
 )
-from llmkube.k8s.reflector import Cache, run_reflector
-from llmkube.k8s.resource import Key
 from llmkube.k8s.workqueue import WorkQueue
 
 log = structlog.get_logger()

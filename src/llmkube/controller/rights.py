@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from llmkube.controller import cluster, fetching, modelrouter, namespace, writer
+from llmkube.controller import cluster_state
+from llmkube.controller.reconcile import model_files, namespace, routers
+from llmkube.controller.writes import status_writer
 from llmkube.k8s import events, hostwatch, lease
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -15,11 +17,11 @@ PROGRAM: Final = Program(
         *(Need(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
         # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
         Need(EndpointSlice, FOLLOW | {"patch"}),
-        *cluster.NEEDS,
-        *fetching.NEEDS,
-        *modelrouter.NEEDS,
+        *cluster_state.NEEDS,
+        *model_files.NEEDS,
+        *routers.NEEDS,
         *hostwatch.NEEDS,
-        *writer.NEEDS,
+        *status_writer.NEEDS,
         *events.NEEDS,
         *lease.NEEDS,
         *namespace.NEEDS,

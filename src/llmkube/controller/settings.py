@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.resource import Key
-from llmkube.runtimes.images import Images
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.runtimes.container.images import Images
 
 
 @attrs.frozen

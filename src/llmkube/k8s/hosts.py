@@ -13,8 +13,8 @@ from typing import Final
 import attrs
 
 from llmkube.k8s.builtins import Lease
-from llmkube.k8s.names import ACCELERATORS_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
 
 DEFAULT_LEASE_SECONDS: Final = 40.0
 """How long a Lease that does not say is good for."""

@@ -20,10 +20,10 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.hosts import LeaseBook
-from llmkube.k8s.names import HOST_LABEL
 from llmkube.k8s.rbac import FOLLOW, Need
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import HOST_LABEL
 
 log = structlog.get_logger()
 

@@ -13,15 +13,17 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
 from llmkube.k8s.fields import changed_paths
-from llmkube.runtimes import generic, llama_pod, llamacpp, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.arguments import CommandLine, flags_in
-from llmkube.runtimes.container import ContainerPlan, literal
-from llmkube.runtimes.draft import Draft, Runtime
-from llmkube.runtimes.gpu import resources_of
-from llmkube.runtimes.images import Images
+from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
+from llmkube.runtimes.container import llamacpp as llama_pod
+from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.container_plan import ContainerPlan, literal
+from llmkube.runtimes.container.gpu import resources_of
+from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
-from llmkube.weights.gguf import GGUFFacts
-from llmkube.weights.store import WeightsFile
+from llmkube.runtimes.process import llamacpp
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
 
 LLAMACPP_NAMES: Final = ("llamacpp", "llama-server")
 """Values of spec.runtime that mean llama.cpp's server; the second is nobody's default."""

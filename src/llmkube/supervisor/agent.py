@@ -25,19 +25,19 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.accounts import MemoryView
-from llmkube.supervisor.addresses import Reach
-from llmkube.supervisor.child import KILL_SECONDS
-from llmkube.supervisor.claimant import Claimant
-from llmkube.supervisor.ledger import Ledger
-from llmkube.supervisor.lifecycle import ServiceView
-from llmkube.supervisor.outbox import Outbox
-from llmkube.supervisor.ports import Parting, Ports
-from llmkube.supervisor.presence import Presence, withdraw_presence
-from llmkube.supervisor.pressure import Pressure
-from llmkube.supervisor.roster import SETTLE_SECONDS, Roster, Running
-from llmkube.supervisor.settings import AgentSettings
-from llmkube.supervisor.sweep import withdraw_strangers
+from llmkube.supervisor.cluster.applier import Outbox
+from llmkube.supervisor.cluster.claimant import Claimant
+from llmkube.supervisor.cluster.host_lease import Presence, withdraw_presence
+from llmkube.supervisor.cluster.stale_endpoints import withdraw_strangers
+from llmkube.supervisor.engine.child import KILL_SECONDS
+from llmkube.supervisor.memory.accounts import MemoryView
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.pressure import Pressure
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.nouns.ports import Parting, Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.services import SETTLE_SECONDS, Roster, Running
 
 log = structlog.get_logger(__name__)
 

@@ -14,33 +14,33 @@ import attrs
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.base.files import remove_drafts
 from llmkube.base.http import open_http_client
+from llmkube.base.private_files import remove_drafts
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.engines import LocalEngines
-from llmkube.supervisor.hostmem.local import open_host_memory
-from llmkube.supervisor.journal import Entry, FileJournal
-from llmkube.supervisor.learned import Learned
+from llmkube.supervisor.credentials import HubTokens
+from llmkube.supervisor.engine.launcher import LocalEngines
+from llmkube.supervisor.engine.orphans import take_stock
+from llmkube.supervisor.engine.stuck import STRAYS, Strays, stray_of
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
+from llmkube.supervisor.host.this_machine import open_host_memory
+from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
-from llmkube.supervisor.orphans import take_stock
-from llmkube.supervisor.ports import Ports
-from llmkube.supervisor.processes import OWNER_VARIABLE, end_all, marked
-from llmkube.supervisor.settings import AgentSettings
-from llmkube.supervisor.strays import STRAYS, Strays, stray_of
-from llmkube.supervisor.tokens import HubTokens
-from llmkube.weights.addresses import Policy
-from llmkube.weights.disk import RunSync, in_threads
-from llmkube.weights.downloader import Downloader, open_downloader
+from llmkube.supervisor.nouns.journal import Entry, FileJournal
+from llmkube.supervisor.nouns.ports import Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.downloader import Downloader, open_downloader
+from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import DigestMismatchError
-from llmkube.weights.fetch import Progress, WeightsFile, fetch
-from llmkube.weights.gguf import GGUFFacts, read_header
-from llmkube.weights.records import recall
-from llmkube.weights.remote_header import read_remote_header
+from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, parse_source, pick
-from llmkube.weights.store import Store, open_store
+from llmkube.weights.store.blobs import Store, open_store
+from llmkube.weights.store.disk import RunSync, in_threads
+from llmkube.weights.store.index import recall
 
 MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""

@@ -10,12 +10,12 @@ from prometheus_client.registry import Collector
 
 from llmkube import __version__
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.accounts import MemoryView
-from llmkube.supervisor.eviction import Cause, Skip
-from llmkube.supervisor.hostmem import Level
-from llmkube.supervisor.lifecycle import ServiceView
-from llmkube.supervisor.power import PowerView
-from llmkube.weights.progress import Progress
+from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.power import PowerView
+from llmkube.supervisor.memory.accounts import MemoryView
+from llmkube.supervisor.memory.eviction import Cause, Skip
+from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
 """The guide's prefix; the names before the first underscore-separated unit are the guide's as well."""

@@ -13,10 +13,10 @@ import attrs
 import psutil
 import trio
 
-from llmkube.base.files import write_private
-from llmkube.supervisor.addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
-from llmkube.supervisor.hostmem import sample_here
-from llmkube.supervisor.ports import HostFacts
+from llmkube.base.private_files import write_private
+from llmkube.supervisor.host import sample_here
+from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
+from llmkube.supervisor.nouns.ports import HostFacts
 
 RESOLVE_SECONDS = 2.0
 """How long a name may take; a resolver that does not answer knows nothing."""

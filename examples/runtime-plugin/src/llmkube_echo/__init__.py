@@ -5,8 +5,8 @@ from typing import Final
 import attrs
 
 from llmkube.k8s.fields import Wire, field, received
-from llmkube.runtimes.container import ContainerPlan, Probes, ScalingMetric
-from llmkube.runtimes.draft import Draft, Runtime
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
+from llmkube.runtimes.container.builder import Draft, Runtime
 
 PORT: Final = 9000
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from llmkube.controller.render.marks import MANAGED_BY, model_labels, owned
+from llmkube.controller.render.labels import MANAGED_BY, model_labels, owned
 from llmkube.controller.render.storage import (
     CACHE_CLAIM,
     CACHE_FOLDER,
@@ -15,7 +15,7 @@ from llmkube.controller.render.storage import (
 )
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 
 PRUNE_JOB: Final = "llmkube-model-cache-prune"

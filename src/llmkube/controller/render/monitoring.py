@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from llmkube.controller.render.marks import MODEL_LABEL, RUNTIME_LABEL, owned, selector, service_labels
+from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, owned, selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.workloads import PodMonitor, ServiceLevelObjective
-from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.container.container_plan import ContainerPlan
 
 JOB: Final = "llmkube-inference"
 """The label `job` of everything that is scraped from engines."""

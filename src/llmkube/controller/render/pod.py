@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmkube.controller.render.marks import service_labels
+from llmkube.controller.render.labels import service_labels
 from llmkube.controller.render.storage import Storage, writing_group
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.runtimes.container import PORT_NAME, ContainerPlan, Places
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, Places
 
 CACHE_FOLDER: Final = "/cache"
 """A folder that the engine may write to; it is gone with the pod."""

@@ -2,13 +2,13 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.marks import owned, service_labels
+from llmkube.controller.render.labels import owned, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import find_condition
-from llmkube.k8s.names import service_name
+from llmkube.k8s.wire.names import service_name
 from llmkube.k8s.workloads import HTTPRoute
-from llmkube.runtimes.container import ContainerPlan
-from llmkube.runtimes.draft import gateway_name
+from llmkube.runtimes.container.builder import gateway_name
+from llmkube.runtimes.container.container_plan import ContainerPlan
 
 MODEL_HEADER: Final = "X-Gateway-Model-Name"
 """Where the body-based routing of the Gateway API's inference extension puts the `model` of a request."""

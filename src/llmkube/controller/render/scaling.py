@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.marks import owned, selector, service_labels
+from llmkube.controller.render.labels import owned, selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ScalingMetric
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PodDisruptionBudget
-from llmkube.runtimes.container import ContainerPlan
+from llmkube.runtimes.container.container_plan import ContainerPlan
 
 _DEFAULT_TARGET: Final = "2"
 

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.marks import model_labels, owned
+from llmkube.controller.render.labels import model_labels, owned
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.names import CONTROLLER_FIELD_MANAGER, MAX_LABEL
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, MAX_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
-from llmkube.runtimes.container import literal
-from llmkube.weights.buckets import VARIABLES
+from llmkube.runtimes.container.container_plan import literal
+from llmkube.weights.download.buckets import VARIABLES
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.source import (
     BucketFile,

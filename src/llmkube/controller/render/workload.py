@@ -2,15 +2,15 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.marks import RESTARTED, TEMPLATE, digest, owned, selector, service_labels
+from llmkube.controller.render.labels import RESTARTED, TEMPLATE, digest, owned, selector, service_labels
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.storage import Storage, beside
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.names import service_name
+from llmkube.k8s.wire.names import service_name
 from llmkube.k8s.workloads import Deployment
-from llmkube.runtimes.container import PORT_NAME, ContainerPlan
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
 
 PROGRESS_SECONDS: Final = 3600
 """How long a rollout may stand still before the Deployment says so: large models load slowly."""

@@ -1,0 +1,383 @@
+"""Merging, comparing and trimming follow the schema: maps key by key, keyed lists item by item, atomic values as one.
+
+These functions are the algebra that server-side apply (`apply.py`) is made of. A value whose schema says nothing is
+taken for what it looks like: maps merge, lists are atomic.
+
+Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.apiserver.fields import fieldset
+from llmkube.apiserver.fields.fieldset import FieldSet, Path
+from llmkube.apiserver.schema.structural import ANYTHING, Schema
+from llmkube.apiserver.values import go_text
+from llmkube.apiserver.values.json_values import ABSENT, is_list, is_number, is_object, same
+from llmkube.base.errors import UserError
+
+
+class _ItemError(Exception):
+    """An item cannot be told from its siblings."""
+
+
+class MergeError(UserError):
+    """The object does not fit its schema, so it cannot be merged by it; the text names the path."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message, field=fieldset.dotted(path))
+
+
+@attrs.frozen
+class Comparison:
+    """How a new object differs from an old one, as paths."""
+
+    added: FieldSet
+    modified: FieldSet
+    removed: FieldSet
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.modified or self.removed)
+
+    def without_below(self, ignored: FieldSet) -> "Comparison":
+        """The comparison without what lies at or below the given paths."""
+        return Comparison(*(part.without_below(ignored) for part in (self.added, self.modified, self.removed)))
+
+    @property
+    def written(self) -> FieldSet:
+        """What the writer set to a new value."""
+        return self.added.union(self.modified)
+
+
+def paths_of(value: Any, schema: Schema) -> FieldSet:
+    """Return the paths that somebody who applies `value` owns.
+
+    Raises:
+        MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
+    """
+    return fieldset.NOTHING if is_leaf(schema, value) else _owned(value, schema, ())
+
+
+def _owned(value: Any, schema: Schema, path: Path) -> FieldSet:
+    """Return what is owned of a container that is not owned as one."""
+    members = set()
+    children = {}
+    for element, item, inner, own in _parts(value, schema, path):
+        leaf = is_leaf(inner, item)
+        if leaf or own:
+            members.add(element)
+        if not leaf and (below := _owned(item, inner, (*path, element))):
+            children[element] = below
+    return FieldSet(frozenset(members), children)
+
+
+def _parts(value: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Schema, bool]]:
+    """Yield what is in a container: each part's element, value and schema, and whether it is owned itself."""
+    if is_object(value):
+        for name, item in value.items():
+            itself = name not in schema.properties or item is None or item == {}
+            yield fieldset.field(name), item, _child(schema, name), itself
+    elif is_list(value):
+        inner = schema.items or ANYTHING
+        for element, item in zip(elements_of(value, schema, path), value, strict=True):
+            yield element, item, inner, True
+
+
+def compare(old: Any, new: Any, schema: Schema) -> Comparison:
+    """Return what changed from `old` to `new`.
+
+    Raises:
+        MergeError: As for `paths_of`.
+    """
+    found: dict[str, list[Path]] = {"added": [], "modified": [], "removed": []}
+    _compare(old, new, schema, (), found)
+    return Comparison(**{name: FieldSet.of(path for path in paths if path) for name, paths in found.items()})
+
+
+def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, list[Path]]) -> None:
+    if old is new:
+        return  # `merge` shares what it leaves alone
+    leaf = _is_leaf_pair(schema, old, new)
+    if old is ABSENT:
+        found["added"].append(path)
+    elif new is ABSENT:
+        found["removed"].append(path)
+    elif leaf and not same(old, new):
+        found["modified"].append(path)
+    if leaf:
+        return
+    for element, left, right, inner in _pairs(old, new, schema, path):
+        _compare(left, right, inner, (*path, element), found)
+
+
+def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Any, Schema]]:
+    """Yield the children of two containers of the same shape, matched by name or key."""
+    if is_object(old) or is_object(new):
+        left, right = (side if is_object(side) else {} for side in (old, new))
+        for name in {**left, **right}:
+            inner = _child(schema, name)
+            yield fieldset.field(name), left.get(name, ABSENT), right.get(name, ABSENT), inner
+        return
+    left = _by_element(old, schema, path)
+    right = _by_element(new, schema, path)
+    for element in {**left, **right}:
+        inner = schema.items or ANYTHING
+        yield element, left.get(element, ABSENT), right.get(element, ABSENT), inner
+
+
+def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
+    """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
+    if value is None or schema.int_or_string or not schema.type:
+        return
+    wanted, shaped, said = _SHAPES[schema.type]
+    if not shaped(value):
+        yield MergeError(path, f"expected {wanted}, got {said(value)}")
+    elif schema.type == "object":
+        yield from _misfit_fields(value, schema, path)
+    elif schema.type == "array" and schema.items is not None:
+        yield from _misfit_items(value, schema, path)
+
+
+def fits(value: Any, schema: Schema) -> bool:
+    """Whether a value's own type is the schema's, whatever is in it."""
+    return value is None or schema.int_or_string or not schema.type or _SHAPES[schema.type][1](value)
+
+
+def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+    for name, item in value.items():
+        inner = schema.child(name)
+        if inner is not None:
+            yield from misfits(item, inner, (*path, fieldset.field(name)))
+        elif not schema.preserve_unknown:
+            yield MergeError((*path, fieldset.field(name)), "field not declared in schema")
+
+
+def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+    assert schema.items is not None, "the caller has looked"
+    seen: set[str] = set()
+    for index, item in enumerate(value):
+        element = f"i:{index}"
+        if schema.list_type != "atomic":
+            try:
+                element = _element(item, schema)
+            except _ItemError as error:
+                yield MergeError(path, f"element {index}: {error}")
+                continue
+            if element in seen:
+                yield MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
+            seen.add(element)
+        yield from misfits(item, schema.items, (*path, element))
+
+
+def _held(value: Any) -> str:
+    return f"&{{{go_text.plain(value)}}}"
+
+
+def _held_literally(value: Any) -> str:
+    return f"&value.valueUnstructured{{Value:{go_text.literal(value)}}}"
+
+
+_SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], str]]]] = {
+    "object": ("map", is_object, _held),
+    "array": ("list", is_list, _held),
+    "string": ("string", lambda value: isinstance(value, str), _held_literally),
+    "boolean": ("boolean", lambda value: isinstance(value, bool), _held_literally),
+    "integer": ("numeric (int or float)", is_number, go_text.type_name),
+    "number": ("numeric (int or float)", is_number, go_text.type_name),
+}
+
+
+def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
+    """Return `live` with `applied` laid over it; nothing of `live` goes away that `applied` does not replace.
+
+    The result shares what it takes over whole with either: treat it as frozen.
+
+    Raises:
+        MergeError: As for `paths_of`; also an applied keyed list or set has the same item twice.
+    """
+    if applied is ABSENT:
+        return live
+    if live is ABSENT or _is_leaf_pair(schema, live, applied):
+        if live is ABSENT:
+            _check_unique(applied, schema, path)
+        return applied
+    if is_object(live) or is_object(applied):
+        return {
+            element[2:]: merge(left, right, inner, (*path, element))
+            for element, left, right, inner in _pairs(live or {}, applied or {}, schema, path)
+        }
+    return _merge_lists(live or [], applied or [], schema, path)
+
+
+def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, path: Path) -> list[Any]:
+    """Merge items of the same key; applied items keep their order, live ones their place between shared neighbours."""
+    left = elements_of(live, schema, path)
+    right = elements_of(applied, schema, path)
+    _check_no_repeats(right, path)
+    first_live: dict[str, Any] = {}
+    for element, item in zip(left, live, strict=True):
+        first_live.setdefault(element, item)
+    rest = dict(zip(right, applied, strict=True))
+    shared = [element for element in right if element in first_live]
+    in_right = frozenset(right)
+    inner = schema.items or ANYTHING
+    merged: list[Any] = []
+
+    def take(element: str) -> None:
+        below = (*path, element)
+        merged.append(merge(first_live.get(element, ABSENT), rest.pop(element), inner, below))
+
+    for element, item in zip(left, live, strict=True):
+        if element not in in_right:
+            merged.append(item)
+        elif shared and element == shared[0]:
+            while element in rest:
+                taken = next(iter(rest))
+                take(taken)
+                if shared and taken == shared[0]:
+                    shared.pop(0)
+    for element in list(rest):
+        take(element)
+    return merged
+
+
+def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
+    """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
+    if not unwanted or is_leaf(schema, value):
+        return value
+    if is_object(value):
+        kept = {}
+        for name, item in value.items():
+            element = fieldset.field(name)
+            if element not in unwanted.members:
+                kept[name] = remove(item, unwanted.below(element), _child(schema, name))
+        return kept or (None if value else kept)
+    inner = schema.items or ANYTHING
+    left = [
+        remove(item, unwanted.below(element), inner)
+        for element, item in zip(elements_of(value, schema, ()), value, strict=True)
+        if element not in unwanted.members
+    ]
+    return left or (None if value else left)
+
+
+def with_named(paths: FieldSet, schema: Schema) -> FieldSet:
+    """Return the set with every declared field above a path as a member, so that emptied structures go away too."""
+    children = {}
+    members = set(paths.members)
+    for element, below in paths.children.items():
+        if element[0] == "f":
+            inner = _child(schema, element[2:])
+            if element[2:] in schema.properties:
+                members.add(element)
+        else:
+            inner = schema.items or ANYTHING
+        children[element] = with_named(below, inner)
+    return FieldSet(frozenset(members), children)
+
+
+def _child(schema: Schema, name: str) -> Schema:
+    return schema.child(name) or ANYTHING
+
+
+def is_leaf(schema: Schema, value: Any) -> bool:
+    """Whether the value is owned as one: a scalar, or a container that the schema or its silence makes atomic."""
+    if is_object(value):
+        return schema.map_atomic or schema.type not in {"", "object"}
+    if is_list(value):
+        return schema.type != "array" or schema.list_type == "atomic"
+    if value is None:
+        return schema.type not in {"object", "array"} or schema.map_atomic or (
+            schema.type == "array" and schema.list_type == "atomic"
+        )
+    return True
+
+
+def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
+    """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
+    before, after = _is_container(old), _is_container(new)
+    if not (before and old) and not (after and new):
+        return True
+    if before and after:
+        return is_object(old) != is_object(new) or is_leaf(schema, old) or is_leaf(schema, new)
+    one, other = (old, new) if before else (new, old)
+    if other is not None and other is not ABSENT:
+        return True  # the type changed under a schema that says nothing
+    return is_leaf(schema, one)
+
+
+def _is_container(value: Any) -> bool:
+    return is_object(value) or is_list(value)
+
+
+def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
+    """Return how the items of a keyed list or a set are told apart.
+
+    Raises:
+        MergeError: As for `paths_of`.
+    """
+    elements = []
+    for index, item in enumerate(items):
+        try:
+            elements.append(_element(item, schema))
+        except _ItemError as error:
+            raise MergeError(path, f"element {index}: {error}") from error
+    return elements
+
+
+def _element(item: Any, schema: Schema) -> str:
+    if schema.list_type == "set":
+        if is_object(item) and not (schema.items and schema.items.map_atomic):
+            raise _ItemError("associative list without keys has an element that's a map type")
+        if item is None:
+            raise _ItemError("associative list without keys has an element that's an explicit null")
+        return fieldset.value(item)
+    if not is_object(item):
+        raise _ItemError("associative list with keys may not have non-map elements")
+    keys: dict[str, Any] = {}
+    for name in schema.list_map_keys:
+        inner = schema.items.child(name) if schema.items else None
+        if name in item:
+            keys[name] = item[name]
+        elif inner is not None and inner.has_default:
+            keys[name] = inner.raw["default"]
+    if not keys:
+        listed = " ".join(f'"{name}"' for name in schema.list_map_keys)
+        raise _ItemError(
+            f"associative list with keys has an element that omits all key fields [{listed}]"
+            " (and doesn't have default values for any key fields)"
+        )
+    return fieldset.key(keys)
+
+
+def _by_element(items: Any, schema: Schema, path: Path) -> dict[str, Any]:
+    if not is_list(items):
+        return {}
+    found: dict[str, Any] = {}
+    for element, item in zip(elements_of(items, schema, path), items, strict=True):
+        found.setdefault(element, item)
+    return found
+
+
+def _check_no_repeats(elements: Sequence[str], path: Path) -> None:
+    seen: set[str] = set()
+    for element in elements:
+        if element in seen:
+            raise MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
+        seen.add(element)
+
+
+def _check_unique(applied: Any, schema: Schema, path: Path) -> None:
+    """Refuse repeats anywhere in a value that is taken over whole."""
+    if is_leaf(schema, applied):
+        return
+    if is_object(applied):
+        for name, item in applied.items():
+            _check_unique(item, _child(schema, name), (*path, fieldset.field(name)))
+    elif is_list(applied):
+        elements = elements_of(applied, schema, path)
+        _check_no_repeats(elements, path)
+        for element, item in zip(elements, applied, strict=True):
+            _check_unique(item, schema.items or ANYTHING, (*path, element))

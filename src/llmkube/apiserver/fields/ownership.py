@@ -1,0 +1,336 @@
+"""Who owns which field is decided here, for server-side apply and for every other write.
+
+An apply lays a configuration over the live object: what the manager owned and no longer names goes away unless
+somebody else owns it, and a value that somebody else owns is a conflict unless the manager insists. Any other write
+takes what it changes from whoever owned it.
+
+Facts: KEP-555; `sigs.k8s.io/structured-merge-diff/merge`; `k8s.io/apimachinery/pkg/util/managedfields`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.apiserver.fields import fieldset, managed_fields
+from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
+from llmkube.apiserver.fields.managed_fields import Entry, Managers, Writer
+from llmkube.apiserver.fields.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
+from llmkube.apiserver.fields.renewal import Renewal, renew
+from llmkube.apiserver.schema.structural import JsonObject, Schema
+from llmkube.apiserver.values.json_values import is_object, same
+from llmkube.base.errors import UserError
+
+_IDENTITY: Final = FieldSet.of(
+    [
+        ("f:apiVersion",),
+        ("f:kind",),
+        ("f:metadata",),
+        *(
+            ("f:metadata", fieldset.field(name))
+            for name in (
+                "name",
+                "namespace",
+                "creationTimestamp",
+                "selfLink",
+                "uid",
+                "clusterName",
+                "generation",
+                "managedFields",
+                "resourceVersion",
+            )
+        ),
+    ]
+)
+"""What nobody owns: the object's identity and what the server keeps."""
+
+_BEFORE_FIRST_APPLY: Final = "before-first-apply"
+
+
+@attrs.frozen
+class Conflict:
+    """A field that the apply would change and another manager owns."""
+
+    manager: str  # as the message names it: `"kubectl-edit" using v1`
+    path: str  # `.spec.replicas`
+
+    @property
+    def message(self) -> str:
+        """The message of the Status cause (reason `FieldManagerConflict`, field `path`)."""
+        return f"conflict with {self.manager}"
+
+
+class ApplyConflictError(UserError):
+    """Other managers own fields that the apply would change; the text is kube-apiserver's."""
+
+    def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
+        self.conflicts = conflicts
+        if len(conflicts) == 1:
+            said = f"1 conflict: {conflicts[0].message}: {conflicts[0].path}"
+        else:
+            by_manager: dict[str, list[str]] = {}
+            for conflict in conflicts:
+                by_manager.setdefault(conflict.manager, []).append(f"- {conflict.path}")
+            parts = ["\n".join([f"conflicts with {name}:", *paths]) for name, paths in sorted(by_manager.items())]
+            said = f"{len(conflicts)} conflicts: " + "\n".join(parts)
+        super().__init__(f"Apply failed with {said}")
+
+
+class ApplyRefusedError(UserError):
+    """The configuration cannot be applied as it is: an HTTP 400."""
+
+
+@attrs.frozen
+class Written:
+    """An object after a write, with its `managedFields`; it shares what did not change, so treat it as frozen.
+
+    `unchanged` says that storing it would change nothing: the caller answers with the live object, and neither
+    resourceVersion nor any time moves.
+    """
+
+    object: JsonObject
+    unchanged: bool
+
+
+def server_side_apply(
+    live: Mapping[str, Any] | None,
+    applied: Mapping[str, Any],
+    manager: str,
+    *,
+    schema: Schema,
+    now: str,
+    force: bool = False,
+    subresource: str = "",
+    zero: Mapping[str, Any] | None = None,
+    reset: FieldSet = fieldset.NOTHING,
+) -> Written:
+    """Return the live object with the configuration applied; defaults are the caller's to fill in after it.
+
+    Args:
+        live: The stored object, or None to create.
+        applied: The configuration as the client sent it, not defaulted and not pruned.
+        manager: Who applies; the caller has refused an empty one.
+        schema: The schema of the whole object.
+        now: RFC 3339, for the manager's entry when something changes.
+        force: Take fields that others own, instead of raising a conflict.
+        subresource: Such as `status`; part of the manager's identity.
+        zero: What an object of the kind is before anything is set (`defaults.zero`); built-in kinds have `spec: {}`.
+        reset: Paths that this endpoint does not write (`strategy.reset_fields`); nobody comes to own what is there.
+
+    Raises:
+        ApplyRefusedError: Another apiVersion, or `managedFields` in the configuration.
+        ApplyConflictError: Other managers own what would change, and `force` is off.
+        MergeError: The configuration does not fit the schema.
+    """
+    if (applied.get("metadata") or {}).get("managedFields") is not None:
+        raise ApplyRefusedError("metadata.managedFields must be nil")
+    version = _check_version(live, applied)
+    base = managed_fields.left_out(live if live is not None else zero or {})
+    managers = _managers_before_apply(live, base, version, schema, zero)
+    writer = managed_fields.applier(manager, subresource)
+
+    last = managers.get(writer)
+    if last is not None and (renewed := _renewed(base, applied, managers, writer, schema=schema, reset=reset)):
+        if renewed.changed:
+            managers[writer] = attrs.evolve(last, time=now)
+        return _written(live, renewed.object, managed_fields.capped(managers))
+    if (misfit := next(misfits(applied, schema), None)) is not None:
+        raise misfit
+    named = paths_of(applied, schema).without_below(reset)
+    owned = named.difference(_IDENTITY)
+    managers[writer] = Entry(named, version, last.time if last else "")
+    merged = merge(base, applied, schema)
+    if last is not None and owned == last.fields:
+        owned = last.fields  # the very same, whose JSON is known
+    elif last is not None:
+        merged = _without_abandoned(merged, managers, last.fields, schema)
+
+    change = compare(base, merged, schema).without_below(reset)
+    managers = _settle(managers, writer, change, force=force)
+    if writer in managers:
+        changed_at = now if change or live is None else managers[writer].time
+        managers[writer] = Entry(owned, version, changed_at)
+    return _written(live, merged, managed_fields.capped(managers))
+
+
+def record_write(
+    live: Mapping[str, Any] | None,
+    new: Mapping[str, Any],
+    manager: str,
+    *,
+    schema: Schema,
+    now: str,
+    subresource: str = "",
+    zero: Mapping[str, Any] | None = None,
+    reset: FieldSet = fieldset.NOTHING,
+) -> Written:
+    """Return the object as it is to be stored after a create, update or patch, with ownership brought up to date.
+
+    Call it with the object as the client wants it, defaulted and pruned, before the server's own changes.
+    `managedFields` in `new` is believed when it parses (clients migrate their entries that way), and `[{}]` in it
+    forgets everybody. The other arguments are those of `server_side_apply`. An object that does not fit its schema (an
+    item of a keyed list lacks its key) is written down as nobody's: refusing it is validation's part, which knows more.
+    """
+    base = managed_fields.left_out(live if live is not None else zero or {})
+    wanted = managed_fields.left_out(new)
+    managers = _managers_of_update(live, new, by_subresource=bool(subresource))
+    if live is not None and not managers:
+        return _written(live, wanted, managers)  # nobody has kept track of this object, until somebody applies it
+    version = str(new.get("apiVersion", ""))
+    try:
+        change = compare(base, wanted, schema).without_below(reset)
+    except MergeError:
+        return _written(live, wanted, managers)
+    taken = change.written.difference(_IDENTITY)
+    managers = _settle(managers, None, change, force=True)
+    if taken:
+        writer = managed_fields.updater(manager, version, subresource)
+        before = managers[writer].fields if writer in managers else fieldset.NOTHING
+        fresh = taken.difference(before)
+        managers[writer] = Entry(before.union(fresh) if fresh else before, version, now)
+    return _written(live, wanted, managed_fields.capped(managers))
+
+
+def same_but_for_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two objects differ in the times of their `managedFields` at most, so that a write is none."""
+    return _same_beside("metadata", left, right) and _same_metadata(left.get("metadata"), right.get("metadata"))
+
+
+def _same_metadata(left: Any, right: Any) -> bool:
+    if not is_object(left) or not is_object(right):
+        return same(left, right)
+    ours, theirs = left.get("managedFields") or (), right.get("managedFields") or ()
+    return (
+        _same_beside("managedFields", left, right)
+        and len(ours) == len(theirs)
+        and all(_same_beside("time", *pair) for pair in zip(ours, theirs, strict=True))
+    )
+
+
+def _same_beside(but: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two objects are equal in every field but one, which may also be missing."""
+    return left.keys() - {but} == right.keys() - {but} and all(
+        same(value, right[name]) for name, value in left.items() if name != but
+    )
+
+
+def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -> str:
+    version = str(applied.get("apiVersion", ""))
+    if live is not None and live.get("apiVersion") != version:
+        raise ApplyRefusedError(
+            "Incorrect version specified in apply patch. Specified patch version:"
+            f" {version}, expected: {live.get('apiVersion')}"
+        )
+    return version
+
+
+def _managers_before_apply(
+    live: Mapping[str, Any] | None,
+    base: JsonObject,
+    version: str,
+    schema: Schema,
+    zero: Mapping[str, Any] | None,
+) -> Managers:
+    if live is None:
+        return {}
+    managers = managed_fields.parse_or_none((live.get("metadata") or {}).get("managedFields"))
+    if managers:
+        return managers
+    # Whoever wrote the object before ownership was tracked keeps what is there, so that the first apply may conflict.
+    owned = compare(zero or {}, base, schema).written.difference(_IDENTITY)
+    return {managed_fields.updater(_BEFORE_FIRST_APPLY, version): Entry(owned, version)} if owned else {}
+
+
+def _managers_of_update(live: Mapping[str, Any] | None, new: Mapping[str, Any], *, by_subresource: bool) -> Managers:
+    stored = managed_fields.parse_or_none(((live or {}).get("metadata") or {}).get("managedFields"))
+    sent = (new.get("metadata") or {}).get("managedFields")
+    if by_subresource:
+        return stored
+    if sent == [{}]:
+        return {}
+    try:
+        return managed_fields.parse(sent) or stored
+    except FieldSetError:
+        return stored  # a client that does not understand the field must not destroy it
+
+
+def _renewed(
+    base: JsonObject,
+    applied: Mapping[str, Any],
+    managers: Managers,
+    writer: Writer,
+    *,
+    schema: Schema,
+    reset: FieldSet,
+) -> Renewal | None:
+    """Return what comes of an apply that only renews values of its manager's own; None if it may do more."""
+    last = managers[writer]
+    if last.api_version != applied.get("apiVersion") or last.fields.elements & reset.members:
+        return None
+    renewed = renew(base, applied, last.fields, schema)
+    if renewed is None or last.fields.intersection(_IDENTITY):
+        return None
+    others = [entry.fields for other, entry in managers.items() if other != writer]
+    shared = any(path in fields for path in renewed.changed for fields in others)
+    return None if shared else renewed
+
+
+def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
+    """Remove what the manager owned last time and nobody owns now."""
+    if not last.difference(managed_fields.all_owned(managers)):
+        return merged
+    last = with_named(last, schema)
+    still_owned = with_named(managed_fields.all_owned(managers), schema)
+    everything = with_named(paths_of(merged, schema), schema)
+
+    pruned = remove(merged, last, schema)
+    left = with_named(paths_of(pruned, schema), schema)
+    pruned = remove(merged, everything.difference(left.union(still_owned)), schema)
+    left = with_named(paths_of(pruned, schema), schema)
+    kept: JsonObject = remove(merged, everything.difference(left).intersection(last), schema)
+    return kept
+
+
+def _settle(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
+    """Take what changed away from every other manager, or raise a conflict."""
+    written = change.written
+    lost = {
+        other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer
+    }
+    if not force:
+        conflicts = tuple(
+            Conflict(str(other), fieldset.dotted(path))
+            for other, fields in sorted(lost.items(), key=lambda item: str(item[0]))
+            for path in fields
+        )
+        if conflicts:
+            raise ApplyConflictError(conflicts)
+    settled: Managers = {}
+    for other, entry in managers.items():
+        fields = entry.fields
+        if other != writer:
+            fields = fields.difference(lost[other]).difference(change.removed)
+        if fields:
+            settled[other] = attrs.evolve(entry, fields=fields)
+    return settled
+
+
+def _written(live: Mapping[str, Any] | None, obj: JsonObject, managers: Managers) -> Written:
+    metadata = obj.setdefault("metadata", {})
+    entries = managed_fields.to_json(managers)
+    if entries:
+        metadata["managedFields"] = entries
+    unchanged = live is not None and same_but_for_times(live, obj)
+    return Written(dict(live) if live is not None and unchanged else obj, unchanged)
+
+
+__all__ = [
+    "ApplyConflictError",
+    "ApplyRefusedError",
+    "Conflict",
+    "MergeError",
+    "Written",
+    "record_write",
+    "same_but_for_times",
+    "server_side_apply",
+]

@@ -1,0 +1,162 @@
+"""A strategic merge patch merges the lists that the schema names by their keys; built-in kinds only.
+
+Facts: `k8s.io/apimachinery/pkg/util/strategicpatch` and Kubernetes' "strategic-merge-patch" document: the directives
+`$patch` (replace, delete, merge), `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.apiserver.schema.structural import ANYTHING, JsonObject, Schema
+from llmkube.apiserver.values.json_values import compact, copy, is_list, is_object, same
+from llmkube.base.errors import UserError
+
+_PATCH: Final = "$patch"
+_RETAIN: Final = "$retainKeys"
+_ORDER: Final = "$setElementOrder/"
+_DELETE: Final = "$deleteFromPrimitiveList/"
+
+
+class StrategicPatchError(UserError):
+    """The patch is no strategic merge patch for this kind: to kube-apiserver, an internal error (HTTP 500)."""
+
+
+def strategic_merge_patch(target: Mapping[str, Any], patch: Mapping[str, Any], schema: Schema) -> JsonObject:
+    """Return the target after a strategic merge patch.
+
+    Raises:
+        StrategicPatchError: An unknown directive, an item without its merge key, or a directive of the wrong type.
+    """
+    return _merge_maps(copy(target), patch, schema)
+
+
+def _merge_maps(target: JsonObject, patch: Mapping[str, Any], schema: Schema) -> JsonObject:
+    directive = patch.get(_PATCH)
+    if directive == "replace":
+        return {name: copy(value) for name, value in patch.items() if name != _PATCH}
+    if directive == "delete":
+        return {}
+    if directive not in {None, "merge"}:
+        raise StrategicPatchError(f"unknown patch type: {directive} in map: {compact(patch)}")
+    if _RETAIN in patch:
+        target = _retain(target, patch)
+    before = {name: list(value) for name, value in target.items() if is_list(value)}
+    for name, value in patch.items():
+        if not name.startswith("$"):
+            _patch_field(target, name, value, schema.child(name) or ANYTHING)
+    _arrange(target, before, patch, schema)
+    return target
+
+
+def _arrange(
+    target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Mapping[str, Any], schema: Schema
+) -> None:
+    """Obey the directives about whole lists, after their items are merged."""
+    for name, unwanted in _lists(patch, _DELETE).items():
+        if is_list(target.get(name)):
+            target[name] = [item for item in target[name] if not any(same(item, each) for each in unwanted)]
+    for name, order in _lists(patch, _ORDER).items():
+        if is_list(target.get(name)):
+            inner = schema.child(name) or ANYTHING
+            target[name] = _ordered(target[name], order, before.get(name, ()), inner.patch_merge_key)
+
+
+def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> None:
+    if value is None:
+        target.pop(name, None)
+    elif is_object(value):
+        _patch_map(target, name, value, inner)
+    elif is_list(value) and "merge" in inner.patch_strategies:
+        # where there is no list yet nothing is merged, not even two items of one key
+        target[name] = _merge_lists(target[name], value, inner) if target.get(name) else _without_directives(value)
+    else:
+        target[name] = copy(value)
+
+
+def _without_directives(value: Any) -> Any:
+    """Return a part of a patch as it is taken over whole: without directives and nulls."""
+    if is_object(value):
+        kept = {name: item for name, item in value.items() if name[:1] != "$" and item is not None}
+        return {name: _without_directives(item) for name, item in kept.items()}
+    if is_list(value):
+        return [_without_directives(item) for item in value if not is_object(item) or _PATCH not in item]
+    return value
+
+
+def _patch_map(target: JsonObject, name: str, value: Mapping[str, Any], inner: Schema) -> None:
+    if value.get(_PATCH) == "delete":
+        target.pop(name, None)
+        return
+    below = target.get(name)
+    if not isinstance(below, dict) or "replace" in inner.patch_strategies:
+        below = {}
+    target[name] = _merge_maps(below, value, inner)
+
+
+def _retain(target: JsonObject, patch: Mapping[str, Any]) -> JsonObject:
+    """Keep the listed keys only; every key that the patch sets must be among them."""
+    kept = patch[_RETAIN]
+    if not is_list(kept):
+        raise StrategicPatchError(f"{_RETAIN} must be a list")
+    for name in patch:
+        if not name.startswith("$") and name not in kept:
+            raise StrategicPatchError(f"{_RETAIN} must contain every field that the patch sets; {name!r} is missing")
+    return {name: value for name, value in target.items() if name in kept}
+
+
+def _lists(patch: Mapping[str, Any], prefix: str) -> dict[str, Sequence[Any]]:
+    found = {name.removeprefix(prefix): value for name, value in patch.items() if name.startswith(prefix)}
+    for name, value in found.items():
+        if not is_list(value):
+            raise StrategicPatchError(f"{prefix}{name} must be a list")
+    return found
+
+
+def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) -> list[Any]:
+    if not schema.patch_merge_key:
+        known = {compact(item) for item in target}
+        every = [*target, *(copy(item) for item in patch if compact(item) not in known)]
+        return _ordered(every, patch, target, "")
+    for item in patch:
+        if not is_object(item):
+            raise StrategicPatchError("an item of a list that merges by key must be an object")
+    if any(item.get(_PATCH) == "replace" for item in patch):
+        return [copy(item) for item in patch if _PATCH not in item]
+    merged = list(target)
+    for item in patch:
+        wanted = _key_of(item, schema.patch_merge_key)
+        places = [place for place, each in enumerate(merged) if same(each.get(schema.patch_merge_key), wanted)]
+        if item.get(_PATCH) == "delete":
+            merged = [each for place, each in enumerate(merged) if place not in places]
+        elif places:
+            merged[places[0]] = _merge_maps(merged[places[0]], item, schema.items or ANYTHING)
+        else:
+            merged.append(_merge_maps({}, item, schema.items or ANYTHING))
+    return _ordered(merged, patch, target, schema.patch_merge_key)
+
+
+def _key_of(item: Mapping[str, Any], key: str) -> Any:
+    if key not in item:
+        raise StrategicPatchError(f"map: {compact(item)} does not contain declared merge key: {key}")
+    return item[key]
+
+
+def _ordered(items: Sequence[Any], asked: Sequence[Any], before: Sequence[Any], key: str) -> list[Any]:
+    """Bring a merged list into order: the items of the patch as asked, the others as they were.
+
+    Between an item of each kind decides where both stood before; one that is new goes first.
+    """
+
+    def spelled(item: Any) -> str:
+        return compact(item.get(key) if key and is_object(item) else item)
+
+    wanted = {spelled(item): place for place, item in reversed(list(enumerate(asked)))}
+    stood = {spelled(item): place for place, item in reversed(list(enumerate(before)))}
+    listed = sorted((item for item in items if spelled(item) in wanted), key=lambda item: wanted[spelled(item)])
+    rest = [item for item in items if spelled(item) not in wanted]
+    ordered: list[Any] = []
+    while listed and rest:
+        left, right = stood.get(spelled(listed[0])), stood.get(spelled(rest[0]))
+        first = rest if left is not None and right is not None and right < left else listed
+        ordered.append(first.pop(0))
+    return [*ordered, *listed, *rest]

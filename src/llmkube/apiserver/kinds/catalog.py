@@ -1,0 +1,88 @@
+"""The catalog says what is served right now: the built-in kinds, and those of every CustomResourceDefinition."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo, kinds_from_crd
+from llmkube.apiserver.storage.revisions import Object, Ref
+from llmkube.k8s.resource import Key
+
+CRDS: Final = "customresourcedefinitions.apiextensions.k8s.io"
+NAMESPACES: Final = "namespaces"
+SERVICES: Final = "services"
+
+
+def ref_of(kind: KindInfo, namespace: str, name: str) -> Ref:
+    """Return the place of an object; a cluster-scoped one has no namespace."""
+    return Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", name))
+
+
+def in_version(kind: KindInfo, stored: Object) -> Object:
+    """Return a stored object as this version of its kind shows it (conversion strategy None: only the name changes)."""
+    version = kind.resource.api_version
+    return stored if stored.get("apiVersion") == version else {**stored, "apiVersion": version}
+
+
+@attrs.define(eq=False)
+class Catalog:
+    """Kinds by URL and by storage name; `generation` grows with every change, for caches of what discovery says."""
+
+    builtin: Iterable[KindInfo] = BUILTIN_KINDS
+    generation: int = 0
+    _by_path: dict[tuple[str, str, str], KindInfo] = attrs.Factory(dict)
+    _by_storage: dict[str, tuple[KindInfo, ...]] = attrs.Factory(dict)
+
+    def __attrs_post_init__(self) -> None:
+        by_storage: dict[str, list[KindInfo]] = {}
+        for kind in self.builtin:
+            by_storage.setdefault(kind.resource.full_name, []).append(kind)
+        for name, kinds in by_storage.items():
+            self._serve(name, kinds)
+
+    def find(self, group: str, version: str, plural: str) -> KindInfo | None:
+        """Return the kind at that URL."""
+        return self._by_path.get((group, version, plural))
+
+    def versions(self, storage: str) -> tuple[KindInfo, ...]:
+        """Return the served versions of a kind; nothing when it is not served."""
+        return self._by_storage.get(storage, ())
+
+    def find_kind(self, api_version: str, kind_name: str) -> KindInfo | None:
+        """Return the kind that an object's apiVersion and kind name; the version need not be the stored one."""
+        group = api_version.rpartition("/")[0]
+        for kinds in self._by_storage.values():
+            for kind in kinds:
+                if kind.resource.kind == kind_name and kind.resource.group == group:
+                    return kind
+        return None
+
+    def __iter__(self) -> Iterator[KindInfo]:
+        for kinds in self._by_storage.values():
+            yield from kinds
+
+    def storages(self) -> Iterable[str]:
+        """Return the storage names of everything that is served."""
+        return tuple(self._by_storage)
+
+    def learn(self, crd: Mapping[str, object]) -> None:
+        """Serve what a CRD describes, instead of what it described before."""
+        kinds = kinds_from_crd(crd)
+        name = str(crd["metadata"]["name"])  # type: ignore[index]  # a CRD that was admitted has a name
+        self.forget(name)
+        self._serve(name, kinds)
+
+    def forget(self, name: str) -> None:
+        """Serve a CRD's kinds no longer."""
+        for kind in self._by_storage.pop(name, ()):
+            resource = kind.resource
+            self._by_path.pop((resource.group, resource.version, resource.plural), None)
+        self.generation += 1
+
+    def _serve(self, name: str, kinds: Iterable[KindInfo]) -> None:
+        served = tuple(kinds)
+        self._by_storage[name] = served
+        for kind in served:
+            self._by_path[(kind.resource.group, kind.resource.version, kind.resource.plural)] = kind
+        self.generation += 1

@@ -1,0 +1,239 @@
+"""Endpoints and EndpointSlices refuse addresses that mean something else on every machine.
+
+Facts: `k8s.io/kubernetes/pkg/apis/core/validation` and `pkg/apis/discovery/validation`. Multicast addresses beyond the
+link-local ones pass, as they do there.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.apiserver.values import name_rules
+from llmkube.apiserver.values.field_errors import (
+    FieldError,
+    at,
+    at_index,
+    duplicate,
+    immutable,
+    invalid,
+    not_supported,
+    required,
+    too_many,
+)
+from llmkube.apiserver.values.json_values import same
+
+PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
+_ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")
+_MAX_ENDPOINTS: Final = 1000
+_MAX_ADDRESSES: Final = 100
+_MAX_PORTS: Final = 20_000
+_LINK_LOCAL_MULTICAST: Final = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
+
+_LEADING_ZERO: Final = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_NO_ADDRESS: Final = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+
+Old = Mapping[str, Any] | None
+
+
+def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
+    """Judge an EndpointSlice."""
+    kind = obj.get("addressType") or ""
+    if not kind:
+        yield required("addressType")
+    elif kind not in _ADDRESS_TYPES:
+        yield not_supported("addressType", kind, _ADDRESS_TYPES)
+    endpoints = obj.get("endpoints") or ()
+    if len(endpoints) > _MAX_ENDPOINTS:
+        yield too_many("endpoints", len(endpoints), _MAX_ENDPOINTS)
+        return
+    if old is not None and kind != old.get("addressType"):
+        yield immutable("addressType", kind)
+    before = (old or {}).get("endpoints") or ()
+    for index, endpoint in enumerate(endpoints):
+        if not any(same(endpoint, each) for each in before):  # what was there may stay
+            yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
+    yield from _check_slice_ports(obj.get("ports") or (), "ports")
+
+
+def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterator[FieldError]:
+    where = at(path, "addresses")
+    addresses = endpoint.get("addresses") or ()
+    if not addresses:
+        yield required(where, "must contain at least 1 address")
+    elif len(addresses) > _MAX_ADDRESSES:
+        yield too_many(where, len(addresses), _MAX_ADDRESSES)
+    else:
+        for index, address in enumerate(addresses):
+            yield from _check_address(address, kind, where, at_index(where, index))
+    hostname = endpoint.get("hostname")
+    if hostname and (wrong := name_rules.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, wrong)
+    node = endpoint.get("nodeName")
+    if node is not None and (wrong := name_rules.subdomain(node)):
+        yield invalid(at(path, "nodeName"), node, wrong)
+
+
+def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[FieldError]:
+    if kind == "FQDN":
+        if wrong := name_rules.subdomain(address):
+            yield invalid(path, address, wrong)
+        return
+    version = {"IPv4": 4, "IPv6": 6}.get(kind)
+    if version is None:
+        return
+    if wrong := _unclear(address):
+        yield invalid(path, address, wrong)
+        return
+    parsed = ipaddress.ip_address(address)
+    if parsed.version != version:
+        yield invalid(listed, address, f"must be an {kind} address")
+    elif str(parsed) != address:
+        yield invalid(path, address, f'must be in canonical form ("{parsed}")')
+        return
+    yield from check_not_special(address, path)
+
+
+def _unclear(address: str) -> str:
+    """Say what makes an address one that programs read differently."""
+    if _LEADING_ZERO.search(address) and _parse(_LEADING_ZERO.sub("", address)) is not None and ":" not in address:
+        return "must not have leading 0s"
+    parsed = _parse(address)
+    if parsed is None:
+        return _NO_ADDRESS
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return "must not be an IPv4-mapped IPv6 address"
+    return ""
+
+
+def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return None if "%" in address else parsed
+
+
+def check_reachable(address: str, path: str) -> Iterator[FieldError]:
+    """Refuse an address that programs read differently, or that no other machine could reach this endpoint by."""
+    if wrong := _unclear(address):
+        yield invalid(path, address, wrong)
+    else:
+        yield from check_not_special(address, path)
+
+
+def check_not_special(address: str, path: str) -> Iterator[FieldError]:
+    """Refuse an address that no other machine could reach this endpoint by."""
+    parsed = _parse(address)
+    if parsed is None:
+        yield invalid(path, address, _NO_ADDRESS)
+    elif parsed.is_unspecified:
+        yield invalid(path, address, f"may not be unspecified ({parsed})")
+    elif parsed.is_loopback:
+        yield invalid(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)")
+    elif parsed.is_link_local:
+        yield invalid(path, address, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
+    elif any(parsed in network for network in _LINK_LOCAL_MULTICAST):
+        yield invalid(path, address, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
+
+
+def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterator[FieldError]:
+    if len(ports) > _MAX_PORTS:
+        yield too_many(path, len(ports), _MAX_PORTS)
+        return
+    seen: set[str] = set()
+    for index, port in enumerate(ports):
+        where = at_index(path, index)
+        name = port.get("name") or ""
+        if name and (wrong := name_rules.label(name)):
+            yield invalid(at(where, "name"), name, wrong)
+        if name in seen:
+            yield duplicate(at(where, "name"), name)
+        seen.add(name)
+        yield from _check_protocol(port, where)
+        yield from check_app_protocol(port, where)
+
+
+def _check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    protocol = port.get("protocol") or ""
+    if not protocol:
+        yield required(at(path, "protocol"))
+    elif protocol not in PROTOCOLS:
+        yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+
+
+def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Judge a port's hint at the protocol inside."""
+    hint = port.get("appProtocol")
+    if hint is not None and (wrong := name_rules.qualified(hint)):
+        yield invalid(at(path, "appProtocol"), hint, wrong)
+
+
+def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
+    """Judge a port's number."""
+    if not isinstance(number, int) or not 1 <= number <= 65535:
+        yield invalid(path, number, "must be between 1 and 65535, inclusive")
+
+
+def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    ip = address.get("ip") or ""
+    wrong = _unclear(ip)
+    if wrong:
+        yield invalid(at(path, "ip"), ip, "must be a valid IP address" if wrong == _NO_ADDRESS else wrong)
+    if not wrong or wrong == _NO_ADDRESS:
+        yield from check_not_special(ip, at(path, "ip"))
+    hostname = address.get("hostname")
+    if hostname and (wrong := name_rules.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, wrong)
+
+
+def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
+    """Judge a classic Endpoints object."""
+    for index, subset in enumerate(obj.get("subsets") or ()):
+        path = at_index("subsets", index)
+        if not subset.get("addresses") and not subset.get("notReadyAddresses"):
+            yield required(path, "must specify `addresses` or `notReadyAddresses`")
+        for group in ("addresses", "notReadyAddresses"):
+            for place, address in enumerate(subset.get(group) or ()):
+                yield from _check_ip(address, at_index(at(path, group), place))
+        ports = subset.get("ports") or ()
+        for place, port in enumerate(ports):
+            where = at_index(at(path, "ports"), place)
+            name = port.get("name") or ""
+            if len(ports) > 1 and not name:
+                yield required(at(where, "name"))
+            elif name and (wrong := name_rules.label(name)):
+                yield invalid(at(where, "name"), name, wrong)
+            yield from check_port_number(port.get("port"), at(where, "port"))
+            yield from _check_protocol(port, where)
+            yield from check_app_protocol(port, where)
+
+
+def fill_slice(obj: dict[str, Any]) -> None:
+    """Drop what only the beta version of slices had."""
+    for endpoint in obj.get("endpoints") or ():
+        endpoint.pop("deprecatedTopology", None)
+
+
+def slice_warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return the warning about the kind of address that no proxy looks at."""
+    return ["spec.addressType: FQDN endpoints are deprecated"] if obj.get("addressType") == "FQDN" else []
+
+
+def address_warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return the warnings about addresses of a classic Endpoints object that have a shorter spelling."""
+    said = []
+    for index, subset in enumerate(obj.get("subsets") or ()):
+        for group in ("addresses", "notReadyAddresses"):
+            for place, address in enumerate(subset.get(group) or ()):
+                where = at_index(at(at_index("subsets", index), group), place)
+                said += spelling_warnings(address.get("ip") or "", at(where, "ip"))
+    return said
+
+
+def spelling_warnings(address: str, path: str) -> list[str]:
+    """Return the warning about an IPv6 address that has a shorter spelling."""
+    parsed = _parse(address)
+    if not isinstance(parsed, ipaddress.IPv6Address) or parsed.ipv4_mapped is not None or str(parsed) == address:
+        return []
+    return [f'{path}: IPv6 address "{address}" should be in RFC 5952 canonical format ("{parsed}")']

@@ -1,0 +1,95 @@
+"""The scale subresource shows any kind's replica counts as one `autoscaling/v1` Scale, and writes them back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmkube.apiserver.kinds.kind_info import ScaleInfo
+from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.schema.structural import Schema
+from llmkube.apiserver.storage.revisions import Object
+from llmkube.apiserver.values.api_errors import internal
+from llmkube.apiserver.values.field_errors import FieldError, invalid
+from llmkube.apiserver.values.json_values import copy, is_integer
+
+JsonObject = dict[str, Any]
+
+SCALE = Schema.parse(
+    {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": OBJECT_META,
+            "spec": {"type": "object", "properties": {"replicas": {"type": "integer"}}},
+            "status": {
+                "type": "object",
+                "properties": {"replicas": {"type": "integer"}, "selector": {"type": "string"}},
+            },
+        },
+    }
+)
+"""What a Scale is made of."""
+
+_SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+
+
+def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
+    """Return the Scale of an object; a missing count in its status is 0.
+
+    Raises:
+        RequestRefusedError: 500, its spec does not say how many it wants.
+    """
+    metadata = {name: stored["metadata"][name] for name in _SHOWN_METADATA if name in stored["metadata"]}
+    status: JsonObject = {"replicas": _get(stored, info.status_path) or 0}
+    if info.selector_path and (selector := _get(stored, info.selector_path)):
+        status["selector"] = selector
+    replicas = _get(stored, info.spec_path)
+    if replicas is None:
+        raise internal(f'the spec replicas field "{info.spec_path}" does not exist')
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": replicas} if replicas else {},
+        "status": status,
+    }
+
+
+def is_scale(shown: Mapping[str, Any]) -> bool:
+    """Whether what is to be shown is a Scale, and no object of the kind that it is of."""
+    return shown.get("apiVersion") == "autoscaling/v1" and shown.get("kind") == "Scale"
+
+
+def scale_with_replicas(scale: JsonObject) -> JsonObject:
+    """Return a Scale that says its replicas even when they are 0, so that a patch finds the field."""
+    return {**scale, "spec": {"replicas": 0, **scale["spec"]}}
+
+
+def scaled(stored: Object, wanted: Mapping[str, Any], info: ScaleInfo) -> tuple[JsonObject, list[FieldError]]:
+    """Return the object with the replicas that a Scale asks for, and what is wrong with that Scale."""
+    spec = wanted.get("spec") or {}
+    replicas = spec.get("replicas", 0) if isinstance(spec, Mapping) else None
+    if replicas is None:
+        replicas = 0
+    if not is_integer(replicas):
+        return copy(stored), [invalid("spec.replicas", replicas, "must be an integer")]
+    changed: JsonObject = copy(stored)
+    _set(changed, info.spec_path, int(replicas))
+    version = (wanted.get("metadata") or {}).get("resourceVersion")
+    if version:
+        changed["metadata"]["resourceVersion"] = version
+    return changed, []
+
+
+def _get(document: Any, path: str) -> Any:
+    """Follow a plain dotted path (a CRD allows no other here)."""
+    for step in path.strip(".").split("."):
+        document = document.get(step) if isinstance(document, Mapping) else None
+    return document
+
+
+def _set(document: JsonObject, path: str, value: Any) -> None:
+    *parents, last = path.strip(".").split(".")
+    for step in parents:
+        document = document.setdefault(step, {})
+    document[last] = value

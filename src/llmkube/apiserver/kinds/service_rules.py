@@ -1,0 +1,229 @@
+"""A Service gets its addresses once and keeps them.
+
+Facts: `k8s.io/kubernetes/pkg/apis/core/v1/defaults.go`, `pkg/apis/core/validation`, `pkg/registry/core/service`.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from llmkube.apiserver.kinds.endpoint_rules import (
+    PROTOCOLS,
+    check_app_protocol,
+    check_port_number,
+    check_reachable,
+    spelling_warnings,
+)
+from llmkube.apiserver.schema.structural import JsonObject
+from llmkube.apiserver.values import name_rules
+from llmkube.apiserver.values.field_errors import (
+    FieldError,
+    at,
+    at_index,
+    duplicate,
+    forbidden,
+    invalid,
+    not_supported,
+    required,
+)
+from llmkube.apiserver.values.json_values import copy
+from llmkube.apiserver.values.metadata import check_labels
+
+_TYPES: Final = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
+_NODE_PORT_TYPES: Final = frozenset({"NodePort", "LoadBalancer"})
+_POLICIES: Final = ("Cluster", "Local")
+
+Old = Mapping[str, Any] | None
+
+
+def fill(obj: JsonObject) -> None:
+    """Complete a Service with the defaults that depend on other fields."""
+    spec = obj.setdefault("spec", {})
+    kind = spec.get("type")
+    for port in spec.get("ports") or ():
+        if isinstance(port, dict) and not port.get("targetPort"):
+            port["targetPort"] = port.get("port") or 0
+    if spec.get("sessionAffinity") == "ClientIP" and not spec.get("sessionAffinityConfig"):
+        spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
+    if _reached_from_outside(spec):
+        spec.setdefault("externalTrafficPolicy", "Cluster")
+    if kind == "LoadBalancer":
+        spec.setdefault("allocateLoadBalancerNodePorts", True)
+    if kind in {"ClusterIP", *_NODE_PORT_TYPES}:
+        spec.setdefault("internalTrafficPolicy", "Cluster")
+
+
+def _reached_from_outside(spec: Mapping[str, Any]) -> bool:
+    """Whether traffic may come from outside of the cluster, so that there is a policy for it."""
+    kind = spec.get("type")
+    return kind in _NODE_PORT_TYPES or (kind == "ClusterIP" and bool(spec.get("externalIPs")))
+
+
+def prepare(obj: JsonObject, old: Old) -> None:
+    """Carry over the addresses that the client left out on an update."""
+    if old is None:
+        return
+    spec, before = obj.setdefault("spec", {}), old.get("spec") or {}
+    if _reached_from_outside(before) and not _reached_from_outside(spec):
+        _drop_if_kept("externalTrafficPolicy", spec, before)
+    if spec.get("type") == "ExternalName":
+        if before.get("type") != "ExternalName":
+            _give_back(spec, before)
+        return
+    if before.get("type") == "ExternalName":
+        return
+    if spec.get("clusterIP") != before.get("clusterIP") and spec.get("clusterIPs") == before.get("clusterIPs"):
+        spec["clusterIPs"] = [spec["clusterIP"]] if spec.get("clusterIP") else []
+    for name in ("clusterIP", "clusterIPs", "ipFamilyPolicy"):
+        if not spec.get(name) and before.get(name):
+            spec[name] = copy(before[name])
+    if spec.get("type") in _NODE_PORT_TYPES and before.get("type") in _NODE_PORT_TYPES:
+        _keep_node_ports(spec, before)
+
+
+def _keep_node_ports(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    known = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in before.get("ports") or ()}
+    for port in spec.get("ports") or ():
+        number = known.get((port.get("port"), port.get("protocol")))
+        if number and not port.get("nodePort"):
+            port["nodePort"] = number
+
+
+def _give_back(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    """Take away what a service with an address had and an external name has not, unless the client changed it."""
+    for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
+        _drop_if_kept(name, spec, before)
+
+
+def _drop_if_kept(name: str, spec: JsonObject, before: Mapping[str, Any]) -> None:
+    if spec.get(name) == before.get(name):
+        spec.pop(name, None)
+
+
+def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
+    """Judge a Service."""
+    spec = obj.get("spec") or {}
+    kind = spec.get("type") or ""
+    if kind not in _TYPES:
+        yield not_supported("spec.type", kind, _TYPES)
+    headless = spec.get("clusterIP") == "None"
+    ports = spec.get("ports") or ()
+    if not ports and not headless and kind != "ExternalName":
+        yield required("spec.ports")
+    yield from _check_ports(ports)
+    yield from check_labels(spec.get("selector"), "spec.selector")
+    for index, address in enumerate(spec.get("externalIPs") or ()):
+        yield from check_reachable(address, at_index("spec.externalIPs", index))
+    if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
+        yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
+    policy = spec.get("externalTrafficPolicy")
+    if policy is not None and not _reached_from_outside(spec):
+        yield invalid("spec.externalTrafficPolicy", policy, "may only be set for externally-accessible services")
+    elif policy is not None and policy not in _POLICIES:
+        yield not_supported("spec.externalTrafficPolicy", policy, _POLICIES)
+    inside = spec.get("internalTrafficPolicy")
+    if inside is not None and inside not in _POLICIES:
+        yield not_supported("spec.internalTrafficPolicy", inside, _POLICIES)
+    if kind == "ExternalName":
+        yield from _check_external_name(spec)
+    else:
+        yield from _check_cluster_ips(spec)
+    if old is not None:
+        yield from _check_addresses_kept(spec, old.get("spec") or {})
+
+
+def _check_ports(ports: Any) -> Iterator[FieldError]:
+    seen_names: set[str] = set()
+    seen_ports: set[tuple[Any, Any]] = set()
+    for index, port in enumerate(ports):
+        path = at_index("spec.ports", index)
+        name = port.get("name") or ""
+        if not name:
+            if len(ports) > 1:
+                yield required(at(path, "name"))
+        else:
+            if wrong := name_rules.label(name):
+                yield invalid(at(path, "name"), name, wrong)
+            if name in seen_names:
+                yield duplicate(at(path, "name"), name)
+            seen_names.add(name)
+        yield from check_port_number(port.get("port") or 0, at(path, "port"))
+        protocol = port.get("protocol") or ""
+        if not protocol:
+            yield required(at(path, "protocol"))
+        elif protocol not in PROTOCOLS:
+            yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+        yield from _check_target(port.get("targetPort"), at(path, "targetPort"))
+        yield from check_app_protocol(port, path)
+        if (port.get("port"), protocol) in seen_ports:
+            shown = {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port.get("port") or 0}
+            yield duplicate(path, {**shown, "TargetPort": 0, "NodePort": 0})
+        seen_ports.add((port.get("port"), protocol))
+
+
+def _check_target(target: Any, path: str) -> Iterator[FieldError]:
+    if isinstance(target, int):
+        yield from check_port_number(target, path)
+    elif isinstance(target, str):
+        for wrong in name_rules.port_name(target):
+            yield invalid(path, target, wrong)
+
+
+def _check_external_name(spec: Mapping[str, Any]) -> Iterator[FieldError]:
+    name = (spec.get("externalName") or "").removesuffix(".")
+    if not name:
+        yield required("spec.externalName")
+    elif wrong := name_rules.subdomain(name):
+        yield invalid("spec.externalName", name, wrong)
+    if spec.get("clusterIP"):
+        yield forbidden("spec.clusterIPs", "may not be set when `type` is ExternalName")
+
+
+def _check_cluster_ips(spec: Mapping[str, Any]) -> Iterator[FieldError]:
+    address, listed = spec.get("clusterIP") or "", spec.get("clusterIPs") or []
+    if listed and listed[0] != address:
+        yield invalid("spec.clusterIPs", listed, "first value must match `clusterIP`")
+    for index, each in enumerate(listed or ([address] if address else [])):
+        if each == "None":
+            continue
+        try:
+            ipaddress.ip_address(each)
+        except ValueError:
+            where = at_index("spec.clusterIPs", index)
+            yield invalid(where, each, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
+
+
+def _check_addresses_kept(spec: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[FieldError]:
+    kept, now = before.get("clusterIPs") or [], spec.get("clusterIPs") or []
+    if before.get("type") == "ExternalName" or spec.get("type") == "ExternalName" or not kept:
+        return
+    if not now or kept[0] != now[0]:
+        yield invalid(at_index("spec.clusterIPs", 0), now, "may not change once set")
+
+
+def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Judge a Service's status."""
+    kind = (obj.get("spec") or {}).get("type")
+    if kind != "LoadBalancer" and ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress"):
+        yield forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")
+
+
+def warnings(obj: Mapping[str, Any]) -> list[str]:
+    """Return what a Service says in vain, or in a way that is going out of use."""
+    spec = obj.get("spec") or {}
+    outside, said = spec.get("externalIPs") or (), []
+    headless, elsewhere = spec.get("clusterIP") == "None", spec.get("type") == "ExternalName"
+    if headless:
+        said += ["spec.loadBalancerIP is ignored for headless services"] if spec.get("loadBalancerIP") else []
+        said += ["spec.externalIPs is ignored for headless services"] if outside else []
+        if spec.get("sessionAffinity") != "None":
+            said.append("spec.SessionAffinity is ignored for headless services")
+    for index, address in enumerate(outside):
+        said += spelling_warnings(address, at_index("spec.externalIPs", index))
+    if elsewhere and outside:
+        said.append('spec.externalIPs is ignored when spec.type is "ExternalName"')
+    if outside and not headless and not elsewhere:
+        said.append("spec.externalIPs is deprecated and may no longer be implemented in some clusters")
+    if spec.get("trafficDistribution") == "PreferClose":
+        said.append('spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"')
+    return said

@@ -1,0 +1,34 @@
+"""The kinds that run things in a cluster, stored as they come: for a controller that is tried without a cluster.
+
+`llmkube up` does not serve them: there is no scheduler and no kubelet behind this server, and a Deployment that nobody
+acts on would be worse than none. What Kubernetes checks and fills in below `spec` is not repeated here; the controller
+is tried on a real kube-apiserver as well.
+"""
+
+from typing import Any, Final
+
+from llmkube.apiserver.kinds.kind_info import KindInfo
+from llmkube.apiserver.schema.parts import always, top_level
+from llmkube.apiserver.schema.structural import Schema
+from llmkube.k8s.resource import Resource
+from llmkube.k8s.workloads import WORKLOADS
+
+_ANYTHING: Final[dict[str, Any]] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_SCHEMA: Final = Schema.parse(top_level("As it came.", spec=_ANYTHING, status=always(_ANYTHING)))
+
+
+def _kind(resource: Resource) -> KindInfo:
+    return KindInfo(
+        resource=resource,
+        schema=_SCHEMA,
+        singular=resource.singular,
+        list_kind=resource.list_kind,
+        definition=f"io.k8s.api.{resource.group or 'core'}.{resource.version}.{resource.kind}",
+        builtin=True,
+        status_subresource=True,
+        unconditional_update=True,
+    )
+
+
+WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(_kind(resource) for resource in WORKLOADS)
+"""Pods, claims, Deployments, Jobs, autoscalers and disruption budgets."""

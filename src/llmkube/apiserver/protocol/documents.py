@@ -1,0 +1,103 @@
+"""What clients ask about the server itself: is it well, what does it serve, who may do what."""
+
+import json
+from typing import Any, Final
+
+from llmkube.apiserver.kinds.catalog import Catalog
+from llmkube.apiserver.protocol import discovery, openapi, openapi_proto
+from llmkube.apiserver.protocol.answers import JSON_HEADERS, answer
+from llmkube.apiserver.protocol.bodies import parse_object
+from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_type, parse_accept
+from llmkube.apiserver.protocol.routes import Route
+from llmkube.apiserver.storage.encoding import encode
+from llmkube.apiserver.values.api_errors import method_not_allowed, no_such_path, not_acceptable
+from llmkube.base.http import Request, Response
+
+_HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
+
+
+def about(request: Request, catalog: Catalog) -> Response:
+    """Answer at a path that is no resource's.
+
+    Raises:
+        RequestRefusedError: 404, there is nothing; 405, it is to be read only; 406.
+    """
+    path = request.raw_path.rstrip("/") or "/"
+    if path in _HEALTH_PATHS:
+        return Response.text(200, "ok")
+    if request.method not in {"GET", "HEAD"}:
+        raise method_not_allowed()
+    accept = request.headers.get("accept") or ""
+    match path.strip("/").split("/"):
+        case ["version"]:
+            return _document(json.dumps(discovery.VERSION, indent=2).encode())
+        case ["openapi", "v2"]:
+            return _swagger(catalog, accept)
+        case ["openapi", "v3"]:
+            return _document(encode(openapi.root(catalog)))
+        case ["openapi", "v3", *rest]:
+            return _document(encode(_found(openapi.version_3(catalog, "/".join(rest)))))
+        case ["api" | "apis", *rest]:
+            return _discovery(catalog, path, accept, aggregates=not rest)
+    raise no_such_path()
+
+
+def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) -> Response:
+    aggregation = discovery.wanted_aggregation(accept) if aggregates else ""
+    if aggregation:
+        media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
+        everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
+        return _document(encode(everything) + b"\n", media)
+    content: Any = None
+    match path.strip("/").split("/"):
+        case ["api"]:
+            content = discovery.core_versions()
+        case ["apis"]:
+            content = discovery.group_list(catalog)
+        case ["api", version]:
+            content = discovery.resource_list(catalog, "", version)
+        case ["apis", group]:
+            content = discovery.group(catalog, group)
+        case ["apis", group, version]:
+            content = discovery.resource_list(catalog, group, version)
+    return _document(encode(_found(content)) + b"\n")
+
+
+def _found(content: Any) -> Any:
+    if content is None:
+        raise no_such_path()
+    return content
+
+
+def _document(content: bytes, media: str = JSON) -> Response:
+    return Response(200, JSON_HEADERS.with_("Content-Type", media), content)
+
+
+def _swagger(catalog: Catalog, accept: str) -> Response:
+    document = openapi.version_2(catalog)
+    for choice in parse_accept(accept):
+        if choice.type in {openapi_proto.ACCEPTED, openapi_proto.MEDIA_TYPE}:
+            return _document(openapi_proto.encode_document(document), openapi_proto.MEDIA_TYPE)
+        if choice.accepts(JSON):
+            return _document(encode(document))
+    raise not_acceptable([JSON, openapi_proto.MEDIA_TYPE])
+
+
+def review(request: Request, route: Route) -> Response:
+    """Answer `kubectl auth can-i`: whoever has the token may do everything.
+
+    Raises:
+        RequestRefusedError: 404, the path is that of no review; 405.
+    """
+    asked = next((each for each in discovery.REVIEWS if each.plural == route.plural), None)
+    if asked is None or (asked.group, asked.version) != (route.group, route.version) or route.name:
+        raise no_such_path()
+    if request.method != "POST":
+        raise method_not_allowed()
+    media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+    content, _ = parse_object(request.body, media)
+    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+    urls = {"verbs": ["*"], "nonResourceURLs": ["*"]}
+    rules = {"resourceRules": [everything], "nonResourceRules": [urls], "incomplete": False}
+    status = {"allowed": True} if asked.kind == "SelfSubjectAccessReview" else rules
+    return answer(201, {**content, "status": status})

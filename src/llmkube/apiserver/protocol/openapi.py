@@ -1,0 +1,141 @@
+"""The OpenAPI documents are what `kubectl explain`, `apply`, `diff` and client-side validation read.
+
+Version 3 is one document for each group and version; version 2 is one for everything. kubectl looks for three things:
+the schemas, by `x-kubernetes-group-version-kind`; the paths of a kind; and the parameter `fieldValidation` of its
+`patch`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from llmkube.apiserver.kinds.catalog import Catalog
+from llmkube.apiserver.kinds.kind_info import KindInfo
+from llmkube.apiserver.protocol.negotiation import JSON_OR_YAML, patch_types
+from llmkube.apiserver.protocol.openapi_names import add_definitions
+
+JsonObject = dict[str, Any]
+
+_INFO: Final = {"title": "LLMKube embedded API server", "version": "v1.36.3"}
+_GVK: Final = "x-kubernetes-group-version-kind"
+_WRITE_PARAMETERS: Final = ("dryRun", "fieldManager", "fieldValidation")
+_UNPUBLISHED_V2: Final = frozenset(
+    {"nullable", "anyOf", "oneOf", "not", "x-kubernetes-int-or-string", "x-kubernetes-validations"}
+)
+
+
+def root(catalog: Catalog) -> JsonObject:
+    """Return the answer to `/openapi/v3`: where each group version's document is."""
+    paths = {}
+    for name in sorted({_document_path(kind) for kind in catalog}):
+        document = json.dumps(version_3(catalog, name), sort_keys=True).encode()
+        digest = hashlib.sha256(document).hexdigest()[:32].upper()  # clients cache a document under its hash
+        paths[name] = {"serverRelativeURL": f"/openapi/v3/{name}?hash={digest}"}
+    return {"paths": paths}
+
+
+def version_3(catalog: Catalog, path: str) -> JsonObject | None:
+    """Return the document of a group version (`api/v1`, `apis/GROUP/VERSION`), or None when there is none."""
+    kinds = [kind for kind in catalog if _document_path(kind) == path]
+    if not kinds:
+        return None
+    schemas = _definitions(kinds, "#/components/schemas/")
+    paths = {url: item for kind in kinds for url, item in _paths(kind, version=3)}
+    return {"openapi": "3.0.0", "info": _INFO, "paths": paths, "components": {"schemas": schemas}}
+
+
+def version_2(catalog: Catalog) -> JsonObject:
+    """Return the one Swagger 2.0 document; what that version cannot say is left out, as kube-apiserver does."""
+    definitions = {name: _plain(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
+    paths = {url: item for kind in catalog for url, item in _paths(kind, version=2)}
+    return {"swagger": "2.0", "info": _INFO, "paths": paths, "definitions": definitions}
+
+
+def _definitions(kinds: Iterable[KindInfo], prefix: str) -> JsonObject:
+    """Return the schemas of kinds and of their named parts."""
+    found: JsonObject = {}
+    for kind in kinds:
+        own = add_definitions(found, kind.definition, kind.schema.raw, prefix)
+        found[kind.definition] = {**own, _GVK: [_gvk(kind)]}
+    return found
+
+
+def _document_path(kind: KindInfo) -> str:
+    return kind.resource.path().removesuffix(f"/{kind.resource.plural}").lstrip("/")
+
+
+def _gvk(kind: KindInfo) -> JsonObject:
+    resource = kind.resource
+    return {"group": resource.group, "kind": resource.kind, "version": resource.version}
+
+
+def _paths(kind: KindInfo, *, version: int) -> Iterable[tuple[str, JsonObject]]:
+    prefix = "/" + _document_path(kind)
+    scope = "/namespaces/{namespace}" if kind.resource.namespaced else ""
+    collection = f"{prefix}{scope}/{kind.resource.plural}"
+    placed = ["namespace"] if kind.resource.namespaced else []
+    yield collection, _item(kind, {"get": "list", "post": "post", "delete": "deletecollection"}, placed, version)
+    verbs = {"get": "get", "put": "put", "patch": "patch", "delete": "delete"}
+    yield f"{collection}/{{name}}", _item(kind, verbs, ["name", *placed], version)
+
+
+def _item(kind: KindInfo, verbs: Mapping[str, str], placed: list[str], version: int) -> JsonObject:
+    item: JsonObject = {"parameters": [_parameter(name, "path", version) for name in placed]}
+    for method, action in verbs.items():
+        item[method] = _operation(kind, method, action, version)
+    return item
+
+
+def _operation(kind: KindInfo, method: str, action: str, version: int) -> JsonObject:
+    shape = {"$ref": f"#/definitions/{kind.definition}"}
+    if version == 3:
+        shape = {"$ref": f"#/components/schemas/{kind.definition}"}
+    answer: JsonObject = {"description": "OK"}
+    answer |= {"content": {"application/json": {"schema": shape}}} if version == 3 else {"schema": shape}
+    operation: JsonObject = {
+        "description": f"{action} objects of kind {kind.resource.kind}",
+        "responses": {"200": answer},
+        "x-kubernetes-action": action,
+        _GVK: _gvk(kind),
+    }
+    if method in {"post", "put", "patch"}:
+        operation["parameters"] = [_parameter(name, "query", version) for name in _WRITE_PARAMETERS]
+        consumes = patch_types(kind) if method == "patch" else JSON_OR_YAML
+        if version == 2:
+            operation["consumes"] = list(consumes)
+        else:
+            operation["requestBody"] = {"content": {name: {"schema": shape} for name in consumes}}
+    return operation
+
+
+def _parameter(name: str, place: str, version: int) -> JsonObject:
+    parameter: JsonObject = {"name": name, "in": place, "description": f"{name} of the request"}
+    if place == "path":
+        parameter["required"] = True
+    return {**parameter, "schema": {"type": "string"}} if version == 3 else {**parameter, "type": "string"}
+
+
+def _plain(raw: Any) -> Any:
+    """Return a schema as Swagger 2.0 can say it; a field that may be null or of two types says nothing of its type."""
+    if isinstance(raw, list):
+        return [_plain(item) for item in raw]
+    if not isinstance(raw, Mapping):
+        return raw
+    if raw.get("x-kubernetes-int-or-string"):
+        kept = {name: raw[name] for name in ("description", "default") if name in raw}
+        return {**kept, "type": "string", "format": "int-or-string"}
+    plain = {}
+    for name, value in raw.items():
+        if name in _UNPUBLISHED_V2:
+            continue
+        if name == "properties":
+            plain[name] = {field: _plain(schema) for field, schema in value.items()}
+        elif name in {"items", "additionalProperties", "allOf"}:
+            plain[name] = _plain(value)
+        else:
+            plain[name] = value
+    if raw.get("nullable") or raw.get("x-kubernetes-preserve-unknown-fields"):
+        for name in ("type", "properties", "items", "additionalProperties"):
+            plain.pop(name, None)
+    return plain

@@ -1,0 +1,214 @@
+"""Reads come from memory: get, list in pages, and the resourceVersion rules that caches rely on.
+
+A page's continue token names the revision of the first page, so all pages together show one moment, however much is
+written in between. Facts: Kubernetes API concepts, "Resource versions" and "Retrieving large results sets in chunks".
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.apiserver.storage.revisions import CompactedError, Object, Store
+from llmkube.apiserver.values.api_errors import (
+    RequestRefusedError,
+    Subject,
+    bad_request,
+    expired,
+    invalid,
+    plain_internal,
+    too_large_revision,
+)
+from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported
+from llmkube.apiserver.values.selectors import Predicate
+from llmkube.k8s.resource import Key
+
+EXPIRED_PAGE: Final = (
+    "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
+    "the continue parameter, or use the continue token in this response to retrieve the remainder of the results. "
+    "Continuing with the provided token results in an inconsistent list - objects that were created, modified, or "
+    "deleted between the time the first chunk was returned and now may show up in the list."
+)
+
+_Items = tuple[Sequence[tuple[Key, Object]], int]  # what there is, and as of which revision
+
+_NOW: Final = -1  # the revision inside a token that gave up on one moment
+
+
+@attrs.frozen
+class ListQuery:
+    """The parameters of a list or a watch, checked."""
+
+    label_selector: str = ""
+    field_selector: str = ""
+    limit: int = 0
+    token: str = ""
+    revision: int | None = None  # None: unset; 0: any will do
+    match: str = ""
+    watch: bool = False
+    bookmarks: bool = False
+    timeout_seconds: float | None = None
+    initial_events: bool | None = None
+
+    @classmethod
+    def parse(cls, param: Callable[[str], str], *, of_one: bool = False) -> "ListQuery":
+        """Read the query parameters; `of_one` when they are those of a get, which cannot be a watch.
+
+        Raises:
+            RequestRefusedError: 400 for what is not a number, 422 for a combination that makes no sense, and 500 for a
+                strange resourceVersion in a get or a watch, as kube-apiserver has it.
+        """
+        watch = not of_one and (parse_flag(param("watch")) or False)
+        query = cls(
+            label_selector=param("labelSelector"),
+            field_selector=param("fieldSelector"),
+            limit=max(0, _number(param("limit")) or 0),
+            token=param("continue"),
+            revision=_revision(param("resourceVersion"), listing=not (watch or of_one)),
+            match=param("resourceVersionMatch"),
+            watch=watch,
+            bookmarks=parse_flag(param("allowWatchBookmarks")) or False,
+            timeout_seconds=_number(param("timeoutSeconds")),
+            initial_events=parse_flag(param("sendInitialEvents")),
+        )
+        if errors := list(query._contradictions()):
+            raise invalid(Subject("ListOptions", "meta.k8s.io"), errors)
+        return query
+
+    def _contradictions(self) -> Sequence[FieldError]:
+        field = "resourceVersionMatch"
+        if self.initial_events is not None:
+            if not self.watch:
+                return [forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")]
+            if self.match != "NotOlderThan":
+                why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+                unsupported = [not_supported(field, self.match, ["NotOlderThan"])] if self.match else []
+                return [forbidden(field, why), *unsupported]
+            return []
+        if not self.match:
+            return []
+        if self.watch:
+            return [forbidden(field, f"{field} is forbidden for watch unless sendInitialEvents is provided")]
+        if self.revision is None:
+            return [forbidden(field, "resourceVersionMatch is forbidden unless resourceVersion is provided")]
+        if self.token:
+            return [forbidden(field, "resourceVersionMatch is forbidden when continue is provided")]
+        if self.match == "Exact" and self.revision == 0:
+            return [forbidden(field, 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"')]
+        if self.match not in {"Exact", "NotOlderThan"}:
+            return [not_supported(field, self.match, ["Exact", "NotOlderThan", ""])]
+        return []
+
+
+@attrs.frozen
+class Page:
+    """Part of a list: `token` asks for the next part and is empty on the last one."""
+
+    items: list[Object]
+    revision: int
+    token: str = ""
+    remaining: int | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the list's metadata."""
+        metadata: dict[str, Any] = {"resourceVersion": str(self.revision)}
+        if self.token:
+            metadata["continue"] = self.token
+            if self.remaining is not None:
+                metadata["remainingItemCount"] = self.remaining
+        return metadata
+
+
+def read_page(store: Store, kind: str, namespace: str, query: ListQuery, chosen: Predicate) -> Page:
+    """Return the page that the query asks for, of objects that are chosen, by namespace and name.
+
+    Raises:
+        RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
+    """
+    after: Key | None = None
+    if query.token:
+        if query.revision:
+            raise bad_request("specifying resource version is not allowed when using continue")
+        revision, after = _open_token(query.token)
+        items, revision = _continued(store, kind, namespace, revision, after)
+    else:
+        items, revision = _first(store, kind, namespace, query)
+    matching = [(key, item) for key, item in items if (after is None or key > after) and chosen(item)]
+    if not query.limit or len(matching) <= query.limit:
+        return Page([item for _, item in matching], revision)
+    shown = matching[: query.limit]
+    counted = not query.label_selector and not query.field_selector
+    remaining = len(matching) - query.limit if counted else None
+    return Page([item for _, item in shown], revision, _token(revision, shown[-1][0]), remaining)
+
+
+def check_reached(store: Store, revision: int | None) -> None:
+    """Refuse a read at a revision that this server has not come to.
+
+    Raises:
+        RequestRefusedError: 504 with the cause that makes client-go retry.
+    """
+    if revision is not None and revision > store.revision:
+        raise too_large_revision(revision, store.revision)
+
+
+def _first(store: Store, kind: str, namespace: str, query: ListQuery) -> _Items:
+    check_reached(store, query.revision)
+    exact = query.match == "Exact" or (query.limit > 0 and not query.match)  # the older rule for paged lists
+    if query.revision and exact:
+        try:
+            return store.list_at(kind, namespace, query.revision), query.revision
+        except CompactedError as exc:
+            raise expired(str(exc)) from exc
+    return store.list(kind, namespace), store.revision
+
+
+def _continued(
+    store: Store, kind: str, namespace: str, revision: int, after: Key
+) -> _Items:
+    if revision == _NOW:
+        return store.list(kind, namespace), store.revision
+    try:
+        return store.list_at(kind, namespace, revision), revision
+    except CompactedError as exc:
+        refusal = expired(EXPIRED_PAGE)
+        raise RequestRefusedError(410, refusal.reason, refusal.message, token=_token(_NOW, after)) from exc
+
+
+def _token(revision: int, last: Key) -> str:
+    plain = json.dumps({"v": "meta.k8s.io/v1", "rv": revision, "namespace": last.namespace, "name": last.name})
+    return base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
+
+
+def _open_token(token: str) -> tuple[int, Key]:
+    try:
+        plain = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        return int(plain["rv"]), Key(str(plain["namespace"]), str(plain["name"]))
+    except (binascii.Error, ValueError, KeyError, TypeError) as exc:
+        raise bad_request(f"invalid continue token: continue key is not valid: {type(exc).__name__}") from exc
+
+
+def _number(text: str) -> int | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"[-+]?\d{1,18}", text, re.ASCII):
+        raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+    return int(text)
+
+
+def _revision(text: str, *, listing: bool) -> int | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise bad_request(f"invalid resource version: {why}") if listing else plain_internal(why)
+    return int(text)
+
+
+def parse_flag(text: str) -> bool | None:
+    """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
+    return None if not text else text.lower() not in {"0", "false"}

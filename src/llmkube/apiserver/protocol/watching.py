@@ -1,0 +1,139 @@
+"""A watch reads the store's log by resourceVersion: it has no queue, and one that lags too far is told to list again.
+
+Selectors are watched too: an object that begins to match is ADDED, one that no longer does is DELETED.
+Facts: Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks" and "Streaming lists".
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.apiserver.protocol.reading import ListQuery
+from llmkube.apiserver.storage.revisions import Change, CompactedError, Object, Store
+from llmkube.apiserver.values.api_errors import RequestRefusedError, expired
+from llmkube.apiserver.values.selectors import Predicate
+from llmkube.base.http import SendChunk
+
+BOOKMARK_SECONDS: Final = 60.0
+"""How often a quiet watch that allows bookmarks hears how far it has come."""
+
+INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
+"""Annotation of the bookmark that ends the initial state of a streaming list."""
+
+Render = Callable[[str, Object], bytes]
+"""Turns an event's type and object into one line of the answer."""
+
+
+class Signal:
+    """Wakes the watchers of one kind without knowing them."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, trio.Event] = {}
+
+    def fire(self, kind: str) -> None:
+        """Wake everyone who waits for that kind."""
+        event = self._events.pop(kind, None)
+        if event is not None:
+            event.set()
+
+    def fire_all(self) -> None:
+        """Wake everyone."""
+        for kind in list(self._events):
+            self.fire(kind)
+
+    async def wait(self, kind: str) -> None:
+        """Wait for the next `fire`."""
+        await self._events.setdefault(kind, trio.Event()).wait()
+
+
+@attrs.frozen(eq=False)
+class Watch:
+    """One client's view of one kind: which objects, from which revision, for how long."""
+
+    store: Store
+    signal: Signal
+    kind: str
+    namespace: str
+    query: ListQuery
+    chosen: Predicate
+    is_served: Callable[[], bool]
+    render: Render
+    bookmark: Callable[[int], Object]  # an object with that resourceVersion and nothing else
+
+    def start(self) -> tuple[list[Object], int]:
+        """Return the objects to show first and the revision to go on from.
+
+        Raises:
+            RequestRefusedError: 410, the log does not reach back that far (or the revision is from another life).
+        """
+        query = self.query
+        if not query.revision or query.initial_events:
+            return [item for _, item in self.store.list(self.kind, self.namespace) if self.chosen(item)], (
+                self.store.revision
+            )
+        if query.revision > self.store.revision:
+            # kube-apiserver would wait; but here it means a database that was replaced, and a list heals it at once
+            raise expired(f"too large resource version: {query.revision}, current: {self.store.revision}")
+        self._changes(query.revision)
+        return [], query.revision
+
+    async def run(self, send: SendChunk, timeout_seconds: float) -> None:
+        """Send events until the time is over, the kind is served no longer, or the client falls behind the log."""
+        end = trio.current_time() + timeout_seconds
+        try:
+            items, at = self.start()
+            for item in [] if self.query.initial_events is False else items:
+                await send(self.render("ADDED", item))
+            if self.query.initial_events and self.query.bookmarks:
+                await send(self.render("BOOKMARK", _ending_initial_events(self.bookmark(at))))
+            await self._follow(send, at, end)
+        except RequestRefusedError as exc:
+            await send(self.render("ERROR", exc.to_status()))
+
+    async def _follow(self, send: SendChunk, at: int, end: float) -> None:
+        next_bookmark = trio.current_time() + BOOKMARK_SECONDS if self.query.bookmarks else math.inf
+        while True:
+            changes = self._changes(at)
+            at = self.store.revision  # everything up to here is in `changes`: no checkpoint in between
+            for change in changes:
+                for kind_of_event, item in self._events(change):
+                    await send(self.render(kind_of_event, item))
+            if self._changes(at):
+                continue  # written while the events were on their way
+            if not self.is_served():
+                return
+            with trio.move_on_at(min(end, next_bookmark)):
+                await self.signal.wait(self.kind)
+            now = trio.current_time()
+            over = now >= end
+            if self.query.bookmarks and (over or now >= next_bookmark) and not self._changes(at):
+                at = self.store.revision
+                await send(self.render("BOOKMARK", self.bookmark(at)))
+                next_bookmark = now + BOOKMARK_SECONDS
+            if over:
+                return
+
+    def _changes(self, at: int) -> list[Change]:
+        try:
+            changes = self.store.changes_after(self.kind, at)
+        except CompactedError as exc:
+            raise expired(str(exc)) from exc
+        return [change for change in changes if not self.namespace or change.ref.key.namespace == self.namespace]
+
+    def _events(self, change: Change) -> Iterator[tuple[str, Object]]:
+        was = change.before is not None and self.chosen(change.before)
+        now = not change.removed and self.chosen(change.after)
+        if now:
+            yield ("MODIFIED" if was else "ADDED"), change.after
+        elif was and change.before is not None:
+            # what left the selection is shown as it was, under the revision of its leaving
+            last = change.after if change.removed else change.before
+            yield "DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(change.revision)}}
+
+
+def _ending_initial_events(bookmark: Object) -> Object:
+    metadata = {**bookmark["metadata"], "annotations": {INITIAL_EVENTS_END: "true"}}
+    return {**bookmark, "metadata": metadata}

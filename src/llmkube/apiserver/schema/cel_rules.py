@@ -1,0 +1,180 @@
+"""CEL rules are compiled once and judged with `self` and `oldSelf`; a rule that fails to run is a rule that fails.
+
+The schema gives each value its CEL type: JSON's 1 in a `number` field is a double, so `self <= 1.5` compares like with
+like, as it does on a kube-apiserver. Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel`.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+import attrs
+import celpy
+import celpy.celtypes as ct
+from celpy.celparser import CELParseError
+from celpy.evaluation import CELEvalError
+
+from llmkube.apiserver.schema import cel_functions
+from llmkube.apiserver.schema.structural import Rule, RuleError, Schema, has_rules
+from llmkube.apiserver.values.field_errors import OMITTED, ErrorType, FieldError, at, at_index, at_key
+from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object, same
+
+_MISSING: Final = re.compile(r"no such member in mapping: '([^']*)'")
+_REASONS: Final = {
+    "": ErrorType.INVALID,
+    "FieldValueInvalid": ErrorType.INVALID,
+    "FieldValueForbidden": ErrorType.FORBIDDEN,
+    "FieldValueRequired": ErrorType.REQUIRED,
+    "FieldValueDuplicate": ErrorType.DUPLICATE,
+}
+
+
+@attrs.frozen(eq=False)
+class Expression:
+    """A compiled expression."""
+
+    text: str
+    runner: Any  # celpy's, which is untyped
+    uses_old_self: bool
+
+    def evaluate(self, value: Any, old: Any) -> Any:
+        """Return the result for CEL values; `old` is None on create, where nothing refers to it.
+
+        Raises:
+            RuleError: The expression cannot be evaluated for these values.
+        """
+        context = {"self": value} if old is None else {"self": value, "oldSelf": old}
+        try:
+            return self.runner.evaluate(context)
+        except (CELEvalError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
+            raise RuleError(str(error.args[0] if error.args else error)) from error
+
+
+@lru_cache(maxsize=4096)
+def compiled(text: str) -> Expression:
+    """Return the expression, compiled at most once.
+
+    Raises:
+        RuleError: It does not parse.
+    """
+    try:
+        tree = _ENVIRONMENT.compile(text)
+        runner = _ENVIRONMENT.program(tree, functions=cel_functions.FUNCTIONS)
+    except (CELParseError, ValueError) as error:
+        raise RuleError(f"compilation failed: {str(error.args[0] if error.args else error).splitlines()[0]}") from error
+    names = {str(token) for token in tree.scan_values(lambda _: True)}
+    return Expression(text, runner, "oldSelf" in names)
+
+
+_ENVIRONMENT: Final = celpy.Environment()
+
+
+def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
+    """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
+    return list(_check(value, old, schema, path))
+
+
+def to_cel(value: Any, schema: Schema | None) -> Any:
+    """Return the CEL value of a JSON one, typed by its schema."""
+    kind = schema.type if schema else ""
+    if value is None or isinstance(value, bool):
+        return None if value is None else ct.BoolType(value)
+    if is_object(value):
+        return ct.MapType(
+            {
+                ct.StringType(name): to_cel(item, schema.child(name) if schema else None)
+                for name, item in value.items()
+                if item is not None or (schema is not None and (inner := schema.child(name)) and inner.nullable)
+            }
+        )
+    if is_list(value):
+        return ct.ListType([to_cel(item, schema.items if schema else None) for item in value])
+    if is_number(value):
+        return ct.IntType(int(value)) if kind != "number" and is_integer(value) else ct.DoubleType(value)
+    if kind == "string" and schema is not None:
+        return _typed_text(value, schema.raw.get("format", ""))
+    return ct.StringType(value)
+
+
+def _typed_text(value: str, wanted: str) -> Any:
+    try:
+        if wanted == "date-time":
+            return ct.TimestampType(value)
+        if wanted == "duration":
+            return ct.DurationType(value)
+    except ValueError:
+        pass  # the format's own check reports it
+    return ct.StringType(value)
+
+
+def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    if value is None or not has_rules(schema):
+        return
+    yield from _check_here(value, old, schema, path)
+    if is_object(value):
+        before = old if is_object(old) else {}
+        for name, item in value.items():
+            inner = schema.child(name)
+            if inner is not None:
+                below = at(path, name) if name in schema.properties else at_key(path, name)
+                yield from _check(item, before.get(name), inner, below)
+    elif is_list(value) and schema.items is not None:
+        for index, item in enumerate(value):
+            yield from _check(item, schema.counterpart(item, old), schema.items, at_index(path, index))
+
+
+def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Judge the rules of one value, not of what is in it."""
+    rules = [rule for rule in schema.rules if not _is_settled(rule, value, old)]
+    if not rules:
+        return
+    typed = to_cel(value, schema)
+    typed_old = None if old is None else to_cel(old, schema)
+    for rule in rules:
+        try:
+            error = _apply_rule(rule, typed, typed_old)
+        except RuleError as exc:  # it cannot be run on this value
+            bad = schema.type if schema.type in {"object", "array"} else value
+            said = _MISSING.sub(r"no such key: \1", str(exc))
+            yield FieldError(path, ErrorType.INVALID, f"{said} evaluating rule: {rule.message or rule.rule}", bad)
+            continue
+        if error is not None:
+            shown = OMITTED if schema.type in {"object", "array"} else value
+            where = path + rule.field_path if path else rule.field_path.removeprefix(".")
+            yield attrs.evolve(error, path=where, bad_value=shown)
+
+
+def _is_settled(rule: Rule, new: Any, old: Any) -> bool:
+    """Whether a rule has nothing to say: it is about a change where there is none, or has let the value through."""
+    try:
+        expression = compiled(rule.rule)
+    except RuleError:
+        return False  # which is to be told
+    if expression.uses_old_self:
+        return old is None
+    return old is not None and same(new, old)  # what was stored under an older rule may stay
+
+
+def _apply_rule(rule: Rule, typed: Any, typed_old: Any) -> FieldError | None:
+    """Judge one rule on CEL values; the caller says where and what it was.
+
+    Raises:
+        RuleError: The rule cannot be run on this value.
+    """
+    held = compiled(rule.rule).evaluate(typed, typed_old)
+    if not isinstance(held, ct.BoolType):
+        raise RuleError("the result is no boolean")
+    kind = _REASONS.get(rule.reason, ErrorType.INVALID)
+    return None if held else FieldError("", kind, _message(rule, typed, typed_old))
+
+
+def _message(rule: Rule, typed: Any, typed_old: Any) -> str:
+    if rule.message_expression:
+        try:
+            said = str(compiled(rule.message_expression).evaluate(typed, typed_old)).strip()
+        except RuleError:
+            said = ""  # a message that fails must not hide the verdict
+        if said and "\n" not in said:
+            return said
+    return rule.message.strip() or f"failed rule: {rule.rule.strip()}"

@@ -1,0 +1,189 @@
+"""What is left out is filled in, what is unknown is dropped: an object takes its stored shape before it is judged."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from llmkube.apiserver.schema.structural import JsonObject, Schema
+from llmkube.apiserver.values.field_errors import at, at_index
+from llmkube.apiserver.values.json_values import ABSENT, SCALARS, copy, is_list, is_object
+
+
+def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
+    """Return a copy with defaults filled in; a default below a missing parent waits for the parent.
+
+    A null where the schema allows none counts as left out if there is a default; other nulls stay and are judged later.
+    """
+    filled: JsonObject = copy(obj)
+    fill(filled, schema)
+    return filled
+
+
+def drop_nulls(value: Any, schema: Schema) -> None:
+    """Take fields out, in place, that are null where the schema allows no null: to Kubernetes they are left out."""
+    if isinstance(value, dict):
+        for name in list(value):
+            inner = schema.child(name)
+            if inner is None:
+                continue
+            if value[name] is None and not inner.nullable and not inner.has_default:
+                del value[name]
+            else:
+                drop_nulls(value[name], inner)
+    elif isinstance(value, list) and schema.items is not None:
+        for item in value:
+            drop_nulls(item, schema.items)
+
+
+def empty_nulls(value: Any, schema: Schema) -> None:
+    """Write a null in a built-in kind's map of texts as the empty text, in place, as its Go structure does."""
+    if not isinstance(value, dict):
+        return
+    for name, item in value.items():
+        inner = schema.child(name)
+        if inner is None:
+            continue
+        if item is None and schema.additional is not None and inner.type == "string":
+            value[name] = ""
+        else:
+            empty_nulls(item, inner)
+
+
+def drop_empty(value: Any, schema: Schema) -> None:
+    """Take empty lists and maps out of a built-in kind's object, in place, as its Go structure does on the way to disk.
+
+    A structure (`{}` where fields are declared) stays: there it says something.
+    """
+    if isinstance(value, dict):
+        for name in list(value):
+            inner = schema.child(name)
+            if inner is None:
+                continue
+            if not value[name] and (inner.type == "array" or inner.additional is not None):
+                if not inner.has_default:
+                    del value[name]
+            else:
+                drop_empty(value[name], inner)
+    elif isinstance(value, list) and schema.items is not None:
+        for item in value:
+            drop_empty(item, schema.items)
+
+
+def fill(value: Any, schema: Schema) -> None:
+    """Fill defaults in, in place."""
+    if isinstance(value, dict):
+        for name, inner in schema.defaulted.items():
+            if name not in value or (value[name] is None and not inner.nullable):
+                value[name] = copy(inner.raw["default"])
+        for name in value:  # the keys stay as they are from here on
+            below = schema.child(name)
+            if below is None:
+                continue
+            if value[name] is None and not below.nullable and below.has_default:
+                value[name] = copy(below.raw["default"])
+            fill(value[name], below)
+    elif isinstance(value, list) and schema.items is not None:
+        for index, item in enumerate(value):
+            if item is None and not schema.items.nullable and schema.items.has_default:
+                value[index] = copy(schema.items.raw["default"])
+            fill(value[index], schema.items)
+
+
+def nullified(value: Any, schema: Schema) -> Any:
+    """Return the value with the empty lists as null that a built-in kind's Go structure writes so.
+
+    It shares what does not change; of a value in which nothing does, it is that value itself.
+    """
+    if not _may_be_null(schema):
+        return value
+    if isinstance(value, dict):
+        parts = {name: _nullified_field(item, inner) for name, item in value.items() if (inner := schema.child(name))}
+        return value if all(value[name] is part for name, part in parts.items()) else {**value, **parts}
+    if isinstance(value, list) and schema.items is not None:
+        items = [nullified(item, schema.items) for item in value]
+        return value if all(map(operator.is_, value, items)) else items
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _may_be_null(schema: Schema) -> bool:
+    """Whether anything below is null when it is empty, as in few kinds."""
+    return any(field.raw["default"] is None or _may_be_null(field) for field in schema.defaulted.values()) or any(
+        _may_be_null(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+    )
+
+
+def _nullified_field(item: Any, schema: Schema) -> Any:
+    return None if item == [] and schema.raw.get("default", ABSENT) is None else nullified(item, schema)
+
+
+def is_complete(value: Any, schema: Schema) -> bool:
+    """Whether a value is surely in its stored shape: nothing unknown, null or empty in it, no default left out.
+
+    Where it is, pruning and filling in would change nothing. Some values are said not to be although they are: a null
+    that is allowed, an empty list that stays.
+    """
+    if type(value) is dict:
+        return value.keys() >= schema.defaulted.keys() and all(
+            _is_complete_field(item, inner) if (inner := schema.child(name)) else schema.preserve_unknown
+            for name, item in value.items()
+        )
+    if type(value) is list and schema.items is not None:
+        return all(item is not None and is_complete(item, schema.items) for item in value)
+    return type(value) in SCALARS or type(value) is list
+
+
+def _is_complete_field(item: Any, schema: Schema) -> bool:
+    if type(item) is str:
+        return True  # as most values are
+    if not item and (item is None or schema.type == "array" or schema.additional is not None):
+        return False
+    return is_complete(item, schema)
+
+
+def zero(schema: Schema) -> JsonObject:
+    """Return a built-in kind's object before anything is set, such as `{"spec": {}}`.
+
+    Kubernetes' own types have structures that are always there; field ownership on create is measured against them.
+    They are the defaults that say nothing: empty and null ones.
+    """
+    empty: JsonObject = {}
+    for name, inner in schema.properties.items():
+        if inner.has_default and not inner.raw["default"]:
+            value = inner.raw["default"]
+            empty[name] = zero(inner) if is_object(value) else copy(value)
+    return empty
+
+
+def prune(obj: Mapping[str, Any], schema: Schema) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return a copy without the fields that the schema does not know, and their paths (`spec.items[0].colour`)."""
+    pruned: JsonObject = copy(obj)
+    return pruned, tuple(_drop_unknown(pruned, schema, ""))
+
+
+def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name in list(value):
+            inner = schema.child(name)
+            below = at(path, name)
+            if inner is not None:
+                yield from _drop_unknown(value[name], inner, below)
+            elif not schema.preserve_unknown:
+                del value[name]
+                yield below
+    elif is_list(value) and schema.items is not None:
+        for index, item in enumerate(value):
+            yield from _drop_unknown(item, schema.items, at_index(path, index))
+
+
+def unknown_fields(paths: tuple[str, ...], duplicates: tuple[str, ...] = ()) -> list[str]:
+    """Return the complaints of strict field validation: `unknown field "spec.colour"`, `duplicate field "spec.size"`.
+
+    With `fieldValidation=Strict` the server answers 400 `strict decoding error: ` and these, joined by `, `; with
+    `Warn` each is a warning of its own.
+    """
+    return [
+        *(f'unknown field "{path}"' for path in paths),
+        *(f'duplicate field "{path}"' for path in duplicates),
+    ]

@@ -1,0 +1,143 @@
+"""A schema is read once into a tree of values that defaulting, pruning, validation and merging all walk.
+
+The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernetes' `x-kubernetes-*` extensions;
+built-in kinds use the same form (`schemas.py`), so there is one code path for both.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, Literal, Self
+
+import attrs
+
+from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.values.json_values import is_list, is_object, same
+from llmkube.base.errors import UserError
+
+JsonObject = dict[str, Any]
+Relation = Literal["atomic", "set", "map"]
+
+_NOTHING: Final[Mapping[str, "Schema"]] = {}
+
+
+class RuleError(UserError):
+    """The text is no CEL expression that this server can run."""
+
+
+@attrs.frozen
+class Rule:
+    """One entry of `x-kubernetes-validations`."""
+
+    rule: str
+    message: str = ""
+    message_expression: str = ""
+    reason: str = ""
+    field_path: str = ""
+    optional_old_self: bool = False
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON form; absent parts are empty."""
+        return cls(
+            rule=raw.get("rule", ""),
+            message=raw.get("message", ""),
+            message_expression=raw.get("messageExpression", ""),
+            reason=raw.get("reason", ""),
+            field_path=raw.get("fieldPath", ""),
+            optional_old_self=bool(raw.get("optionalOldSelf", False)),
+        )
+
+
+@attrs.frozen(eq=False)
+class Schema:
+    """What one value may be, how two of them merge, and what it is when it is left out.
+
+    `raw` is the JSON that it was read from: discovery publishes it and validation reads the plain bounds from it.
+    """
+
+    raw: Mapping[str, Any]
+    type: str = ""
+    nullable: bool = False
+    properties: Mapping[str, "Schema"] = _NOTHING
+    additional: "Schema | None" = None  # additionalProperties as a schema
+    items: "Schema | None" = None
+    preserve_unknown: bool = False  # x-kubernetes-preserve-unknown-fields, or additionalProperties: true
+    embedded: bool = False  # x-kubernetes-embedded-resource: an object with apiVersion, kind and metadata of its own
+    int_or_string: bool = False
+    list_type: Relation = "atomic"
+    list_map_keys: tuple[str, ...] = ()
+    map_atomic: bool = False
+    rules: tuple[Rule, ...] = ()
+    all_of: tuple["Schema", ...] = ()
+    any_of: tuple["Schema", ...] = ()
+    one_of: tuple["Schema", ...] = ()
+    not_: "Schema | None" = None
+    patch_merge_key: str = ""
+    patch_strategies: frozenset[str] = frozenset()  # of "merge", "replace", "retainKeys"
+    defaulted: Mapping[str, "Schema"] = _NOTHING  # those of the properties that are filled in when they are left out
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """Read a schema's JSON form; what is malformed in it is `crds.check_crd`'s to refuse, before this."""
+        additional = raw.get("additionalProperties")
+        items = raw.get("items")
+        strategies = str(raw.get("x-kubernetes-patch-strategy", ""))
+        properties = raw.get("properties") or {}
+        embedded = bool(raw.get("x-kubernetes-embedded-resource", False))
+        if embedded:  # an object inside an object has a name tag of its own, declared or not
+            text = {"type": "string"}
+            properties = {"apiVersion": text, "kind": text, "metadata": OBJECT_META, **properties}
+        fields = {name: cls.parse(sub) for name, sub in properties.items()}
+        return cls(
+            raw=raw,
+            type=raw.get("type", ""),
+            nullable=bool(raw.get("nullable", False)),
+            properties=fields,
+            additional=cls.parse(additional) if is_object(additional) else None,
+            items=cls.parse(items) if is_object(items) else None,
+            preserve_unknown=bool(raw.get("x-kubernetes-preserve-unknown-fields", False)) or additional is True,
+            embedded=embedded,
+            int_or_string=bool(raw.get("x-kubernetes-int-or-string", False)),
+            list_type=raw.get("x-kubernetes-list-type", "atomic"),
+            list_map_keys=tuple(raw.get("x-kubernetes-list-map-keys") or ()),
+            map_atomic=raw.get("x-kubernetes-map-type") == "atomic",
+            rules=tuple(Rule.parse(rule) for rule in raw.get("x-kubernetes-validations") or ()),
+            all_of=tuple(cls.parse(sub) for sub in raw.get("allOf") or ()),
+            any_of=tuple(cls.parse(sub) for sub in raw.get("anyOf") or ()),
+            one_of=tuple(cls.parse(sub) for sub in raw.get("oneOf") or ()),
+            not_=cls.parse(raw["not"]) if isinstance(raw.get("not"), Mapping) else None,
+            patch_merge_key=raw.get("x-kubernetes-patch-merge-key", ""),
+            patch_strategies=frozenset(strategies.split(",")) if strategies else frozenset(),
+            defaulted={name: field for name, field in fields.items() if field.has_default},
+        )
+
+    @property
+    def has_default(self) -> bool:
+        """Whether the value is filled in when it is left out."""
+        return "default" in self.raw
+
+    def counterpart(self, item: Any, old: Any) -> Any:
+        """What an item of a list was before: found by key in a keyed list, unknown (None) in every other."""
+        if self.list_type != "map" or not is_list(old) or not is_object(item):
+            return None
+        keys = [item.get(name) for name in self.list_map_keys]
+        for candidate in old:
+            if is_object(candidate) and same([candidate.get(name) for name in self.list_map_keys], keys):
+                return candidate
+        return None
+
+    def child(self, name: str) -> "Schema | None":
+        """The schema of an object's field or a map's value; None where the schema says nothing about it."""
+        return self.properties.get(name, self.additional)
+
+
+@lru_cache(maxsize=4096)
+def has_rules(schema: Schema) -> bool:
+    """Whether there is a rule anywhere in the schema, so that rule-less subtrees cost nothing."""
+    return bool(schema.rules) or any(
+        has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+    )
+
+
+ANYTHING: Final = Schema(raw={"x-kubernetes-preserve-unknown-fields": True}, preserve_unknown=True)
+"""Says nothing: every value is allowed, lists are atomic, maps merge key by key."""

@@ -1,0 +1,275 @@
+"""An object is judged against its schema in the words of kube-apiserver, rule by rule, all errors at once.
+
+Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/validation` and the OpenAPI validator below it: which keyword says
+what, and that the offending value of a type error is the name of the type that was found.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from llmkube.apiserver.schema import cel
+from llmkube.apiserver.schema.defaults import apply_defaults, prune
+from llmkube.apiserver.schema.string_formats import FORMATS
+from llmkube.apiserver.schema.structural import Schema
+from llmkube.apiserver.values.field_errors import (
+    ErrorType,
+    FieldError,
+    Verbatim,
+    at,
+    at_index,
+    at_key,
+    duplicate,
+    invalid,
+    not_supported,
+    required,
+    too_long,
+    too_many,
+    type_invalid,
+)
+from llmkube.apiserver.values.json_values import compact, is_integer, is_list, is_number, is_object, json_type, same
+
+__all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
+
+_BITS: Final = {"int32": 32, "int64": 64}
+_GO_FORMATS: Final = {int: "int64", float: "float64"}
+_DOLLAR: Final = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", re.DOTALL)
+"""A `$` that is an anchor; what is escaped or within brackets is the first group."""
+_EXACT_BELOW: Final = 2**53  # a larger float is no integer, to Go
+_OR_EQUAL: Final = "or equal to "
+_BLOCKING: Final = frozenset(
+    {ErrorType.NOT_SUPPORTED, ErrorType.REQUIRED, ErrorType.TOO_LONG, ErrorType.TOO_MANY, ErrorType.TYPE_INVALID}
+)
+_NOT_CHECKED: Final = (
+    "some validation rules were not checked because the object was invalid;"
+    " correct the existing errors to complete validation"
+)
+
+
+def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
+    """Return what is wrong with an object; `old` is the stored one on an update, else None.
+
+    Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on an object that
+    is out of shape. What was wrong before and has not changed is let through (ratcheting), as Kubernetes does.
+    """
+    return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
+
+
+def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool = True) -> list[FieldError]:
+    """Return what is wrong with an object, its rules aside; about repeated items a built-in kind has its own idea."""
+    return [*_judge(obj, old, schema, path), *(_repeats(obj, old, schema, path) if repeats else ())]
+
+
+def with_rules(
+    errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = ""
+) -> list[FieldError]:
+    """Return the errors and what the schema's rules say, or that they were not asked because of the errors."""
+    if not cel.has_rules(schema):
+        return errors
+    if any(error.type in _BLOCKING for error in errors):
+        return [*errors, invalid("", Verbatim("null"), _NOT_CHECKED)]
+    return [*errors, *cel.check(obj, old, schema, path)]
+
+
+def well_typed(value: Any, schema: Schema) -> bool:
+    """Whether every value has the JSON type that its schema asks for, bounds and rules aside."""
+    if not _has_type(value, schema):
+        return False
+    if is_object(value):
+        return all(
+            well_typed(item, inner) for name, item in value.items() if (inner := schema.child(name)) is not None
+        )
+    if is_list(value) and schema.items is not None:
+        return all(well_typed(item, schema.items) for item in value)
+    return True
+
+
+def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    if old is not None and same(value, old):
+        return
+    if not _has_type(value, schema):
+        yield from _mistyped(value, schema, path)
+        return
+    if value is None:
+        return
+    yield from _bounds(value, schema.raw, path)
+    yield from _branches(value, schema, path)
+    if is_object(value):
+        yield from _fields(value, old if is_object(old) else {}, schema, path)
+    elif is_list(value) and schema.items is not None:
+        for index, item in enumerate(value):
+            yield from _judge(item, schema.counterpart(item, old), schema.items, at_index(path, index))
+
+
+def _mistyped(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Say that a value has the wrong type, and what the checks that look at a value of any type say after that."""
+    found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
+    if "format" in raw and not isinstance(value, str | list | None):
+        found, wanted = _GO_FORMATS.get(type(value), ""), raw["format"]
+    yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
+    if schema.type == "integer" and is_number(value):
+        yield from _number_bounds(value, raw, path)
+    if "enum" in raw:
+        yield not_supported(path, value, raw["enum"])
+    yield from _branches(value, schema, path)
+
+
+def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
+    for name in schema.raw.get("required") or ():
+        if name not in value:
+            yield required(at(path, name))
+    for name in ("apiVersion", "kind") if schema.embedded else ():
+        if not value.get(name):
+            yield required(at(path, name))
+    for name, item in value.items():
+        inner, before = schema.child(name), old.get(name)
+        if inner is not None and (item is None or item is not before):
+            yield from _judge(item, before, inner, at(path, name))
+
+
+def _has_type(value: Any, schema: Schema) -> bool:
+    if value is None:
+        return schema.nullable or not (schema.type or schema.int_or_string)
+    if schema.int_or_string:
+        return isinstance(value, str) or is_integer(value)
+    if schema.type == "integer":
+        return is_integer(value) and (isinstance(value, int) or abs(value) < _EXACT_BELOW)
+    if schema.type == "number":
+        return is_number(value)
+    return not schema.type or json_type(value) == schema.type
+
+
+def _body(path: str, said: str) -> str:
+    return f"{path} in body {said}"
+
+
+def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    if "enum" in raw and not any(same(value, allowed) for allowed in raw["enum"]):
+        yield not_supported(path, value, raw["enum"])
+    if is_number(value):
+        yield from _number_bounds(value, raw, path)
+    elif isinstance(value, str):
+        yield from _text_bounds(value, raw, path)
+    elif is_object(value):
+        yield from _size_bounds(len(value), raw.get("minProperties"), raw.get("maxProperties"), "properties", path)
+    elif is_list(value):
+        yield from _size_bounds(len(value), raw.get("minItems"), raw.get("maxItems"), "items", path)
+        if raw.get("uniqueItems") and len({compact(item) for item in value}) < len(value):
+            yield invalid(path, value, _body(path, "shouldn't contain duplicates"))
+
+
+def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    lowest, highest, step = raw.get("minimum"), raw.get("maximum"), raw.get("multipleOf")
+    above, below = raw.get("exclusiveMinimum"), raw.get("exclusiveMaximum")
+    if isinstance(value, int):  # then Go compares integers, and cuts the bounds for it: 0 is not below 0.1
+        lowest, highest = (None if bound is None else int(bound) for bound in (lowest, highest))
+    bits = _BITS.get(raw.get("format", ""), 64)
+    if raw.get("type") == "integer" and not (is_integer(value) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)):
+        exactly = f"with format {raw['format']}" if "format" in raw else "(default format)"
+        yield invalid("", "", f"Checked value must be of type integer {exactly} in {path}")
+    if lowest is not None and (value < lowest or (above and value == lowest)):
+        yield invalid(path, value, _body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}"))
+    if highest is not None and (value > highest or (below and value == highest)):
+        yield invalid(path, value, _body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
+    if step and not is_integer(value / step):
+        yield invalid(path, value, _body(path, f"should be a multiple of {_plain(step)}"))
+
+
+def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    longest, shortest, pattern = raw.get("maxLength"), raw.get("minLength"), raw.get("pattern")
+    if longest is not None and len(value) > longest:
+        yield too_long(path, longest)
+    elif shortest is not None and len(value) < shortest:
+        yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
+    elif pattern and not _compiled(pattern).search(value):
+        yield invalid(path, value, _body(path, f"should match '{pattern}'"))
+    wanted = raw.get("format", "")
+    if wanted in FORMATS and not FORMATS[wanted](value):
+        yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
+
+
+def _size_bounds(size: int, fewest: int | None, most: int | None, what: str, path: str) -> Iterator[FieldError]:
+    if most is not None and size > most:
+        yield too_many(path, size, most)
+    if fewest is not None and size < fewest:
+        yield invalid(path, size, _body(path, f"should have at least {fewest} {what}"))
+
+
+def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Judge allOf, anyOf, oneOf and not; like the original, their errors carry no path of their own."""
+    for branch in schema.all_of:
+        failed = list(_judge(value, None, branch, path))
+        if failed:
+            yield from failed
+            yield invalid("", "", f'"{path}" must validate all the schemas (allOf)')
+    if schema.any_of and not any(_fits(value, branch, path) for branch in schema.any_of):
+        yield from _nearest(value, schema.any_of, path)
+        yield invalid("", "", f'"{path}" must validate at least one schema (anyOf)')
+    if schema.one_of:
+        count = sum(_fits(value, branch, path) for branch in schema.one_of)
+        if count != 1:
+            found = "none valid" if not count else f"{count} valid alternatives"
+            if not count:
+                yield from _nearest(value, schema.one_of, path)
+            yield invalid("", "", f'"{path}" must validate one and only one schema (oneOf). Found {found}')
+    if schema.not_ is not None and _fits(value, schema.not_, path):
+        yield invalid("", "", f'"{path}" must not validate the schema (not)')
+
+
+def _nearest(value: Any, branches: tuple[Schema, ...], path: str) -> Iterator[FieldError]:
+    """The errors of the branch that came closest, so that the user has something to fix."""
+    failures = [list(_judge(value, None, branch, path)) for branch in branches]
+    yield from min(failures, key=lambda errors: sum(bool(error.path) for error in errors))
+
+
+def _fits(value: Any, schema: Schema, path: str) -> bool:
+    return next(_judge(value, None, schema, path), None) is None
+
+
+def _repeats(value: Any, old: Any, schema: Schema, path: str) -> list[FieldError]:
+    found = list(_find_repeats(value, schema, path))
+    return [] if found and old is not None and any(_find_repeats(old, schema, path)) else found
+
+
+def _find_repeats(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    if is_object(value):
+        for name, item in value.items():
+            inner = schema.child(name)
+            if inner is not None:
+                below = at(path, name) if name in schema.properties else at_key(path, name)
+                yield from _find_repeats(item, inner, below)
+    elif is_list(value):
+        if schema.list_type != "atomic":
+            yield from _repeated_items(value, schema, path)
+        if schema.items is not None:
+            for index, item in enumerate(value):
+                yield from _find_repeats(item, schema.items, at_index(path, index))
+
+
+def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
+    """Report the second of equal items, not the third."""
+    seen: Counter[str] = Counter()
+    for index, item in enumerate(items):
+        marks = item
+        if schema.list_type == "map":
+            if not is_object(item):
+                if item is not None:
+                    yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
+                continue
+            marks = {name: item[name] for name in schema.list_map_keys if name in item}
+        spelled = compact(marks)
+        seen[spelled] += 1
+        if seen[spelled] == 2:
+            yield duplicate(at_index(path, index), marks)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern once, as Go reads it: `$` is the very end of the text, and classes of characters are ASCII."""
+    return re.compile(_DOLLAR.sub(lambda match: match[1] or r"\Z", pattern), re.ASCII)
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if is_integer(number) else str(number)

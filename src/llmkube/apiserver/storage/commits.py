@@ -1,0 +1,87 @@
+"""Writes are decided one after the other, made durable together, and shown when they are.
+
+```
+decide on the head ── join the open batch ── [ one sync to disk for all who wait ] ── show, wake watchers ── answer
+```
+
+There are two states: the head, which decisions are made on, and the store that readers see, which is behind it by what
+is on its way to the disk. While one batch is being synced, the next one gathers: a slow disk makes batches larger, not
+writers slower. A failed sync fails its batch and the one decided on top of it, and the head goes back to what is shown.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import attrs
+import trio
+
+from llmkube.apiserver.storage.revisions import Change, Store, Transaction
+from llmkube.apiserver.storage.write_ahead_log import Durable, JournalError
+from llmkube.apiserver.values.api_errors import internal
+
+T = TypeVar("T")
+
+_PATIENCE_SECONDS: Final = 3600.0  # how long the shield holds: a sync is waited for to its end, whatever it takes
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """Writes that share a sync."""
+
+    changes: list[Change] = attrs.Factory(list)
+    error: JournalError | None = None
+
+
+class Committer:
+    """Brings decisions into the store.
+
+    Args:
+        store: What readers see.
+        durable: Where writes go before they are shown; None shows them at once.
+        show: Called with changes right after they are in the store.
+    """
+
+    def __init__(self, store: Store, durable: Durable | None, show: Callable[[Sequence[Change]], None]) -> None:
+        self._store = store
+        self._durable = durable
+        self._show = show
+        self._head = store if durable is None else store.twin()
+        self._open = _Batch()
+        self._syncing = trio.Lock()
+
+    async def write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
+        """Decide on the state as it is, make the decision durable, show it.
+
+        Once it is decided, the write is waited for even when cancelled: its outcome is always known.
+
+        Raises:
+            RequestRefusedError: The decision's own; 500, it could not be made durable and nothing was written.
+        """
+        await trio.lowlevel.checkpoint()
+        tx = Transaction(self._head, dry_run=dry_run)
+        decision = decide(tx)
+        changes = () if dry_run else tx.changes
+        self._head.apply(changes)
+        if self._durable is None:
+            self._show(changes)
+            return decision
+        batch = self._open
+        batch.changes.extend(changes)
+        with trio.fail_after(_PATIENCE_SECONDS, shield=True):
+            async with self._syncing:  # also without changes: the decision may rest on some that are on their way
+                if self._open is batch and batch.changes:  # otherwise somebody else has synced it
+                    await self._sync(self._durable)
+        if batch.error is not None:
+            raise internal(str(batch.error)) from batch.error
+        return decision
+
+    async def _sync(self, durable: Durable) -> None:
+        batch, self._open = self._open, _Batch()
+        try:
+            await durable.commit(batch.changes)
+        except JournalError as exc:
+            batch.error = self._open.error = exc
+            self._open, self._head = _Batch(), self._store.twin()
+        else:
+            self._store.apply(batch.changes)
+            self._show(batch.changes)

@@ -1,0 +1,203 @@
+"""The journal makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
+
+SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
+show it in memory, then answer. A crash in between leaves a write that nobody was told about, which is allowed; the
+reverse is not.
+"""
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from llmkube.apiserver.storage.encoding import encoded
+from llmkube.apiserver.storage.revisions import Change, Ref, Store
+from llmkube.base.errors import WorldError
+from llmkube.k8s.resource import Key
+
+SCHEMA_VERSION: Final = 1
+"""Version of the tables; a newer file is refused rather than misread."""
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+LOCK_PATIENCE_SECONDS: Final = 5.0
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS objects (
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL, json TEXT NOT NULL,
+    PRIMARY KEY (kind, namespace, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS meta (id INTEGER PRIMARY KEY CHECK (id = 1), revision INTEGER NOT NULL);
+INSERT OR IGNORE INTO meta VALUES (1, 0);
+"""
+
+
+_Row = tuple[tuple[str, str, str], str | None]
+"""A place, and the JSON of what is there from now on; None when nothing is."""
+
+
+class JournalError(WorldError):
+    """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
+
+
+class JournalDamagedError(JournalError):
+    """The file is no database any more, or what is in it makes no sense: no later attempt will read it."""
+
+
+class Durable(Protocol):
+    """Where writes go before they are shown; a simulation has none."""
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Return when the changes would survive a power cut; raise JournalError with nothing written otherwise."""
+
+
+class Journal:
+    """The objects and the revision counter in one SQLite file. Synchronous; used by one thread at a time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def load(self) -> Store:
+        """Return a store with everything that was ever acknowledged and not deleted since.
+
+        Raises:
+            JournalDamagedError: The file is damaged.
+            JournalError: It cannot be read now.
+        """
+        with _translated("read"):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise JournalDamagedError(f"the API server's database is damaged: {found}")
+            (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
+            rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
+            objects = [(Ref(kind, Key(namespace, name)), json.loads(text)) for kind, namespace, name, text in rows]
+        return Store(revision, objects)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write the changes and the revision they reach in one transaction, synced to disk.
+
+        Raises:
+            JournalError: Nothing was written.
+        """
+        self.write_rows(_rows(changes), changes[-1].revision)
+
+    def write_rows(self, rows: Sequence[_Row], revision: int) -> None:
+        """Do what `write` does with what it makes of changes.
+
+        Raises:
+            JournalError: Nothing was written.
+        """
+        with _translated("write"), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for place, text in rows:
+                if text is None:
+                    self._connection.execute(
+                        "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place
+                    )
+                else:
+                    self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, text))
+            self._connection.execute("UPDATE meta SET revision = ?", (revision,))
+
+
+@contextmanager
+def open_journal(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[Journal]:
+    """Open or create the database at `path`, readable by its owner alone.
+
+    Args:
+        path: The file.
+        patience_seconds: How long to wait for another server to let go of it, as a restart may overlap.
+
+    Raises:
+        JournalDamagedError: The file is damaged.
+        JournalError: It is from a newer version, or locked by another server.
+    """
+    path.touch(mode=0o600, exist_ok=True)
+    with _translated("open"):
+        # Trio uses whichever worker thread is idle; the limiter in ThreadedJournal makes it one at a time
+        connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
+    try:
+        with _translated("open"):
+            _prepare(connection)
+        yield Journal(connection)
+    finally:
+        connection.close()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers on one file would repeat resourceVersions
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    # macOS leaves what was synced in the drive's own memory, in no certain order: a power cut may lose the last
+    # commits, but must not tear the database. At each commit (`fullfsync`) that would cost ten milliseconds.
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise JournalError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
+    connection.executescript(_TABLES)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+class ThreadedJournal:
+    """A journal behind a worker thread: the event loop never waits for a disk. Implements `Durable`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Write in a thread that is waited for even when cancelled, so that the outcome is always known."""
+        rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
+        await trio.to_thread.run_sync(
+            self._journal.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
+        )
+
+
+def _rows(changes: Sequence[Change]) -> list[_Row]:
+    with _translated("write"):
+        return [
+            (
+                (change.ref.kind, change.ref.key.namespace, change.ref.key.name),
+                None if change.removed else encoded(change.after).decode(),
+            )
+            for change in changes
+        ]
+
+
+def move_aside(path: Path, now: datetime) -> Path:
+    """Rename a damaged database and its side files, so that a new one can be made; returns where to.
+
+    Raises:
+        JournalError: The folder does not let us.
+    """
+    stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    kept = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
+    try:
+        for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves it to be found again
+            side = path.with_name(path.name + suffix)
+            if side.exists():
+                side.rename(kept.with_name(kept.name + suffix))
+    except OSError as exc:
+        raise JournalError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
+    return kept
+
+
+def _aside(path: Path, stamp: str, number: int) -> Path:
+    return path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' if number else ''}")
+
+
+@contextmanager
+def _translated(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+        kind = JournalDamagedError if code in _DAMAGED else JournalError
+        raise kind(f"cannot {verb} the API server's database: {exc}") from exc
+    except (ValueError, TypeError) as exc:
+        raise JournalDamagedError(f"the API server's database has no sense in it: {exc}") from exc

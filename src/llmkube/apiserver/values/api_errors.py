@@ -1,0 +1,227 @@
+"""A request that is refused is a Status object in kube-apiserver's own words: clients parse them.
+
+Facts: Kubernetes API conventions, "Response Status Kind"; wording as kube-apiserver 1.32 writes it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from llmkube.apiserver.values.field_errors import FieldError
+from llmkube.k8s.resource import Resource
+
+JsonObject = dict[str, Any]
+
+
+@attrs.frozen
+class Cause:
+    """One reason inside a Status: a field and what is wrong with it."""
+
+    reason: str
+    message: str
+    field: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Return the cause as it stands in `details.causes`."""
+        cause = {"reason": self.reason, "message": self.message}
+        return {**cause, "field": self.field} if self.field else cause
+
+
+@attrs.frozen
+class Subject:
+    """What a Status talks about: `resource` is a plural for missing things and a kind for invalid ones."""
+
+    resource: str
+    group: str = ""
+    name: str = ""
+    uid: str = ""
+
+    @property
+    def qualified(self) -> str:
+        """The resource with its group: `models.inference.llmkube.dev`, `services`."""
+        return f"{self.resource}.{self.group}" if self.group else self.resource
+
+    def to_json(self) -> JsonObject:
+        """Return the subject as it stands in `details`."""
+        fields = {"name": self.name, "group": self.group, "kind": self.resource, "uid": self.uid}
+        return {name: value for name, value in fields.items() if value}
+
+
+class RequestRefusedError(Exception):
+    """The request was refused, and the Status says why; it is the answer, never a crash.
+
+    Args:
+        code: The HTTP status.
+        reason: The machine-readable word (`NotFound`); empty where kube-apiserver gives none.
+        message: The sentence that kubectl prints.
+        details: The `details` object, or nothing.
+        token: A continue token to go on with after a list expired.
+    """
+
+    def __init__(
+        self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None, *, token: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.token = token
+        self.reason = reason
+        self.message = message
+        self.warnings: tuple[str, ...] = ()  # what the client is told beside the refusal
+        self.details = None if details is None else dict(details)
+
+    def to_status(self) -> JsonObject:
+        """Return the `Status` object to send."""
+        metadata = {"continue": self.token} if self.token else {}
+        status: JsonObject = {"kind": "Status", "apiVersion": "v1", "metadata": metadata, "status": "Failure"}
+        status["message"] = self.message
+        if self.reason:
+            status["reason"] = self.reason
+        if self.details is not None:
+            status["details"] = self.details
+        status["code"] = self.code
+        return status
+
+
+@contextmanager
+def warning(warnings: Sequence[str]) -> Iterator[None]:
+    """Let a refusal out of the body carry the warnings too."""
+    try:
+        yield
+    except RequestRefusedError as exc:
+        exc.warnings = (*warnings, *exc.warnings)
+        raise
+
+
+def success(subject: Subject) -> JsonObject:
+    """Return the `Status` that answers a completed delete."""
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": subject.to_json()}
+
+
+def not_found(subject: Subject) -> RequestRefusedError:
+    """Refuse: there is no object of that name."""
+    return RequestRefusedError(404, "NotFound", f'{subject.qualified} "{subject.name}" not found', subject.to_json())
+
+
+def no_such_resource() -> RequestRefusedError:
+    """Refuse: the built-in kind has no such subresource."""
+    return RequestRefusedError(404, "NotFound", "the server could not find the requested resource", {})
+
+
+def no_such_path() -> RequestRefusedError:
+    """Refuse: nothing is served at that path; clients read it as "the resource type is unknown"."""
+    return RequestRefusedError(404, "NotFound", "the server could not find the requested resource")
+
+
+def already_exists(subject: Subject, *, deleting: bool = False) -> RequestRefusedError:
+    """Refuse to create: the name is taken, perhaps by an object that is going away."""
+    message = f'{"object is being deleted: " if deleting else ""}{subject.qualified} "{subject.name}" already exists'
+    return RequestRefusedError(409, "AlreadyExists", message, subject.to_json())
+
+
+def conflict(subject: Subject, why: str) -> RequestRefusedError:
+    """Refuse a write whose precondition does not hold."""
+    message = f'Operation cannot be fulfilled on {subject.qualified} "{subject.name}": {why}'
+    return RequestRefusedError(409, "Conflict", message, subject.to_json())
+
+
+STALE = "the object has been modified; please apply your changes to the latest version and try again"
+"""Why a write with an old resourceVersion conflicts."""
+
+
+def apply_conflict(message: str, causes: Sequence[Cause]) -> RequestRefusedError:
+    """Refuse an apply that would take fields from other managers."""
+    return RequestRefusedError(409, "Conflict", message, {"causes": [cause.to_json() for cause in causes]})
+
+
+def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
+    """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
+    said = list(dict.fromkeys(map(str, errors)))  # the sentence says once what the causes may say twice
+    listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
+    causes = [Cause(error.reason, error.message, error.path or "<nil>").to_json() for error in errors]
+    details = {**subject.to_json(), "causes": causes}
+    return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)
+
+
+def bad_request(message: str) -> RequestRefusedError:
+    """Refuse a request that makes no sense."""
+    return RequestRefusedError(400, "BadRequest", message)
+
+
+def plain_internal(message: str) -> RequestRefusedError:
+    """Refuse with a 500 without a reason, as kube-apiserver does where it did not expect the error."""
+    return RequestRefusedError(500, "", message)
+
+
+def unprocessable(message: str) -> RequestRefusedError:
+    """Refuse a patch that is well formed and does not fit the object."""
+    return RequestRefusedError(422, "Invalid", message)
+
+
+def rejected() -> RequestRefusedError:
+    """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why."""
+    return RequestRefusedError(422, "Invalid", "the server rejected our request due to an error in our request", {})
+
+
+def forbidden(subject: Subject, why: str, *, cause: Cause | None = None) -> RequestRefusedError:
+    """Refuse a write that the state of the server forbids."""
+    details = subject.to_json()
+    if cause is not None:
+        details["causes"] = [cause.to_json()]
+    return RequestRefusedError(403, "Forbidden", f'{subject.qualified} "{subject.name}" is forbidden: {why}', details)
+
+
+def unauthorized() -> RequestRefusedError:
+    """Refuse a caller without the token."""
+    return RequestRefusedError(401, "Unauthorized", "Unauthorized")
+
+
+def method_not_allowed(subject: Subject | None = None, verb: str = "") -> RequestRefusedError:
+    """Refuse a verb that the resource does not have; of a custom one, kube-apiserver says which."""
+    if subject is None:
+        message = "the server does not allow this method on the requested resource"
+        return RequestRefusedError(405, "MethodNotAllowed", message, {})
+    message = f'{verb} is not supported on resources of kind "{subject.qualified}"'
+    return RequestRefusedError(405, "MethodNotAllowed", message, attrs.evolve(subject, name="").to_json())
+
+
+def not_acceptable(offered: Sequence[str]) -> RequestRefusedError:
+    """Refuse to answer in a format that the server does not speak."""
+    message = "only the following media types are accepted: " + ", ".join(offered)
+    return RequestRefusedError(406, "NotAcceptable", message)
+
+
+def undecodable(resource: Resource, why: str) -> RequestRefusedError:
+    """Refuse a body that does not read as the kind it is said to be."""
+    kind, version = resource.kind, resource.version
+    return bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {why}')
+
+
+def unsupported_media_type(accepted: Sequence[str]) -> RequestRefusedError:
+    """Refuse a body in a format that the server does not read."""
+    message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(accepted)
+    return RequestRefusedError(415, "UnsupportedMediaType", message)
+
+
+def too_large(why: str) -> RequestRefusedError:
+    """Refuse a body over a limit."""
+    return RequestRefusedError(413, "RequestEntityTooLarge", f"Request entity too large: {why}")
+
+
+def expired(message: str) -> RequestRefusedError:
+    """Refuse a resourceVersion that the event log no longer reaches: the client must list again."""
+    return RequestRefusedError(410, "Expired", message)
+
+
+def too_large_revision(asked: int, current: int) -> RequestRefusedError:
+    """Refuse a read at a resourceVersion that this server has not reached."""
+    message = f"Too large resource version: {asked}, current: {current}"
+    cause = Cause("ResourceVersionTooLarge", "Too large resource version").to_json()
+    return RequestRefusedError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
+
+
+def internal(message: str) -> RequestRefusedError:
+    """Report that the server itself could not do it (a full disk, say); nothing was written."""
+    details = {"causes": [{"message": message}]}
+    return RequestRefusedError(500, "InternalError", f"Internal error occurred: {message}", details)

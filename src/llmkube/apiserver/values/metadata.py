@@ -1,0 +1,164 @@
+"""The name tag of an object is judged the same way for every kind.
+
+Facts: `k8s.io/apimachinery/pkg/api/validation` (ObjectMeta on create and on update).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from llmkube.apiserver.values import name_rules
+from llmkube.apiserver.values.field_errors import (
+    FieldError,
+    Verbatim,
+    at,
+    forbidden,
+    immutable,
+    invalid,
+    required,
+    too_long,
+)
+from llmkube.apiserver.values.json_values import same
+
+MAX_ANNOTATION_BYTES: Final = 256 * 1024
+"""All keys and values of an object's annotations together."""
+
+_CHILDLESS: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
+"""Kinds that own nothing: they are gone before anybody could clean up after them."""
+
+_FIXED: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+
+
+def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Callable[[str], str]) -> list[FieldError]:
+    """Return what is wrong with the metadata of an object of the right types; `old` is stored, on an update."""
+    metadata = obj.get("metadata") or {}
+    before = {} if old is None else old.get("metadata") or {}
+    errors = list(_check_name(metadata, name_rule))
+    if metadata.get("labels") != before.get("labels"):
+        errors += _check_labels(metadata)
+    if metadata.get("annotations") != before.get("annotations"):
+        errors += _check_annotations(metadata)
+    errors += _check_owners(metadata)
+    errors += _check_finalizers(metadata)
+    if old is not None:
+        errors += 2 * list(_check_change(metadata, before))  # kube-apiserver looks at it twice
+    return errors
+
+
+def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) -> Iterator[FieldError]:
+    prefix = metadata.get("generateName") or ""
+    if prefix and (wrong := name_rule(prefix[:-1] + "a" if prefix.endswith(("-", ".")) else prefix)):
+        yield invalid("metadata.generateName", prefix, wrong)
+    name = metadata.get("name") or ""
+    if not name:
+        if not prefix:
+            yield required("metadata.name", "name or generateName is required")
+    elif wrong := name_rule(name):
+        yield invalid("metadata.name", name, wrong)
+    generation = metadata.get("generation") or 0
+    if generation < 0:
+        yield invalid("metadata.generation", generation, "must be greater than or equal to 0")
+
+
+def check_labels(labels: Any, path: str) -> Iterator[FieldError]:
+    """Judge a map of labels."""
+    for name, value in (labels or {}).items():
+        for wrong in name_rules.label_key(name):
+            yield invalid(path, name, wrong)
+        if isinstance(value, str) and (wrong := name_rules.label_value(value)):
+            yield invalid(path, value, wrong)
+
+
+def _check_labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
+    yield from check_labels(metadata.get("labels"), "metadata.labels")
+
+
+def annotations_size(annotations: Mapping[str, Any]) -> int:
+    """Return the bytes of all keys and values together."""
+    return sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items())
+
+
+def _check_annotations(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
+    annotations = metadata.get("annotations") or {}
+    for name in annotations:
+        for wrong in name_rules.qualified_all(name.lower()):  # upper case is allowed in annotations' prefixes
+            yield invalid("metadata.annotations", name, wrong)
+    if annotations_size(annotations) > MAX_ANNOTATION_BYTES:
+        yield too_long("metadata.annotations", MAX_ANNOTATION_BYTES)
+
+
+def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
+    path = "metadata.ownerReferences"
+    controllers = []
+    for owner in metadata.get("ownerReferences") or ():
+        version = owner.get("apiVersion") or ""
+        if not version or version.count("/") > 1:
+            yield invalid(at(path, "apiVersion"), version, "version must not be empty")
+        for name in ("kind", "name", "uid"):
+            if not owner.get(name):
+                yield invalid(at(path, name), "", "must not be empty")
+        if (version, owner.get("kind")) in _CHILDLESS:
+            named = f'{"" if "/" in version else "/"}{version}, Kind={owner["kind"]}'
+            yield invalid(path, owner, f"{named} is disallowed from being an owner")
+        if owner.get("controller"):
+            controllers.append(f"{owner.get('kind', '')}/{owner.get('name', '')}")
+    if len(controllers) > 1:
+        yield invalid(
+            path,
+            metadata["ownerReferences"],
+            "Only one reference can have Controller set to true. Found"
+            f' "true" in references for {controllers[0]} and {controllers[1]}',
+        )
+
+
+def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
+    finalizers = metadata.get("finalizers") or ()
+    for finalizer in finalizers:
+        for wrong in name_rules.qualified_all(finalizer):
+            yield invalid("metadata.finalizers", finalizer, wrong)
+    if {"orphan", "foregroundDeletion"} <= set(finalizers):
+        yield invalid(
+            "metadata.finalizers", list(finalizers), "finalizer orphan and foregroundDeletion cannot be both set"
+        )
+
+
+def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[FieldError]:
+    if old.get("deletionTimestamp"):
+        before = old.get("finalizers") or ()
+        fresh = [finalizer for finalizer in new.get("finalizers") or () if finalizer not in before]
+        if fresh:
+            listed = ", ".join(f'"{finalizer}"' for finalizer in fresh)
+            yield forbidden(
+                "metadata.finalizers",
+                "no new finalizers can be added if the object is being deleted,"
+                f" found new finalizers []string{{{listed}}}",
+            )
+    if not new.get("resourceVersion"):
+        yield invalid("metadata.resourceVersion", Verbatim("0"), "must be specified for an update")
+    if (new.get("generation") or 0) < (old.get("generation") or 0):
+        yield invalid("metadata.generation", new.get("generation") or 0, "must not be decremented")
+    for name in _FIXED:
+        if not same(new.get(name), old.get(name)):
+            yield immutable(at("metadata", name), new.get(name))
+
+
+def stored_form(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as it comes back from Kubernetes' own structure: empty fields left out, null labels empty."""
+    kept = {name: value for name, value in metadata.items() if value not in _EMPTY and name != "selfLink"}
+    for name in ("labels", "annotations"):
+        if None in kept.get(name, {}).values():
+            kept[name] = {key: "" if value is None else value for key, value in kept[name].items()}
+    return kept
+
+
+def finalizer_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the warnings about finalizers that do not say whose they are."""
+    known = {"orphan", "foregroundDeletion"}
+    return [
+        f'metadata.finalizers: "{finalizer}": prefer a domain-qualified finalizer name to avoid accidental conflicts'
+        " with other finalizer writers"
+        for finalizer in metadata.get("finalizers") or ()
+        if "/" not in finalizer and finalizer not in known and not name_rules.qualified(finalizer)
+    ]
+
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})

@@ -1,0 +1,91 @@
+"""Deleting is a wish first: finalizers and dependents are heard before an object goes."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES
+from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
+
+Propagation = Literal["", "Background", "Foreground", "Orphan"]
+
+FOREGROUND: Final = "foregroundDeletion"
+ORPHAN: Final = "orphan"
+INSTANCES: Final = "customresourcecleanup.apiextensions.k8s.io"
+"""The finalizer that a CRD gets when it is deleted: its instances go first."""
+
+
+def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Propagation = "") -> tuple[Object, bool]:
+    """Stage the deletion of an object; returns its last state, and whether it is gone already.
+
+    An object with finalizers stays, marked with a deletionTimestamp, until the last one is taken away (`settle`).
+    """
+    metadata = dict(stored["metadata"])
+    finalizers = _with_propagation(metadata.get("finalizers") or [], propagation)
+    if ref.kind == CRDS and "deletionTimestamp" not in metadata and INSTANCES not in finalizers:
+        finalizers.append(INSTANCES)
+    changed = {**stored, "metadata": metadata}
+    _set_or_drop(metadata, "finalizers", finalizers)
+    if not held(ref, changed):
+        return tx.remove(ref, stored), True
+    if "deletionTimestamp" in metadata:
+        if finalizers == list(stored["metadata"].get("finalizers") or []):
+            return stored, False  # asked again: nothing new
+        return tx.put(ref, changed), False
+    metadata["deletionTimestamp"] = now
+    if ref.kind != NAMESPACES:
+        metadata["deletionGracePeriodSeconds"] = 0
+    if "generation" in metadata:
+        metadata["generation"] += 1
+    if ref.kind == NAMESPACES:
+        changed["status"] = {**stored.get("status", {}), "phase": "Terminating"}
+    if ref.kind == CRDS:
+        changed["status"] = _terminating(stored.get("status", {}), now)
+    return tx.put(ref, changed), False
+
+
+def settle(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
+    """Stage an update; an object that only waited for its finalizers goes with it. Returns it and whether it went."""
+    if "deletionTimestamp" in changed["metadata"] and not held(ref, changed):
+        tx.remove(ref, changed)
+        return changed, True  # as it was written: only the watch's event has the version of its end
+    return tx.put(ref, changed), False
+
+
+def held(ref: Ref, candidate: Mapping[str, Any]) -> bool:
+    """Whether somebody still has to act before the object may go."""
+    if candidate["metadata"].get("finalizers"):
+        return True
+    return ref.kind == NAMESPACES and bool((candidate.get("spec") or {}).get("finalizers"))
+
+
+def without_finalizer(stored: Object, finalizer: str) -> Object:
+    """Return the object as it is once one of its finalizers has done its work."""
+    metadata = dict(stored["metadata"])
+    _set_or_drop(metadata, "finalizers", [name for name in metadata.get("finalizers") or [] if name != finalizer])
+    return {**stored, "metadata": metadata}
+
+
+def _with_propagation(finalizers: list[str], propagation: Propagation) -> list[str]:
+    if not propagation:
+        return list(finalizers)
+    kept = [name for name in finalizers if name not in {FOREGROUND, ORPHAN}]
+    return kept + {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(propagation, [])
+
+
+def _set_or_drop(metadata: dict[str, Any], name: str, value: list[Any]) -> None:
+    if value:
+        metadata[name] = value
+    else:
+        metadata.pop(name, None)
+
+
+def _terminating(status: Mapping[str, Any], now: str) -> dict[str, Any]:
+    condition = {
+        "type": "Terminating",
+        "status": "True",
+        "lastTransitionTime": now,
+        "reason": "InstanceDeletionPending",
+        "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+    }
+    others = [other for other in status.get("conditions") or [] if other.get("type") != "Terminating"]
+    return {**status, "conditions": [*others, condition]}

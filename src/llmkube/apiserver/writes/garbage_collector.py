@@ -1,0 +1,192 @@
+"""What a deletion leaves behind is collected: dependents of gone owners, contents of namespaces, instances of CRDs.
+
+The collector is told of every change and keeps a set of places to look at again; it decides from the state it finds
+there, never from the change, so a restart that begins with everything (`look_at_everything`) loses nothing.
+Facts: Kubernetes "Garbage Collection": an object goes when all of its owners are gone; `blockOwnerDeletion` holds a
+foreground deletion; `orphan` lets the dependents live.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from llmkube.apiserver.fields.ownership import record_write
+from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog
+from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
+from llmkube.apiserver.writes.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, settle, without_finalizer
+from llmkube.k8s.resource import Key
+
+MANAGER: Final = "garbage-collector"
+"""Field manager of the changes made here."""
+
+BATCH: Final = 64
+"""Places looked at in one transaction: a large cascade must not keep other writers waiting."""
+
+
+class Collector:
+    """Finishes deletions, a batch at a time. Pure: `step` stages writes into the transaction it is given."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._dirty: dict[Ref, None] = {}  # an ordered set
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to look at."""
+        return not self._dirty
+
+    def look_at_everything(self, store: Store) -> None:
+        """Begin from any state: after a restart nobody remembers what was under way."""
+        for ref in store.refs():
+            metadata = _metadata(store.get(ref))
+            if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
+                self._dirty[ref] = None
+
+    def observe(self, changes: Iterable[Change], store: Store) -> None:
+        """Remember what committed changes make worth looking at."""
+        for change in changes:
+            metadata = change.after["metadata"]
+            if not change.removed:
+                if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
+                    self._dirty[change.ref] = None
+                continue
+            self._look(store.dependents(metadata["uid"]))
+            self._look(_holders(change, store))
+
+    def step(self, tx: Transaction, now: str) -> None:
+        """Stage what the next batch of places asks for; if the write fails, `look_at_everything` begins again."""
+        for ref in list(self._dirty)[:BATCH]:
+            del self._dirty[ref]
+            stored = tx.get(ref)
+            if stored is not None:
+                self._tend(tx, ref, stored, now)
+
+    def _look(self, refs: Iterable[Ref]) -> None:
+        for ref in refs:
+            self._dirty[ref] = None
+
+    def _tend(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        metadata = stored["metadata"]
+        if "deletionTimestamp" not in metadata:
+            if metadata.get("ownerReferences"):
+                self._tend_owned(tx, ref, stored, now)
+            return
+        finalizers = metadata.get("finalizers") or ()
+        if ORPHAN in finalizers:
+            self._orphan(tx, ref, stored, now)
+        elif FOREGROUND in finalizers:
+            self._foreground(tx, ref, stored, now)
+        elif ref.kind == NAMESPACES:
+            self._empty_namespace(tx, ref, stored, now)
+        elif ref.kind == CRDS and INSTANCES in finalizers:
+            self._remove_instances(tx, ref, stored, now)
+
+    def _tend_owned(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        """Keep an object with a living owner (and cut its ties to the others); delete one with none."""
+        owners = stored["metadata"]["ownerReferences"]
+        solid, waiting = [], []
+        for owner in owners:
+            state = self._owner_state(tx, ref.key.namespace, owner)
+            if state == "solid":
+                solid.append(owner)
+            elif state == "waiting":
+                waiting.append(owner)
+        if len(solid) == len(owners):
+            return
+        if solid:
+            cut = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
+            self._rewrite(tx, ref, stored, cut, now)
+        elif waiting and tx.store.dependents(stored["metadata"]["uid"]):
+            delete(tx, ref, stored, now, "Foreground")  # the owner waits for this one, and this one for its own
+        else:
+            delete(tx, ref, stored, now)
+
+    def _owner_state(self, tx: Transaction, namespace: str, owner: Mapping[str, Any]) -> str:
+        kind = self._catalog.find_kind(owner["apiVersion"], owner["kind"])
+        if kind is None:
+            return "solid"  # a kind that is not served: nobody can tell whether the owner is there
+        place = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
+        live = tx.get(place)
+        if live is None or live["metadata"]["uid"] != owner["uid"]:
+            return "gone"
+        metadata = live["metadata"]
+        deleting = "deletionTimestamp" in metadata and FOREGROUND in (metadata.get("finalizers") or ())
+        return "waiting" if deleting else "solid"
+
+    def _rewrite(self, tx: Transaction, ref: Ref, old: Object, new: Object, now: str) -> None:
+        """Stage a change of metadata, with what it means for who owns which field."""
+        kind = self._catalog.versions(ref.kind)[0]
+        tx.put(ref, record_write(old, new, MANAGER, schema=kind.schema, now=now).object)
+
+    def _orphan(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        uid = stored["metadata"]["uid"]
+        for place in tx.store.dependents(uid):
+            dependent = tx.get(place)
+            if dependent is None:
+                continue
+            metadata = dict(dependent["metadata"])
+            kept = [owner for owner in metadata.get("ownerReferences") or () if owner["uid"] != uid]
+            if kept:
+                metadata["ownerReferences"] = kept
+            else:
+                metadata.pop("ownerReferences", None)
+            self._rewrite(tx, place, dependent, {**dependent, "metadata": metadata}, now)
+        settle(tx, ref, without_finalizer(stored, ORPHAN))
+
+    def _foreground(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        uid = stored["metadata"]["uid"]
+        blocked = False
+        for place in tx.store.dependents(uid):
+            dependent = tx.get(place)
+            if dependent is None:
+                continue
+            if "deletionTimestamp" not in dependent["metadata"]:
+                self._tend_owned(tx, place, dependent, now)
+                dependent = tx.get(place)
+            if dependent is not None and _blocks(dependent, uid):
+                blocked = True
+        if not blocked:
+            settle(tx, ref, without_finalizer(stored, FOREGROUND))
+
+    def _empty_namespace(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        namespace = ref.key.name
+        left = False
+        for storage in self._catalog.storages():
+            if storage not in {NAMESPACES, CRDS}:
+                left |= self._delete_all(tx, storage, namespace, now)
+        if left:
+            return
+        spec = {**stored.get("spec", {}), "finalizers": []}
+        settle(tx, ref, {**stored, "spec": spec})
+
+    def _remove_instances(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+        if not self._delete_all(tx, ref.key.name, "", now):
+            settle(tx, ref, without_finalizer(stored, INSTANCES))
+
+    def _delete_all(self, tx: Transaction, storage: str, namespace: str, now: str) -> bool:
+        """Delete what is there; whether anything stays, held by a finalizer."""
+        left = False
+        for key, _ in tx.store.list(storage, namespace):
+            place = Ref(storage, key)
+            current = tx.get(place)
+            if current is not None:
+                _, gone = delete(tx, place, current, now)
+                left |= not gone
+        return left
+
+
+def _holders(gone: Change, store: Store) -> list[Ref]:
+    """The objects that may have waited for this one: its foreground-deleted owners, its namespace, its CRD."""
+    owners = gone.after["metadata"].get("ownerReferences") or ()
+    places = [store.by_uid(owner["uid"]) for owner in owners]
+    places.append(Ref(NAMESPACES, Key("", gone.ref.key.namespace)))
+    places.append(Ref(CRDS, Key("", gone.ref.kind)))
+    return [place for place in places if place is not None and "deletionTimestamp" in _metadata(store.get(place))]
+
+
+def _metadata(stored: Object | None) -> Mapping[str, Any]:
+    return {} if stored is None else stored["metadata"]
+
+
+def _blocks(dependent: Object, uid: str) -> bool:
+    owners = dependent["metadata"].get("ownerReferences") or ()
+    return any(owner["uid"] == uid and owner.get("blockOwnerDeletion") for owner in owners)

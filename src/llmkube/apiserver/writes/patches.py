@@ -1,0 +1,188 @@
+"""Three kinds of patch are functions from an object to a new object; the fourth, apply, is in `apply.py`.
+
+Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers), and the library by which kube-apiserver
+reads them: github.com/evanphx/json-patch, version 4, which is laxer than they are.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.apiserver.fields.strategic_merge import strategic_merge_patch
+from llmkube.apiserver.values.json_values import copy, is_list, is_object, same
+from llmkube.base.errors import UserError
+
+__all__ = [
+    "PatchDocumentError",
+    "PatchFailedError",
+    "PatchTooLargeError",
+    "json_patch",
+    "merge_patch",
+    "strategic_merge_patch",
+]
+
+MAX_OPERATIONS: Final = 10_000
+"""The most operations that kube-apiserver takes in one JSON patch."""
+
+_END: Final = "-"  # the place behind an array's last item
+_INDEX: Final = re.compile(r"[+-]?[0-9]+")
+
+
+class PatchDocumentError(UserError):
+    """The patch itself is malformed: an HTTP 400."""
+
+
+class PatchTooLargeError(UserError):
+    """The patch does too much at once: an HTTP 413."""
+
+
+class PatchFailedError(UserError):
+    """The patch is well formed and does not apply to this object: an HTTP 422."""
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return the target after a JSON merge patch (RFC 7386): nulls delete, objects merge, all else replaces.
+
+    The result shares what did not change with the target.
+    """
+    if not is_object(patch):
+        return patch
+    merged = dict(target) if is_object(target) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+def json_patch(target: Any, operations: Any) -> Any:
+    """Return the target after a JSON patch (RFC 6902, as laxly as kube-apiserver); all operations apply, or none.
+
+    A value that is left out is null; `replace` and `copy` put up with a field that is not there; an index may be
+    negative, to count from the end; only `replace` and `test` know the whole document.
+
+    Raises:
+        PatchDocumentError: The document is no list of operations.
+        PatchTooLargeError: There are too many of them.
+        PatchFailedError: An operation does not apply, or a test fails.
+    """
+    if not is_list(operations):
+        raise PatchDocumentError("error decoding patch: a JSON patch is a list of operations")
+    for operation in operations:
+        _check_form(operation)
+    if len(operations) > MAX_OPERATIONS:
+        raise PatchTooLargeError(
+            f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
+        )
+    document = copy(target)
+    for operation in operations:
+        document = _apply(document, operation or {})
+    return document
+
+
+def _check_form(operation: Any) -> None:
+    if not is_object(operation) and operation is not None:
+        raise PatchDocumentError("error decoding patch: an operation is an object")
+    for name in ("op", "path", "from"):
+        if not isinstance((operation or {}).get(name), str | None):
+            raise PatchDocumentError(f"error decoding patch: {name} is a text")
+
+
+def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
+    name, path, value = operation.get("op"), operation.get("path"), copy(operation.get("value"))
+    if path is None:
+        raise PatchFailedError("operation missing path field: missing value")
+    match name:
+        case "replace" if not path:
+            if not is_object(value) and not is_list(value):
+                raise PatchFailedError("replace operation value must be object or array")
+            return value
+        case "test":
+            _test(document, path, value)
+        case "add" | "replace":
+            _put(document, path, value, name)
+        case "remove":
+            _remove(document, path, name)
+        case "move" | "copy":
+            _transfer(document, operation.get("from"), path, name)
+        case _:
+            raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
+    return document
+
+
+def _test(document: Any, path: str, value: Any) -> None:
+    found = _get(document, path, "test") if path else document
+    if not same(found, value):
+        raise PatchFailedError(f"testing value {path} failed: test failed")
+
+
+def _transfer(document: Any, source: str | None, path: str, operation: str) -> None:
+    if source is None:
+        raise PatchFailedError("operation, missing from field: missing value")
+    value = copy(_get(document, source, operation))
+    if operation == "move":
+        _remove(document, source, operation)
+    _put(document, path, value, operation)
+
+
+def _find(document: Any, path: str, operation: str) -> tuple[Any, str]:
+    """Return the container that the pointer's last part is in, and that part."""
+    _, *parts = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+    if not parts:
+        raise _missing(operation, path)
+    for part in parts[:-1]:
+        document = _child(document, part, operation, path)
+        if not is_object(document) and not is_list(document):
+            raise _missing(operation, path)
+    return document, parts[-1]
+
+
+def _child(container: Any, part: str, operation: str, path: str) -> Any:
+    """Return what is there; null where an object has no such field."""
+    if is_object(container):
+        return container.get(part)
+    return container[_index(container, part, operation, path)]
+
+
+def _missing(operation: str, path: str) -> PatchFailedError:
+    return PatchFailedError(f'{operation} operation does not apply: doc is missing path: "{path}": missing value')
+
+
+def _index(container: Sequence[Any], part: str, operation: str, path: str, *, room: int = 0) -> int:
+    """Read the index of an item that is there, or of one of `room` places behind the last."""
+    if not _INDEX.fullmatch(part):
+        raise PatchFailedError(f"{operation} operation does not apply: {part!r} is no index in {path}")
+    index, size = int(part), len(container) + room
+    if not -size <= index < size:
+        raise PatchFailedError(
+            f"{operation} operation does not apply: Unable to access invalid index: {index}: invalid index referenced"
+        )
+    return index + size if index < 0 else index
+
+
+def _get(document: Any, path: str, operation: str) -> Any:
+    container, part = _find(document, path, operation)
+    return _child(container, part, operation, path)
+
+
+def _put(document: Any, path: str, value: Any, operation: str) -> None:
+    container, part = _find(document, path, operation)
+    if is_object(container):
+        container[part] = value  # type: ignore[index]  # `copy` made it, of dicts and lists
+    elif operation == "replace":
+        container[_index(container, part, operation, path)] = value
+    elif part == _END:
+        container.append(value)
+    else:
+        container.insert(_index(container, part, operation, path, room=1), value)
+
+
+def _remove(document: Any, path: str, operation: str) -> None:
+    container, part = _find(document, path, operation)
+    if is_object(container):
+        if part not in container:
+            raise PatchFailedError(f"Unable to remove nonexistent key: {part}: missing value")
+        del container[part]  # type: ignore[attr-defined]  # `copy` made it, of dicts and lists
+    else:
+        del container[_index(container, part, operation, path)]

@@ -1,0 +1,178 @@
+"""What stands between a client's object and the stored one: decoded, owned, prepared, stamped, judged.
+
+The stations are `strategy`'s; here they are put in line for the three ways to write (create, change, apply), with what
+only the server knows: uids, times, addresses.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.apiserver.fields.ownership import record_write, same_but_for_times
+from llmkube.apiserver.kinds import crd_rules
+from llmkube.apiserver.kinds.catalog import CRDS, SERVICES
+from llmkube.apiserver.kinds.cluster_ip import allocate_cluster_ip
+from llmkube.apiserver.kinds.service_families import settle_families
+from llmkube.apiserver.protocol.bodies import DecodeError, check_types
+from llmkube.apiserver.schema.defaults import unknown_fields
+from llmkube.apiserver.storage.revisions import Object, Transaction
+from llmkube.apiserver.values.api_errors import invalid
+from llmkube.apiserver.values.field_errors import invalid as field_invalid
+from llmkube.apiserver.writes import strategy
+from llmkube.apiserver.writes.request_target import Target
+from llmkube.apiserver.writes.write_options import WriteOptions
+
+JsonObject = dict[str, Any]
+
+_SERVERS_OWN: Final = frozenset(
+    {"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"}
+)
+"""Metadata that a client cannot set on a new object; what it sends for it is ignored."""
+
+
+class Admission:
+    """Takes an object from its client's form to its stored form. Draws uids; otherwise a function of its arguments."""
+
+    def __init__(self, rng: random.Random, timestamp: Callable[[], str]) -> None:
+        self._rng = rng
+        self._timestamp = timestamp
+
+    def decode(
+        self, target: Target, wanted: JsonObject, options: WriteOptions, duplicates: Sequence[str]
+    ) -> tuple[JsonObject, list[str]]:
+        """Return the object pruned and defaulted, with the warnings for what was dropped.
+
+        Raises:
+            DecodeError: Something was dropped and the client asked for strictness, or has the wrong type.
+        """
+        resource = target.kind.resource
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind, **wanted}
+        if target.kind.builtin:
+            check_types(typed, target.kind.schema, "")
+        completed, dropped = strategy.complete(target.kind, typed)
+        return completed, complain([*duplicates, *unknown_fields(dropped)], options)
+
+    def create(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> JsonObject:
+        """Return a new object, ready to be stored.
+
+        Raises:
+            RequestRefusedError: 422.
+        """
+        schema, ownership = target.kind.schema, strategy.ownership(target.kind)
+        bare = _without(wanted, _SERVERS_OWN)
+        written = record_write(None, bare, options.manager, schema=schema, now=self._timestamp(), **ownership)
+        return self._new(tx, target, written.object)
+
+    def change(self, target: Target, old: Object, wanted: JsonObject, options: WriteOptions) -> JsonObject | None:
+        """Return the object after an update or a patch, ready to be stored; None when nothing changes.
+
+        Raises:
+            RequestRefusedError: 422.
+        """
+        schema, ownership = target.kind.schema, strategy.ownership(target.kind, target.subresource)
+        written = record_write(old, wanted, options.manager, schema=schema, now=self._timestamp(), **ownership)
+        return self._changed(target, old, written.object)
+
+    def applied(self, tx: Transaction, target: Target, old: Object | None, merged: JsonObject) -> JsonObject | None:
+        """Return the object after an apply, ready to be stored; None when nothing changes.
+
+        Raises:
+            RequestRefusedError: 422.
+        """
+        completed = strategy.complete_applied(target.kind, merged, target.subresource)
+        if old is None:
+            return self._new(tx, target, _without(completed, _SERVERS_OWN))
+        return self._changed(target, old, completed)
+
+    def _new(self, tx: Transaction, target: Target, owned: JsonObject) -> JsonObject:
+        _check_kind(target, owned)
+        stamped = strategy.prepare(target.kind, owned, None)
+        meta = stamped["metadata"]
+        meta["uid"] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        meta["creationTimestamp"] = self._timestamp()
+        _set_generation(meta, strategy.next_generation(target.kind, stamped, None))
+        if target.ref.kind == SERVICES:
+            _settle_families(target, stamped, None)
+            _allocate(tx, target, stamped)
+        _judge(target, stamped, None)
+        if target.ref.kind == CRDS:
+            stamped["status"] = crd_rules.accepted_status(stamped, self._timestamp())
+        return stamped
+
+    def _changed(self, target: Target, old: Object, owned: JsonObject) -> JsonObject | None:
+        _check_kind(target, owned)
+        stamped = strategy.prepare(target.kind, owned, old, target.subresource)
+        if target.ref.kind == SERVICES and not target.subresource:
+            _settle_families(target, stamped, old)
+        generation = strategy.next_generation(target.kind, stamped, old)
+        _set_generation(stamped["metadata"], generation)
+        if same_but_for_times(old, stamped):
+            return None  # it was judged when it was stored
+        _judge(target, stamped, old)
+        if target.ref.kind == CRDS and not target.subresource and "deletionTimestamp" not in stamped["metadata"]:
+            stamped["status"] = crd_rules.accepted_status(stamped, self._timestamp())
+            return None if same_but_for_times(old, stamped) else stamped
+        return stamped
+
+
+def complain(complaints: Sequence[str], options: WriteOptions) -> list[str]:
+    """Return what to warn of.
+
+    Raises:
+        DecodeError: There is something, and the client asked for strictness.
+    """
+    if not complaints or options.validation == "Ignore":
+        return []
+    if options.validation == "Strict":
+        raise DecodeError("strict decoding error: " + ", ".join(complaints))
+    return list(complaints)
+
+
+def _check_kind(target: Target, owned: Object) -> None:
+    """Refuse a custom object that says it is of another kind, or (a patch has done that) of another version."""
+    resource = target.kind.resource
+    kind, version = str(owned.get("kind")), str(owned.get("apiVersion"))
+    errors = [field_invalid("kind", kind, f"must be {resource.kind}")] if kind != resource.kind else []
+    if version != resource.api_version:
+        errors.append(field_invalid("apiVersion", version, f"must be {resource.api_version}"))
+    if errors:
+        group = version.rpartition("/")[0]
+        raise invalid(attrs.evolve(target.kind_subject, resource=kind, group=group), errors)
+
+
+def _judge(target: Target, stamped: Object, old: Object | None) -> None:
+    errors = strategy.check(target.kind, stamped, old, target.subresource)
+    if errors:
+        raise invalid(target.kind_subject, errors)
+
+
+def _without(wanted: Mapping[str, Any], names: frozenset[str]) -> JsonObject:
+    return {**wanted, "metadata": {name: value for name, value in wanted["metadata"].items() if name not in names}}
+
+
+def _set_generation(meta: JsonObject, generation: int | None) -> None:
+    if generation is None:
+        meta.pop("generation", None)
+    else:
+        meta["generation"] = generation
+
+
+def _allocate(tx: Transaction, target: Target, service: JsonObject) -> None:
+    """Give a Service the addresses that it would get in a cluster (see clusterip.py)."""
+    spec = service.setdefault("spec", {})
+    if spec.get("type") == "ExternalName":
+        return
+    if not spec.get("clusterIP"):
+        taken = {str((other.get("spec") or {}).get("clusterIP")) for _, other in tx.store.list(SERVICES)}
+        spec["clusterIP"] = allocate_cluster_ip(str(target.ref.key), taken)
+    spec.setdefault("clusterIPs", [spec["clusterIP"]])
+
+
+def _settle_families(target: Target, service: JsonObject, old: Object | None) -> None:
+    before = None if old is None else old.get("spec") or {}
+    errors = settle_families(service.setdefault("spec", {}), before)
+    if errors:
+        raise invalid(target.kind_subject, errors)

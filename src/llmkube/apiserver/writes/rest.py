@@ -1,0 +1,134 @@
+"""What each verb does to an object, as a decision on a transaction: pure, so that the server can hold its lock over it.
+
+The order of a write is kube-apiserver's: decode, patch, prune, default, reset what this endpoint does not write, record
+who owns what, stamp the server's own fields, judge, store.
+"""
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from llmkube.apiserver.kinds.catalog import NAMESPACES, SERVICES, Catalog, in_version
+from llmkube.apiserver.protocol.negotiation import APPLY_PATCH, content_type, patch_types
+from llmkube.apiserver.storage.revisions import Ref, Store, Transaction
+from llmkube.apiserver.values.api_errors import (
+    bad_request,
+    forbidden,
+    method_not_allowed,
+    no_such_path,
+    not_found,
+    success,
+)
+from llmkube.apiserver.values.selectors import Predicate
+from llmkube.apiserver.writes.applying import Applying
+from llmkube.apiserver.writes.deletion import delete
+from llmkube.apiserver.writes.preconditions import check_delete_preconditions
+from llmkube.apiserver.writes.preparation import Admission
+from llmkube.apiserver.writes.request_target import Answered, Planned, Target, answered
+from llmkube.apiserver.writes.sent import decoding, delete_options, parse_manifest
+from llmkube.apiserver.writes.write_options import WriteOptions
+from llmkube.apiserver.writes.writing import Writing
+from llmkube.base.http import Request
+
+_PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
+"""Namespaces that nobody may delete."""
+
+
+class Rest:
+    """The verbs over one catalog. Holds no state of its own; `plan` turns a request into a decision."""
+
+    def __init__(self, catalog: Catalog, utcnow: Callable[[], datetime], rng: random.Random) -> None:
+        self._utcnow = utcnow
+        admission = Admission(rng, self.timestamp)
+        self._writing = Writing(catalog, admission, rng)
+        self.applying = Applying(catalog, admission, self.timestamp)
+
+    def timestamp(self) -> str:
+        """Return the time as objects carry it: RFC 3339 in whole seconds, UTC."""
+        return self._utcnow().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def read(self, store: Store, target: Target) -> Answered:
+        """Return an object, or its Scale.
+
+        Raises:
+            RequestRefusedError: 404.
+        """
+        stored = store.get(target.ref)
+        if stored is None:
+            raise not_found(target.subject)
+        return answered(target, stored)
+
+    def plan(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> Planned:
+        """Return what a request that changes something will do; its body is read here, outside of the lock.
+
+        Raises:
+            RequestRefusedError: The request is wrong whatever the state is.
+        """
+        with decoding(target):
+            return self._planned(request, target, chosen)
+
+    def _planned(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> Planned:
+        named = bool(target.ref.key.name)
+        custom = not target.kind.builtin
+        placed = bool(target.ref.key.namespace) or not target.kind.resource.namespaced
+        if not placed and custom:
+            raise no_such_path()
+        match request.method, named:
+            case "POST", _ if placed and not target.subresource and (custom or not named):
+                return self._writing.plan_create(request, target.at(""))
+            case "PUT", True:
+                return self._writing.plan_update(request, target)
+            case "PATCH", True:
+                return self._plan_patch(request, target)
+            case "PUT" | "PATCH", False if custom:
+                raise bad_request("name must be provided")
+            case "DELETE", True if not target.subresource:
+                return self._plan_delete(request, target)
+            case "DELETE", False if placed and target.ref.kind != NAMESPACES:
+                return self._plan_delete_all(request, target, chosen())
+        verb = {"POST": "create", "DELETE": "delete"}.get(request.method, "")
+        raise method_not_allowed(target.subject, verb) if custom else method_not_allowed()
+
+    def _plan_patch(self, request: Request, target: Target) -> Planned:
+        media = content_type(request.headers.get("content-type") or "none", patch_types(target.kind))
+        if media != APPLY_PATCH:
+            return self._writing.plan_patch(request, target, media)
+        options = WriteOptions.parse(request, applying=True)
+        manifest, duplicates = parse_manifest(request.body, media)
+        return Planned(lambda tx: self.applying.apply(tx, target, manifest, options, duplicates), options.dry_run)
+
+    def _plan_delete(self, request: Request, target: Target) -> Planned:
+        options = delete_options(request)
+
+        def decide(tx: Transaction) -> Answered:
+            stored = tx.get(target.ref)
+            if stored is None:
+                raise not_found(target.subject)
+            check_delete_preconditions(target, stored, options)
+            if target.ref.kind == NAMESPACES and target.ref.key.name in _PERMANENT:
+                raise forbidden(target.subject, "this namespace may not be deleted")
+            last, gone = delete(tx, target.ref, stored, self.timestamp(), options.propagation)
+            if gone and target.ref.kind == SERVICES:
+                return Answered(last)  # the one kind here whose deletion answers with the object
+            if gone:
+                return Answered(success(target.subject_with_uid(stored)), is_object=False)
+            return Answered(last)
+
+        return Planned(decide, options.dry_run)
+
+    def _plan_delete_all(self, request: Request, target: Target, chosen: Predicate) -> Planned:
+        options = delete_options(request)
+
+        def decide(tx: Transaction) -> Answered:
+            deleted = []
+            for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
+                if chosen(stored):
+                    delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
+                    deleted.append(in_version(target.kind, stored))  # as they were chosen
+            resource = target.kind.resource
+            content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
+            metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}
+            return Answered({**content, "metadata": metadata, "items": deleted}, is_object=False)
+
+        return Planned(decide, options.dry_run)

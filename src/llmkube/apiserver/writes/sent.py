@@ -1,0 +1,133 @@
+"""What a client sent for a kind: it reads, it says what it is, and that is what the URL says."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from llmkube.apiserver.protocol import bodies
+from llmkube.apiserver.protocol.negotiation import OBJECT_TYPES, content_type
+from llmkube.apiserver.values.api_errors import (
+    RequestRefusedError,
+    Subject,
+    bad_request,
+    internal,
+    invalid,
+    undecodable,
+)
+from llmkube.apiserver.values.field_errors import invalid as field_invalid
+from llmkube.apiserver.values.json_values import ABSENT, compact
+from llmkube.apiserver.writes.request_target import Target
+from llmkube.apiserver.writes.write_options import DeleteOptions
+from llmkube.base.http import Request
+
+JsonObject = dict[str, Any]
+
+
+def parse_object(target: Target, body: bytes, media: str) -> tuple[JsonObject, list[str]]:
+    """Read an object; a custom one must say what it is."""
+    if target.kind.builtin:
+        return bodies.parse_object(body, media)
+    opening = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
+    try:
+        content, duplicates = bodies.parse(body, media)
+        content = {} if content is None else content
+        bodies.check_envelope(content)
+    except RequestRefusedError as exc:
+        raise exc if exc.code != 400 else bad_request(f"{opening}: {exc.message} ({_summary(body)})") from exc
+    for name, called in (("kind", "Kind"), ("apiVersion", "apiVersion")):
+        if not content.get(name):
+            text = body.decode(errors="replace")
+            raise bad_request(f"{opening}: Object '{called}' is missing in '{text}' ({_summary(body)})")
+    bodies.check_shape(content)
+    return content, duplicates
+
+
+def _summary(body: bytes, longest: int = 30) -> str:
+    if not body:
+        return "<empty>"
+    shown = body[:longest].decode(errors="replace") if body[:1] == b"{" else body[:longest].hex()
+    return f"{shown} ..." if len(body) > longest else shown
+
+
+def parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
+    """Read a configuration to be applied."""
+    try:
+        content, duplicates = bodies.parse(body, media)
+    except RequestRefusedError as exc:
+        raise exc if exc.code != 400 else bad_request(f"error decoding YAML: {exc.message}") from exc
+    if content is not None and not isinstance(content, dict):
+        raise bad_request("error decoding YAML: the body is not an object")
+    return content or {}, duplicates
+
+
+def delete_options(request: Request) -> DeleteOptions:
+    """Read how to delete, from the body and the query."""
+    body: JsonObject = {}
+    if request.body.strip():
+        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+        body, _ = bodies.parse_object(request.body, media)
+        if body.get("kind") not in {None, "", "DeleteOptions"}:
+            raise bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion") or ""}"')
+    return DeleteOptions.parse(request, body)
+
+
+@contextmanager
+def decoding(target: Target, patched: Any = ABSENT) -> Iterator[None]:
+    """Answer 400 to what does not read as the kind, or 422 when a patch made it so."""
+    try:
+        yield
+    except bodies.DecodeError as exc:
+        if patched is ABSENT:
+            raise undecodable(target.kind.resource, str(exc)) from exc
+        raise invalid(Subject(""), [field_invalid("patch", compact(patched), str(exc))]) from exc
+
+
+def with_metadata(body: Mapping[str, Any]) -> JsonObject:
+    """Return the body with metadata of its own, to be edited; nulls in it are left out: every Go client sends some."""
+    metadata = body.get("metadata") or {}
+    return {**body, "metadata": {name: value for name, value in metadata.items() if value is not None}}
+
+
+def check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
+    """Refuse a configuration that is not of the kind at the URL, or does not say what it is."""
+    resource = target.kind.resource
+    version, kind = manifest.get("apiVersion") or "", manifest.get("kind") or ""
+    if (version, kind) != (resource.api_version, resource.kind):
+        raise bad_request(f"invalid object type: {'' if '/' in version else '/'}{version}, Kind={kind}")
+
+
+def check_patched(target: Target, patched: Any) -> None:
+    """Refuse what a patch has made of an object if it no longer says what it is; of which kind is judged later.
+
+    Raises:
+        DecodeError: It is not an object of the kind.
+        RequestRefusedError: 500, a custom object lacks its apiVersion, which kube-apiserver did not expect.
+    """
+    if not isinstance(patched, Mapping):
+        raise bodies.DecodeError("couldn't get version/kind; json parse error: the body is not an object")
+    resource = target.kind.resource
+    version, kind = patched.get("apiVersion"), patched.get("kind")
+    if not isinstance(version, str | None) or not isinstance(kind, str | None):
+        raise bodies.DecodeError("couldn't get version/kind; json parse error: apiVersion or kind is not a string")
+    if target.subresource == "scale":
+        return
+    if not target.kind.builtin:
+        if not kind:
+            raise bodies.DecodeError(f"Object 'Kind' is missing in '{compact(patched)}'")
+        if not version:
+            raise internal("Object 'apiVersion' is missing in 'object has no apiVersion field'")
+    elif (version or resource.api_version, kind or resource.kind) != (resource.api_version, resource.kind):
+        raise bodies.DecodeError(f'no kind "{kind}" is registered for version "{version}"')
+
+
+def check_type(target: Target, body: Mapping[str, Any]) -> None:
+    """Refuse a body that says it is something else; one that says nothing is taken for what the URL says."""
+    resource = target.kind.resource
+    version, kind = body.get("apiVersion"), body.get("kind")
+    if version and version != resource.api_version:
+        raise bad_request(
+            f"the API version in the data ({version}) does not match the expected API version ({resource.api_version})"
+        )
+    if kind and kind != resource.kind and target.kind.builtin:
+        why = f"converting ({version}.{kind}) to ({resource.kind}): unknown conversion"
+        raise bad_request(f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}')

@@ -1,0 +1,291 @@
+"""A write goes through the same stations whatever the kind: complete, own, prepare, judge.
+
+The order, as in kube-apiserver, for an object `sent` that is to replace `old` (None on create):
+
+```python
+obj, unknown = strategy.complete(kind, sent)                                  # prune, then defaults
+written = apply.record_write(old, obj, manager, schema=…, now=…, **strategy.ownership(kind, subresource))
+obj = strategy.prepare(kind, written.object, old, subresource)                # drop what this endpoint cannot write
+errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
+obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
+if old is not None and apply.same_but_for_times(old, obj): answer with old    # nothing happened
+```
+
+For an apply, `apply.server_side_apply` comes first and `complete` after it: a default is nobody's.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypedDict
+
+import attrs
+
+from llmkube.apiserver.fields import fieldset, managed_fields
+from llmkube.apiserver.fields.fieldset import FieldSet
+from llmkube.apiserver.kinds import builtin_rules
+from llmkube.apiserver.kinds.catalog import CRDS
+from llmkube.apiserver.kinds.kind_info import KindInfo
+from llmkube.apiserver.schema import defaults, validation
+from llmkube.apiserver.schema.structural import JsonObject
+from llmkube.apiserver.values import go_text, metadata
+from llmkube.apiserver.values.field_errors import ErrorType, FieldError, forbidden, invalid
+from llmkube.apiserver.values.json_values import copy, is_integer, is_object, same
+
+_SERVER_KEPT: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+_STATUS: Final = FieldSet(frozenset({"f:status"}))
+_SPEC: Final = FieldSet(frozenset({"f:spec"}))
+_SPEC_AND_METADATA: Final = FieldSet(frozenset({"f:spec", "f:metadata"}))
+_SLICES: Final = "endpointslices.discovery.k8s.io"
+_MAX_REPLICAS: Final = 2**31 - 1
+
+
+class Ownership(TypedDict):
+    """The keyword arguments about ownership that `apply.record_write` and `apply.server_side_apply` share."""
+
+    subresource: str
+    zero: JsonObject
+    reset: FieldSet
+
+
+def ownership(kind: KindInfo, subresource: str = "") -> Ownership:
+    """Return what ownership depends on at an endpoint: pass it on with `**`."""
+    return Ownership(subresource=subresource, zero=zero(kind), reset=reset_fields(kind, subresource))
+
+
+def zero(kind: KindInfo) -> JsonObject:
+    """Return the kind's object before anything is set; only built-in kinds have any structure then."""
+    return defaults.zero(kind.schema) if kind.builtin else {}
+
+
+def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
+    """Return what a write through an endpoint leaves alone: nobody comes to own it there."""
+    if subresource == "status":
+        return _SPEC if kind.builtin else _SPEC_AND_METADATA
+    if not subresource and kind.status_subresource:
+        return _STATUS
+    return fieldset.NOTHING
+
+
+def complete(
+    kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False
+) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return the object in its stored shape, and the paths of the unknown fields that were dropped.
+
+    A null that was sent counts as left out; one that an apply has left in a custom object stays, to be refused.
+    """
+    fill = _behaviour(kind).fill
+    if fill is None and defaults.is_complete(obj, kind.schema):  # what an apply has renewed
+        return {**obj, **_stored_metadata(obj)}, ()
+    completed, unknown = defaults.prune(obj, kind.schema)
+    completed |= _stored_metadata(completed)
+    if kind.builtin:
+        defaults.empty_nulls(completed, kind.schema)
+    if kind.builtin or not applied:
+        defaults.drop_nulls(completed, kind.schema)
+    if kind.builtin:
+        defaults.drop_empty(completed, kind.schema)
+    defaults.fill(completed, kind.schema)
+    if fill is not None and validation.well_typed(completed, kind.schema):
+        fill(completed)
+    return completed, unknown if kind.builtin else tuple(sorted(unknown))
+
+
+def _stored_metadata(obj: Mapping[str, Any]) -> JsonObject:
+    tag = obj.get("metadata")
+    return {"metadata": metadata.stored_form(tag)} if isinstance(tag, Mapping) else {}
+
+
+def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
+    """Return an object that an apply has made in its stored shape.
+
+    What was written down about its managers is in that shape already, and of what an apply to a custom object's status
+    has made, `prepare` takes the status only.
+    """
+    metadata = obj["metadata"]
+    if subresource == "status" and not kind.builtin:
+        completed, _ = complete(kind, {"status": obj["status"]} if "status" in obj else {}, applied=True)
+        return {**_without_status(obj), **{name: completed[name] for name in ("status",) if name in completed}}
+    managers = {name: metadata[name] for name in ("managedFields",) if name in metadata}
+    rest = {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+    completed, _ = complete(kind, rest, applied=True)
+    completed["metadata"] |= managers
+    return completed
+
+
+def _without_status(obj: Mapping[str, Any]) -> JsonObject:
+    return {name: value for name, value in obj.items() if name != "status"}
+
+
+def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
+    """Return what kube-apiserver warns of although it takes it; the object has passed `check`."""
+    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).advice(obj)]
+
+
+def prepare(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
+) -> JsonObject:
+    """Return the object with what the endpoint cannot write put back, and with what the kind adds.
+
+    On an update, server-kept metadata that the client left out comes from the stored object; what it changed stays, for
+    `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
+    everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
+    """
+    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits(kind))
+    if old is None:
+        _reset_status(kind, prepared)
+        _make_ready(kind, prepared, None)
+        return prepared
+    through_status = subresource == "status"
+    if through_status and not _status_writes_metadata(kind):
+        return _status_only(prepared, old)
+    if kind.status_subresource or through_status:
+        kept = "spec" if through_status else "status"
+        prepared.pop(kept, None)
+        if kept in old:
+            prepared[kept] = old[kept]
+    _keep_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
+    if not through_status:
+        _make_ready(kind, prepared, old)
+    return prepared
+
+
+def _edits(kind: KindInfo) -> bool:
+    """Whether objects of the kind are edited in place, more than their metadata, on the way to the store."""
+    return _behaviour(kind).prepare is not None
+
+
+def _make_ready(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
+    ready = _behaviour(kind).prepare
+    if ready is not None and validation.well_typed(obj, kind.schema):  # what has the wrong shape is `check`'s to refuse
+        ready(obj, old)
+
+
+def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
+    """Return a copy whose metadata can be edited in place, and with `deep` everything below its other fields too."""
+    copied = {name: copy(value) if deep and name != "metadata" else value for name, value in obj.items()}
+    if is_object(obj.get("metadata")):
+        copied["metadata"] = dict(obj["metadata"])
+    return copied
+
+
+def _keep_metadata(kind: KindInfo, tag: JsonObject, before: Mapping[str, Any]) -> None:
+    """Put back, in place, what the server keeps and the client left out."""
+    for name in _SERVER_KEPT:
+        if not tag.get(name) and name in before:
+            tag[name] = before[name]
+    if "creationTimestamp" in before:
+        tag["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
+    if not tag.get("resourceVersion") and kind.unconditional_update:
+        tag["resourceVersion"] = before.get("resourceVersion", "")
+
+
+def _status_writes_metadata(kind: KindInfo) -> bool:
+    """Whether a write to `status` changes labels and the like too: it does for the kinds that are older than CRDs."""
+    return kind.builtin and kind.resource.full_name != CRDS
+
+
+def _reset_status(kind: KindInfo, obj: JsonObject) -> None:
+    """Give a new object the status that it begins with: none, or the empty structure of a built-in kind."""
+    if kind.status_subresource:
+        obj.pop("status", None)
+        status = kind.schema.child("status") if kind.builtin else None
+        if status is not None and status.has_default:
+            obj["status"] = defaults.zero(status)
+
+
+def check(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
+) -> list[FieldError]:
+    """Return everything that is wrong with a prepared object; empty means that it can be stored."""
+    of_schema = _of_schema(kind, obj, old, subresource)
+    if any(_of_metadata(error) and error.type is ErrorType.TYPE_INVALID for error in of_schema):
+        return of_schema
+    of_schema = [error for error in of_schema if not _of_metadata(error)]
+    errors = metadata.check(obj, old, kind.name_rule)
+    namespace = (obj.get("metadata") or {}).get("namespace")
+    if namespace and not kind.resource.namespaced:
+        errors.append(forbidden("metadata.namespace", "not allowed on this type"))
+    errors += of_schema
+    if kind.builtin:
+        if not of_schema:
+            behaviour = _behaviour(kind)
+            errors += behaviour.check_status(obj) if subresource == "status" else behaviour.check(obj, old)
+        return errors
+    if kind.scale is not None:
+        errors += _check_replicas(obj, kind.scale.status_path if subresource == "status" else kind.scale.spec_path)
+    return validation.with_rules(errors, obj, old, kind.schema)
+
+
+def _of_metadata(error: FieldError) -> bool:
+    """Whether metadata's own check has said it, in its own way; a CRD may still restrict names."""
+    return error.path.startswith("metadata") and error.path not in {"metadata.name", "metadata.generateName"}
+
+
+def _of_schema(
+    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str
+) -> list[FieldError]:
+    """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status.
+
+    What is written down about managers is the server's own, and so is nothing to judge.
+    """
+    if subresource != "status" or kind.builtin or "status" not in obj:
+        return validation.bounds(managed_fields.left_out(obj), old, kind.schema, repeats=not kind.builtin)
+    schema, before = kind.schema.child("status"), (old or {}).get("status")
+    errors = validation.bounds(obj["status"], before, schema, "status") if schema is not None else []
+    return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]
+
+
+def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Judge the count that the scale subresource shows: kube-apiserver does, whatever the schema says of it."""
+    value: Any = obj
+    for step in path.strip(".").split("."):
+        if not is_object(value):
+            yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected map[string]interface{{}}")
+            return
+        value = value.get(step)
+        if value is None:
+            return
+    if not is_integer(value) or isinstance(value, float):  # 1.0 is an integer to a schema, not to this
+        yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected int64")
+    elif value < 0:
+        yield invalid(path, value, "should be a non-negative integer")
+    elif value > _MAX_REPLICAS:
+        yield invalid(path, value, f"should be less than or equal to {_MAX_REPLICAS}")
+
+
+def _as_go(value: Any) -> str:
+    return f"{go_text.plain(value)} is of the type {go_text.type_name(value)}"
+
+
+def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:
+    """Return the object's generation after the write: it counts changes of the desired state, and a slice's labels.
+
+    None means that the kind has none, as the built-in kinds without a controller of their own do not.
+    """
+    if not kind.has_generation:
+        return None
+    if old is None:
+        return 1
+    tag, tag_before = obj.get("metadata") or {}, old.get("metadata") or {}
+    before = int(tag_before.get("generation") or 0)
+    if kind.resource.full_name == _SLICES and not same(tag.get("labels") or {}, tag_before.get("labels") or {}):
+        return before + 1
+    ignored = {"metadata", "status"} if kind.status_subresource else {"metadata"}
+    desired, stored = ({name: value for name, value in side.items() if name not in ignored} for side in (obj, old))
+    return before if same(desired, stored) else before + 1
+
+
+def _behaviour(kind: KindInfo) -> builtin_rules.Behaviour:
+    """What is special about the kind, for objects of the right shape."""
+    return builtin_rules.BEHAVIOURS.get(kind.resource.full_name, builtin_rules.NOTHING_SPECIAL)
+
+
+def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:
+    tag, sent = dict(old.get("metadata") or {}), obj.get("metadata") or {}
+    kept = {**_without_status(old), "metadata": tag}
+    if "status" in obj:
+        kept["status"] = obj["status"]
+    if "managedFields" in sent:
+        tag["managedFields"] = sent["managedFields"]
+    else:
+        tag.pop("managedFields", None)
+    return kept

@@ -1,0 +1,274 @@
+"""Create, update and patch are decisions on the object at the URL; patches but apply are updates in disguise."""
+
+import random
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from llmkube.apiserver.fields.strategic_merge import StrategicPatchError
+from llmkube.apiserver.kinds.catalog import Catalog, in_version
+from llmkube.apiserver.kinds.scale import SCALE, scale_with_replicas, scaled
+from llmkube.apiserver.protocol import bodies
+from llmkube.apiserver.protocol.negotiation import JSON_PATCH, MERGE_PATCH, OBJECT_TYPES, STRATEGIC_PATCH, content_type
+from llmkube.apiserver.schema.defaults import prune, unknown_fields
+from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
+from llmkube.apiserver.values.api_errors import (
+    RequestRefusedError,
+    already_exists,
+    bad_request,
+    invalid,
+    not_found,
+    plain_internal,
+    rejected,
+    too_large,
+    warning,
+)
+from llmkube.apiserver.writes import strategy
+from llmkube.apiserver.writes.deletion import settle
+from llmkube.apiserver.writes.patches import (
+    PatchDocumentError,
+    PatchFailedError,
+    PatchTooLargeError,
+    json_patch,
+    merge_patch,
+    strategic_merge_patch,
+)
+from llmkube.apiserver.writes.preconditions import (
+    check_conditional,
+    check_name,
+    check_namespace,
+    check_uid,
+    check_version,
+    place,
+    wrong_namespace,
+)
+from llmkube.apiserver.writes.preparation import Admission
+from llmkube.apiserver.writes.request_target import Answered, Planned, Target, answered
+from llmkube.apiserver.writes.sent import check_patched, check_type, decoding, parse_object, with_metadata
+from llmkube.apiserver.writes.write_options import WriteOptions
+from llmkube.base.http import Request
+from llmkube.k8s.resource import Key
+
+JsonObject = dict[str, Any]
+
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words; the alphabet of kube-apiserver
+_SUFFIX_LENGTH: Final = 5
+_LONGEST_PREFIX: Final = 63 - _SUFFIX_LENGTH
+_NAME_ATTEMPTS: Final = 8
+
+_CREATED_BY_UPDATE: Final = frozenset({"services", "endpoints", "events", "leases.coordination.k8s.io"})
+"""Kinds that a PUT creates when they are not there, as kube-apiserver allows."""
+
+
+class Writing:
+    """Creates, updates and patches over one catalog. Draws made-up names; holds no other state."""
+
+    def __init__(self, catalog: Catalog, admission: Admission, rng: random.Random) -> None:
+        self._catalog = catalog
+        self._admission = admission
+        self._rng = rng
+
+    def plan_create(self, request: Request, target: Target) -> Planned:
+        """Return what a POST will do.
+
+        Raises:
+            RequestRefusedError: The body does not read.
+        """
+        options = WriteOptions.parse(request, applying=False)
+        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+        body, duplicates = parse_object(target, request.body, media)
+        check_type(target, body)
+        return Planned(lambda tx: self._create(tx, target, body, options, duplicates), options.dry_run)
+
+    def _create(
+        self, tx: Transaction, target: Target, body: Mapping[str, Any], options: WriteOptions, duplicates: list[str]
+    ) -> Answered:
+        wanted = with_metadata(body)
+        named = self._named(tx, target, wanted)
+        with decoding(target):
+            wanted, warnings = self._admission.decode(named, wanted, options, duplicates)
+        with warning(warnings):
+            check_namespace(self._catalog, tx, named)
+            created = self._admission.create(tx, named, wanted, options)
+        taken = tx.get(named.ref)
+        with warning([*warnings, *strategy.advice(named.kind, created)]):
+            if taken is not None:
+                raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
+        return answered(named, tx.put(named.ref, created), status=201, warnings=warnings)
+
+    def _named(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
+        """Return the target with the object's own name, made up if it asks for that."""
+        metadata = wanted["metadata"]
+        namespace = target.ref.key.namespace
+        if metadata.get("namespace", namespace) != namespace:
+            raise wrong_namespace()
+        if namespace:
+            metadata["namespace"] = namespace
+        else:
+            metadata.pop("namespace", None)
+        if metadata.get("resourceVersion"):
+            raise plain_internal("resourceVersion should not be set on objects to be created")
+        prefix = metadata.get("generateName")
+        if not metadata.get("name") and prefix:
+            for _ in range(_NAME_ATTEMPTS):
+                suffix = "".join(self._rng.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
+                metadata["name"] = prefix[:_LONGEST_PREFIX] + suffix
+                if tx.get(Ref(target.ref.kind, Key(namespace, metadata["name"]))) is None:
+                    break
+        return target.at(metadata.get("name") or "")
+
+    def plan_update(self, request: Request, target: Target) -> Planned:
+        """Return what a PUT will do.
+
+        Raises:
+            RequestRefusedError: The body does not read.
+        """
+        options = WriteOptions.parse(request, applying=False)
+        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+        if target.subresource == "scale":
+            body, duplicates = bodies.parse_object(request.body, media)
+            if body.get("kind") not in {None, "", "Scale"}:
+                raise bad_request("no kind is registered for the type v1.Scale")
+        else:
+            body, duplicates = parse_object(target, request.body, media)
+            check_type(target, body)
+
+        def decide(tx: Transaction) -> Answered:
+            stored = tx.get(target.ref)
+            wanted = with_metadata(body)
+            if stored is None and not target.subresource and target.ref.kind in _CREATED_BY_UPDATE:
+                check_name(target, wanted)
+                wanted["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
+                return self._create(tx, target.at(""), wanted, options, duplicates)
+            if target.subresource == "scale":
+                return self._put_scale(tx, target, wanted, options)
+            with decoding(target):
+                decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+            with warning(warnings):
+                check_name(target, wanted)
+                if stored is None:
+                    raise not_found(target.subject)
+                check_uid(target, stored, wanted["metadata"])
+                check_conditional(target, wanted["metadata"])
+                place(target, decoded)
+                check_version(target, stored, wanted["metadata"])
+            return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
+
+        return Planned(decide, options.dry_run)
+
+    def _put_scale(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> Answered:
+        stored = tx.get(target.ref)
+        if stored is None:
+            raise not_found(target.subject)
+        check_name(target, wanted)
+        check_uid(target, stored, wanted["metadata"])
+        rescaled = self._rescaled(target, stored, wanted)
+        with decoding(target):
+            decoded, warnings = self._decode(target, stored, rescaled, options, [])
+        return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
+
+    def plan_patch(self, request: Request, target: Target, media: str) -> Planned:
+        """Return what a JSON, merge or strategic merge patch will do.
+
+        Raises:
+            RequestRefusedError: The patch does not read.
+        """
+        options = WriteOptions.parse(request, applying=False)
+        try:
+            patch, duplicates = bodies.parse(request.body, media)
+        except RequestRefusedError as exc:
+            unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")
+            return Planned(partial(_refuse_if_there, target, unread), options.dry_run)
+
+        def decide(tx: Transaction) -> Answered:
+            stored = tx.get(target.ref)
+            if stored is None:
+                raise not_found(target.subject)
+            scaling = target.subresource == "scale"
+            live = scale_with_replicas(target.scale_of(stored)) if scaling else in_version(target.kind, stored)
+            patched = _patched(target, live, patch, media)
+            with decoding(target, patched):
+                check_patched(target, patched)
+            check_name(target, patched)
+            with decoding(target, patch if media == STRATEGIC_PATCH else patched):
+                bodies.check_shape(patched)
+                wanted = with_metadata(patched)
+                complaints = duplicates
+                if scaling:
+                    bodies.check_types(wanted, SCALE, "")
+                    complaints = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
+                    wanted = self._rescaled(target, stored, wanted)
+                wanted, warnings = self._decode(target, stored, wanted, options, complaints)
+            return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
+
+        return Planned(decide, options.dry_run)
+
+    def _rescaled(self, target: Target, stored: Object, wanted: Mapping[str, Any]) -> JsonObject:
+        assert target.kind.scale is not None, "the route has no scale otherwise"
+        changed, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)
+        if errors:
+            raise invalid(target.kind_subject, errors)
+        return changed
+
+    def _decode(
+        self, target: Target, stored: Object, wanted: JsonObject, options: WriteOptions, duplicates: list[str]
+    ) -> tuple[JsonObject, list[str]]:
+        place(target, wanted)
+        decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+        with warning(warnings):
+            check_version(target, stored, wanted["metadata"])
+        return decoded, warnings
+
+    def _replace(
+        self,
+        tx: Transaction,
+        target: Target,
+        stored: Object,
+        wanted: JsonObject,
+        *,
+        options: WriteOptions,
+        warnings: list[str],
+    ) -> Answered:
+        """Put a decoded object in the place of the stored one, as far as this endpoint writes it."""
+        with warning(warnings):
+            changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
+        if changed is None:
+            return answered(target, stored, warnings=warnings)
+        after, _ = settle(tx, target.ref, changed)
+        return answered(target, after, warnings=warnings)
+
+
+def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Answered:
+    """Refuse a patch that does not read, once it is known that there is something to patch."""
+    raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
+
+
+def _patched(target: Target, current: Object, patch: Any, media: str) -> Any:
+    """Return the object after a patch; nobody has looked yet whether it is one.
+
+    Raises:
+        RequestRefusedError: 400 for a malformed patch, 422 for one that does not fit.
+    """
+    try:
+        if media == JSON_PATCH:
+            patched = json_patch(current, patch)
+        elif not isinstance(patch, Mapping):
+            said = "Invalid JSON Patch" if patch is None else "error decoding patch: it is not an object"
+            raise bad_request(said)
+        elif media == MERGE_PATCH:
+            patched = merge_patch(current, patch)
+        else:
+            patched = {
+                **strategic_merge_patch(current, patch, target.kind.schema),
+                "apiVersion": current["apiVersion"],  # decoded into the kind at the URL, whatever it says it is
+                "kind": current["kind"],
+            }
+    except PatchTooLargeError as exc:
+        raise too_large(str(exc)) from exc
+    except PatchDocumentError as exc:
+        raise bad_request(str(exc)) from exc
+    except StrategicPatchError as exc:
+        raise plain_internal(str(exc)) from exc
+    except PatchFailedError as exc:
+        raise rejected() from exc
+    return patched

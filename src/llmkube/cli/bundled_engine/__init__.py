@@ -1,0 +1,1 @@
+"""bundled_engine."""

@@ -1,0 +1,207 @@
+"""`llmkube chat`: one question or a whole conversation; the words come as the engine makes them.
+
+The terminal is read between answers, outside of Trio, where line editing and Ctrl-C work as in any shell. Each answer
+is a run of its own: Ctrl-C stops it, which closes the connection, which stops the engine's work.
+"""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import attrs
+import click
+import trio
+from rich.console import Console
+from rich.text import Text
+
+from llmkube.base.http import open_http_client
+from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer
+from llmkube.cli.commands.inference.service_route import Way, find_way
+from llmkube.cli.commands.inference.sse import Delta
+from llmkube.cli.complete import services
+from llmkube.cli.failures import CommandError, in_one_sentence
+from llmkube.cli.object_names import existing_service
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against
+from llmkube.cli.view.output import printable
+from llmkube.k8s.resource import Key
+
+_STDIN = "-"
+_NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
+
+
+@click.command("chat", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.argument("prompt", required=False)
+@click.option("--system", default="", help="What the model is told before everything else.")
+@click.option("--temperature", type=NumberRange(min=0), help="0 always gives the same answer.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer, in tokens.")
+@cluster_options()
+@guarded
+def chat(
+    *, name: str, prompt: str | None, system: str, temperature: float | None, max_tokens: int | None, where: Where
+) -> None:
+    """Talk to the model that is served as NAME.
+
+    With PROMPT (or - and standard input, or a pipe) one answer is printed. Without, a conversation begins: Ctrl-C stops
+    an answer, Ctrl-D leaves, /new forgets what was said.
+    """
+    asked = _prompt(prompt)
+    talk = _Talk(where, name, Conversation(Sampling(temperature, max_tokens), system))
+    if asked is None:
+        talk.converse()
+    else:
+        talk.ask_once(asked)
+
+
+def _prompt(given: str | None) -> str | None:
+    """Return the one question, or None for a conversation."""
+    if given is not None and given != _STDIN:
+        text = given
+    elif given == _STDIN or not sys.stdin.isatty():
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as exc:
+            raise click.UsageError("standard input is not UTF-8 text; a model reads nothing else") from exc
+    else:
+        return None
+    if not text.strip():
+        raise click.UsageError("there is nothing to ask: the prompt is empty")
+    return text
+
+
+@attrs.define(eq=False)
+class _Talk:
+    where: Where
+    name: str
+    conversation: Conversation
+
+    def ask_once(self, question: str) -> None:
+        """Print one answer."""
+        way = self._find_way()
+        answer = _Printer()
+        finish_reason = trio.run(_answer, way, self.conversation.body(way.model_id, question), answer)
+        answer.end()
+        _note(finish_reason)
+
+    def converse(self) -> None:
+        """Question after question until Ctrl-D; a failed answer ends nothing."""
+        way = self._find_way()
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 - its import gives input() line editing; some Pythons lack it
+        click.echo(
+            f"{self.name}, through {way.name}. Ctrl-C stops an answer, Ctrl-D leaves, /new begins anew.", err=True
+        )
+        while True:
+            try:
+                question = input("\n> ").strip()
+            except EOFError:
+                click.echo(err=True)
+                return
+            except KeyboardInterrupt:
+                click.echo("  (Ctrl-D leaves)", err=True)
+                continue
+            except UnicodeDecodeError:
+                click.echo("That was not UTF-8 text, and was not sent.", err=True)
+                continue
+            if question == "/new":
+                self.conversation.forget()
+                click.echo("Forgotten.", err=True)
+            elif question:
+                self._turn(question)
+
+    def _turn(self, question: str) -> None:
+        answer, finish_reason = _Printer(), "interrupted"
+        try:
+            with in_one_sentence(), _ended_by_interrupt():
+                way = self._find_way()  # an engine that was restarted listens elsewhere
+                body = self.conversation.body(way.model_id, question)
+                finish_reason = trio.run(partial(_answer_until_interrupt, way, body, answer))
+        except CommandError as exc:
+            answer.end()
+            exc.show()
+            return
+        answer.end()
+        self.conversation.keep(question, answer.text)
+        _note(finish_reason)
+
+    def _find_way(self) -> Way:
+        async def action(cluster: Cluster) -> Way:
+            service = await existing_service(cluster.client, Key(cluster.namespace, self.name))
+            if service.status.mode not in {"", "chat"}:
+                raise CommandError(
+                    f"InferenceService {service.key} serves {service.status.mode} requests and does not chat; "
+                    f"`llmkube port-forward {self.name}` gives programs a way to it"
+                )
+            return await find_way(cluster, service)
+
+        return run_against(self.where, action, seconds=ANSWER_SECONDS)
+
+
+async def _answer(way: Way, body: bytes, printer: "_Printer") -> str:
+    async with open_http_client(connect_in_time()) as client:
+        return await stream_answer(client, way, body, printer)
+
+
+async def _answer_until_interrupt(way: Way, body: bytes, printer: "_Printer") -> str:
+    """Return why the model stopped; `interrupted` after Ctrl-C."""
+    finish_reason = "interrupted"
+    async with trio.open_nursery() as nursery:
+
+        async def stop_on_interrupt(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            with trio.open_signal_receiver(signal.SIGINT) as signals:
+                task_status.started()
+                await anext(signals)
+            nursery.cancel_scope.cancel(reason="Ctrl-C")
+
+        await nursery.start(stop_on_interrupt)
+        finish_reason = await _answer(way, body, printer)
+        nursery.cancel_scope.cancel(reason="the answer is complete")
+    return finish_reason
+
+
+@attrs.define(eq=False)
+class _Printer:
+    """Writes an answer to standard output as it comes; thoughts only where somebody watches."""
+
+    _pieces: list[str] = attrs.field(factory=list)
+    _console: Console = attrs.field(factory=lambda: Console(highlight=False, soft_wrap=True))
+    _thinking: bool = False
+
+    def __call__(self, delta: Delta) -> None:
+        if delta.reasoning and self._console.is_terminal:
+            self._thinking = True
+            self._console.print(Text(printable(delta.reasoning), style="dim"), end="")
+        text = delta.text if self._pieces else delta.text.lstrip()
+        if text:
+            if self._thinking:
+                self._thinking = False
+                self._console.print("\n")
+            click.echo(printable(text), nl=False)  # a model's words must not steer the terminal
+            self._pieces.append(text)
+
+    @property
+    def text(self) -> str:
+        """The whole answer so far."""
+        return "".join(self._pieces)
+
+    def end(self) -> None:
+        """End the line, unless the answer did."""
+        if self._thinking or (self._pieces and not self.text.endswith("\n")):
+            click.echo()
+
+
+@contextlib.contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the block and nothing else."""
+    try:
+        yield
+    except* KeyboardInterrupt:  # a nursery raises it within a group
+        pass
+
+
+def _note(finish_reason: str) -> None:
+    if finish_reason in _NOTES:
+        click.echo(_NOTES[finish_reason], err=True)

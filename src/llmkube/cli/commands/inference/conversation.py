@@ -1,0 +1,125 @@
+"""One conversation with one model: what was said so far, and the next answer as it comes."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from llmkube.base.http import BrokenOffError, ConnectError, Headers, HttpClient, HttpError, StreamedResponse
+from llmkube.cli.commands.inference.service_route import Way
+from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
+from llmkube.cli.failures import CommandError
+
+CONNECT_SECONDS: Final = 10.0
+_MAX_ERROR_BYTES: Final = 64 * 1024
+
+Tell = Callable[[Delta], None]
+
+
+@attrs.frozen
+class Sampling:
+    """What the user says about how answers are made; None leaves it to the engine."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+@attrs.define(eq=False)
+class Conversation:
+    """What was said so far, ready to be sent with the next question."""
+
+    sampling: Sampling
+    system: str = ""
+    _turns: list[dict[str, str]] = attrs.field(factory=list)
+
+    def body(self, model_id: str, question: str) -> bytes:
+        """Return the request that asks a question after everything that was said before."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        asked: dict[str, Any] = {
+            "model": model_id,
+            "stream": True,
+            "messages": [*first, *self._turns, {"role": "user", "content": question}],
+        }
+        if self.sampling.temperature is not None:
+            asked["temperature"] = self.sampling.temperature
+        if self.sampling.max_tokens is not None:
+            asked["max_tokens"] = self.sampling.max_tokens
+        return json.dumps(asked).encode()
+
+    def keep(self, question: str, answer: str) -> None:
+        """Remember a question and what came as its answer, also when that was cut short."""
+        self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def forget(self) -> None:
+        """Begin anew; the system's words stay."""
+        self._turns.clear()
+
+    @property
+    def turns(self) -> Sequence[dict[str, str]]:
+        """What was said so far, without the system's words."""
+        return tuple(self._turns)
+
+
+async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -> str:
+    """Send a request and tell every piece of its answer as it comes; return why the model stopped.
+
+    There is no deadline after the connection: a long prompt may take minutes before the first word.
+
+    Raises:
+        CommandError: The model cannot be reached, refuses, is not ready, or broke off; the sentence says which.
+    """
+    url = f"{way.url}/v1/chat/completions"
+    headers = Headers.of({"Content-Type": "application/json", "Accept": "text/event-stream"})
+    try:
+        async with client.open_stream("POST", url, headers=headers, body=body) as answer:
+            if answer.status != 200:
+                raise CommandError(await _refusal(answer, way))
+            return await _read(answer, way, tell)
+    except ConnectError as exc:
+        raise CommandError(f"{way.name} cannot be reached ({exc}); is it running, and is there a way to it?") from exc
+    except BrokenOffError as exc:
+        raise CommandError(f"the answer broke off: {exc}; `llmkube status` says what became of the engine") from exc
+    except HttpError as exc:
+        raise CommandError(f"{way.name} gave no proper answer: {exc}") from exc
+
+
+async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
+    reader, finish_reason = EventReader(), ""
+    while not reader.done:
+        piece = await answer.receive_some()
+        if not piece:
+            break
+        try:
+            deltas = reader.feed(piece)
+        except StreamError as exc:
+            raise CommandError(f"the answer ended with an error: {exc}") from exc
+        for delta in deltas:
+            finish_reason = delta.finish_reason or finish_reason
+            tell(delta)
+    if not reader.done and not finish_reason:
+        raise CommandError(f"the answer broke off: {way.name} ended it half-way; ask again")
+    return finish_reason
+
+
+async def _refusal(answer: StreamedResponse, way: Way) -> str:
+    body = bytearray()
+    while len(body) < _MAX_ERROR_BYTES and (piece := await answer.receive_some()):
+        body += piece
+    words = error_text(body.decode("utf-8", "replace"))
+    if answer.status == 503:
+        wait = "it is on its way: `llmkube status --watch` shows how far, then ask again"
+        return f"the model does not answer yet: {words}; {wait}"
+    return f"{way.name} refused the question ({answer.status}): {words}"
+
+
+def connect_in_time() -> Callable[[str, int], Any]:
+    """Return a way to open connections that gives up after `CONNECT_SECONDS`."""
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        with trio.move_on_after(CONNECT_SECONDS):
+            return await trio.open_tcp_stream(host, port)
+        raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s")
+
+    return connect

@@ -1,0 +1,171 @@
+"""`llmkube port-forward`: an engine at a port of this machine, followed wherever it is started again.
+
+kubectl's own command looks for Pods behind a Service, and a Mac's engine has none.
+"""
+
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, Never
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.http import open_listeners
+from llmkube.base.mailbox import Mailbox
+from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
+from llmkube.cli.commands.inference.tcp_proxy import Destination, run_tunnel
+from llmkube.cli.complete import services
+from llmkube.cli.failures import CommandError
+from llmkube.cli.object_names import existing_service
+from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.program import LOOPBACK
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.view.live_view import watch_quietly
+from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import SERVICE_PORT
+
+_ASK_SECONDS: Final = 2.0
+_PORTS: Final = "[LOCAL][:REMOTE]"
+
+
+@attrs.frozen
+class Ports:
+    """What the command line says about ports; 0 is any free one."""
+
+    local: int = 0
+    remote: int = SERVICE_PORT
+
+
+class PortsType(click.ParamType[Ports]):
+    """`8080`, `8080:8080`, `:8080`, or nothing."""
+
+    name = "ports"
+
+    def convert(self, value: str | Ports, param: click.Parameter | None, ctx: click.Context | None) -> Ports:
+        """Read the text; a usage error names what is wrong with it."""
+        if isinstance(value, Ports):
+            return value
+        local, colon, remote = value.partition(":")
+        try:
+            ports = Ports(int(local or 0), int(remote) if colon else SERVICE_PORT)
+        except ValueError:
+            self.fail(f'"{value}" is not {_PORTS}, such as 8080 or 9000:{SERVICE_PORT}', param, ctx)
+        if not (0 <= ports.local <= 65535 and 1 <= ports.remote <= 65535):
+            self.fail(f'"{value}": ports go from 1 to 65535, and 0 as LOCAL takes a free one', param, ctx)
+        return ports
+
+
+@click.command("port-forward", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.argument("ports", metavar=_PORTS, type=PortsType(), default=Ports())
+@cluster_options()
+@guarded
+def port_forward(*, name: str, ports: Ports, where: Where) -> None:
+    """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
+
+    Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
+    several. When the engine is started again elsewhere, new connections go there.
+    """
+    watch_quietly()
+    run_against(where, partial(_forward, name, ports))
+
+
+async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
+    key = Key(cluster.namespace, name)
+    with answering():
+        service = await existing_service(cluster.client, key)
+        engines = await find_engines(cluster, key.namespace, name)
+        ready = sorted((each for each in engines if each.ready), key=lambda each: each.port != ports.remote)
+        gateway = None if engines else gateway_way(service)
+        if not ready and gateway is None:
+            raise CommandError(await not_ready(cluster, service))
+    known = {SERVICE_PORT, *(engine.port for engine in engines)} | ({gateway.port} if gateway else set())
+    if ports.remote not in known:
+        listed = ", ".join(map(str, sorted(known)))
+        raise CommandError(f"{_PORTS}: InferenceService {key} has no port {ports.remote}; it has {listed}")
+    listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
+    taken = listeners[0].socket.getsockname()[1]
+    if gateway is not None:
+        click.echo(f'Forwarding {LOOPBACK}:{taken} -> {gateway.name}; requests name the model: "{gateway.model_id}"')
+        await run_tunnel(listeners, CurrentGateway(cluster.client, key, gateway).find, _tell)
+    async with open_engines(cluster.client, key, ready[0].host) as current:
+        click.echo(f"Forwarding {LOOPBACK}:{taken} -> {ready[0].netloc} ({key} on {ready[0].host or 'a node'})")
+        await run_tunnel(listeners, current.find, _tell)
+
+
+@attrs.define(eq=False)
+class CurrentEngine:
+    """Where a service answers now, by its slices, on one host rather than on others; a move is told once."""
+
+    host: str
+    slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
+    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    _last: Engine | None = None
+
+    async def find(self) -> Destination:
+        """Return where it answers, waiting while it does not."""
+        while True:
+            version = self.changed.version
+            ready = [engine for engine in engines_in(self.slices.values()) if engine.ready]
+            ready.sort(key=lambda engine: engine.host != self.host)
+            if ready:
+                if self._last not in {None, ready[0]}:
+                    _tell(f"the engine is now at {ready[0].netloc}")
+                self._last = ready[0]
+                return Destination(ready[0].address, ready[0].port)
+            await self.changed.wait_newer(version)
+
+
+@attrs.define(eq=False)
+class CurrentGateway:
+    """Where the gateway of `llmkube up` is now; one that was started again may have another port."""
+
+    client: Client
+    key: Key
+    way: Way
+
+    async def find(self) -> Destination:
+        """Return where it is; while the API server does not say, where it was."""
+        with contextlib.suppress(LLMKubeError), trio.move_on_after(_ASK_SECONDS):
+            self.way = gateway_way(await self.client.get(InferenceService, self.key)) or self.way
+        return Destination(self.way.host, self.way.port)
+
+
+@asynccontextmanager
+async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[CurrentEngine]:
+    """Follow a service's slices; they are in when the block begins."""
+    current = CurrentEngine(host)
+
+    def notify(_key: Key) -> None:
+        current.changed.put_nowait(None)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            partial(
+                run_reflector,
+                client,
+                EndpointSlice,
+                current.slices,
+                notify,
+                namespace=key.namespace,
+                label_selector=slice_selector(key.name),
+                rng=random.Random(),  # noqa: S311 - jitter of reconnects
+            )
+        )
+        await current.slices.synced.wait()
+        yield current
+        nursery.cancel_scope.cancel(reason="nobody connects any more")
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,93 @@
+"""The way from this machine to a service: through the gateway of `llmkube up`, or straight to the engine's address."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+import attrs
+
+from llmkube.cli.failures import CommandError
+from llmkube.cli.target_cluster import Cluster
+from llmkube.cli.view.describe import summary
+from llmkube.cli.view.locations import Engine, find_engines
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.resource import Key
+
+
+@attrs.frozen
+class Way:
+    """Where to send a request, and what to call the model there.
+
+    Attributes:
+        host: An address.
+        port: A TCP port.
+        model_id: What the request's `model` says.
+        name: The way in words.
+    """
+
+    host: str
+    port: int
+    model_id: str
+    name: str
+
+    @property
+    def url(self) -> str:
+        """The base of all URLs."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
+def gateway_way(service: InferenceService) -> Way | None:
+    """Return the way through the gateway of `llmkube up`, or None if the service's endpoint is none on this machine.
+
+    `up` writes its gateway's address into `status.endpoint`; a cluster writes the name of a Service there.
+    """
+    parts = urlsplit(service.status.endpoint)
+    try:
+        if parts.scheme != "http" or parts.hostname is None or not ipaddress.ip_address(parts.hostname).is_loopback:
+            return None
+        port = parts.port or 80
+    except ValueError:  # a name, or no port at all
+        return None
+    return Way(parts.hostname, port, str(service.key), f"the gateway at {parts.netloc}")
+
+
+def direct_way(service: InferenceService, engine: Engine) -> Way:
+    """Return the way to one engine."""
+    return Way(engine.address, engine.port, service.key.name, f"the engine on {engine.host or 'a node'}")
+
+
+async def find_way(cluster: Cluster, service: InferenceService) -> Way:
+    """Return how to reach a service now.
+
+    Raises:
+        CommandError: There is no way now; the sentence says why and what to do.
+    """
+    if service.spec.suspend or service.spec.replicas == 0:
+        way_out = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
+        raise CommandError(f"InferenceService {service.key} is stopped; {way_out} starts it")
+    through_gateway = gateway_way(service)
+    if through_gateway is not None:
+        return through_gateway
+    engines = await find_engines(cluster, service.key.namespace, service.key.name)
+    ready = [engine for engine in engines if engine.ready]
+    if ready:
+        return direct_way(service, ready[0])
+    if service.status.ready_replicas and not engines:
+        raise CommandError(
+            f"InferenceService {service.key} is served, but nobody says at which address; "
+            "give its agent an address that others reach, with --host-ip"
+        )
+    raise CommandError(await not_ready(cluster, service))
+
+
+async def not_ready(cluster: Cluster, service: InferenceService) -> str:
+    """Say that a service is not ready, why, and how to wait for it."""
+    try:
+        model = await cluster.client.get(Model, Key(service.key.namespace, service.spec.model_ref))
+    except NotFoundError:
+        model = None
+    return (
+        f"InferenceService {service.key} does not answer yet ({summary(service, model)}); "
+        f"`llmkube status {service.key.name} --watch` shows how far it is"
+    )

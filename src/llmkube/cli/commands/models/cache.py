@@ -1,0 +1,311 @@
+"""`llmkube cache`: the model files on this machine, agent or no agent; what is in use is not removed unasked."""
+
+import datetime
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+import trio
+from rich.console import Console
+
+from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.units import format_bytes, format_duration
+from llmkube.cli.commands.models.inspect import as_data as facts_as_data
+from llmkube.cli.commands.models.inspect import described
+from llmkube.cli.config import CacheConfig, PreloadConfig, PruneConfig, load
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, guarded, output_option, settings_options
+from llmkube.cli.program import open_service_nursery
+from llmkube.cli.target_cluster import ANSWER_SECONDS, find_config
+from llmkube.cli.view import formats, output
+from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.k8s.auth import ClusterConfig, load_config
+from llmkube.k8s.client import open_client
+from llmkube.k8s.crd.model import Model
+from llmkube.supervisor.credentials import read_token_file
+from llmkube.supervisor.nouns.journal import FileJournal
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.buckets import BucketAccess
+from llmkube.weights.download.downloader import open_downloader
+from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.errors import SourceError
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.source import LocalFile, Source, parse_source, pick
+from llmkube.weights.store.blobs import Store, open_store
+from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
+from llmkube.weights.store.index import key_of
+
+COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
+_KEY_LENGTH: Final = 12
+_LINE_SECONDS: Final = 10.0  # between two lines of progress where no line can move
+
+
+@click.group("cache", context_settings=HELP)
+def cache() -> None:
+    """List, inspect, prune and preload model files on this machine."""
+
+
+@cache.command("list", context_settings=HELP)
+@settings_options(CacheConfig)
+@output_option("json", "yaml")
+@guarded
+def list_models(*, form: str, **flags: Any) -> None:
+    """Show the models in the store."""
+    store = _store(flags)
+    models = list_cached(store)
+    if form:
+        click.echo(formats.dump([as_data(each) for each in models], form))
+        return
+    if not models:
+        click.echo(f"No models in {store.root}.")
+    else:
+        now = datetime.datetime.now(datetime.UTC)
+        click.echo(output.table(COLUMNS, (_row(each, now) for each in models)))
+    if unfinished := incomplete_bytes(store):
+        click.echo(f"\nUnfinished downloads take {format_bytes(unfinished)}.")
+
+
+@cache.command("inspect", context_settings=HELP)
+@click.argument("model", metavar="SOURCE|KEY")
+@settings_options(CacheConfig)
+@output_option("json", "yaml")
+@guarded
+def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
+    """Show one model in the store, and what its file says of itself.
+
+    It is named by its source, as a Model names it, or by the beginning of its key.
+    """
+    found = _the_one(_store(flags), model)
+    facts = None if found.path is None else read_header(found.path)
+    if form:
+        data = as_data(found) | ({} if facts is None else {"gguf": facts_as_data(facts)})
+        click.echo(formats.dump(data, form))
+        return
+    rows = [
+        ("source", found.source),
+        ("key", found.key),
+        ("path", str(found.path or "a part of it is missing or was changed; it will be verified, or fetched again")),
+        *(("sha256", digest) for digest in found.digests),
+        *((("fetched", found.fetched_at),) if found.fetched_at else ()),
+        *(() if facts is None else described(facts)),
+    ]
+    width = max(len(label) for label, _ in rows)
+    click.echo("\n".join(f"{label:<{width}}  {output.printable(text)}" for label, text in rows))
+
+
+@cache.command("prune", context_settings=HELP)
+@click.argument("models", metavar="[SOURCE|KEY]...", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--force", is_flag=True, help="Ask no API server what is in use: remove that as well.")
+@settings_options(PruneConfig)
+@output_option("json", "yaml")
+@guarded
+def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
+    """Remove models that no Model names, and unfinished downloads that nobody is at.
+
+    What is in use says the API server of `llmkube up` on this machine, if it was ever started, and the cluster of the
+    agent's settings, else the one that kubectl would talk to; whatever runs from the state directory is, too. If one of
+    them cannot be asked, nothing is removed. What agents with other state directories keep in this store is not known.
+    """
+    config = load("agent", PruneConfig, flags)
+    store = _open(config)
+    only = {_the_one(store, text).key: text for text in models}
+    used: Mapping[str, str] = {}
+    if not force:
+        assert config.state_dir is not None, "load() decides it"
+        clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
+        used = trio.run(_used, clusters) | _running(config.state_dir)
+    users = {key_of(identity): user for identity, user in used.items()}
+    if taken := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
+        raise CommandError(f"{'; '.join(taken)}: nothing was removed. Delete that first, or give --force")
+    done = prune(store, used.keys(), only=set(only) if models else None, dry_run=dry_run)
+    if form:
+        data = {"models": list(done.models), "unfinished": done.incomplete, "freedBytes": done.freed_bytes}
+        click.echo(formats.dump(data | {"dryRun": dry_run}, form))
+    else:
+        click.echo("\n".join(_told(done, dry_run=dry_run)))
+
+
+@cache.command("preload", context_settings=HELP)
+@click.argument("source")
+@click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
+@settings_options(PreloadConfig)
+@output_option("json", "yaml")
+@guarded
+def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: str, **flags: Any) -> None:
+    """Fetch a model into the store, so that a service can start with it at once, offline too."""
+    config = load("agent", PreloadConfig, flags)
+    wanted = _fetchable(source, files)
+    if sha256 is not None and (len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef")):
+        raise CommandError(f'--sha256: "{sha256}" is not a digest of 64 hex digits', ExitCode.USAGE)
+    store = _open(config)
+    found = trio.run(_preload, config, store, wanted, sha256, Console(stderr=True))
+    read_header(found.path)  # better now than when a service waits for it
+    (cached,) = (each for each in list_cached(store) if each.key == key_of(wanted.identity))
+    if form:
+        click.echo(formats.dump(as_data(cached), form))
+    else:
+        click.echo(f"{cached.source} is in the store: {format_bytes(cached.size_bytes)} at {cached.path}")
+
+
+def as_data(cached: Cached) -> dict[str, Any]:
+    """Return a model in the store as JSON data."""
+    return {
+        "key": cached.key,
+        "source": cached.source,
+        "sizeBytes": cached.size_bytes,
+        "sha256": list(cached.digests),
+        "fetchedAt": cached.fetched_at or None,
+        "path": None if cached.path is None else str(cached.path),
+    }
+
+
+def _row(cached: Cached, now: datetime.datetime) -> tuple[str, ...]:
+    size = format_bytes(cached.size_bytes) + (f" in {len(cached.digests)} parts" if len(cached.digests) > 1 else "")
+    return cached.key[:_KEY_LENGTH], size, output.age(cached.fetched_at, now), cached.source
+
+
+def _store(flags: Mapping[str, Any]) -> Store:
+    return _open(load("agent", CacheConfig, flags))
+
+
+def _open(config: CacheConfig | PreloadConfig | PruneConfig) -> Store:
+    assert config.state_dir is not None, "load() decides it"
+    return open_store(config.model_store or config.state_dir / "store")
+
+
+def _the_one(store: Store, text: str) -> Cached:
+    found = find_cached(store, text)
+    if not found:
+        raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
+    if len(found) > 1:
+        raise CommandError(f"{text} means {len(found)} models; give more of its key", ExitCode.USAGE)
+    return found[0]
+
+
+def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> Iterator[tuple[str, ClusterConfig]]:
+    """Give every API server whose Models may live on this store."""
+    own = state_dir / "kubeconfig"
+    if own.is_file():
+        yield str(own), load_config(own, None)
+    try:
+        config, is_own = find_config(kubeconfig, context, state_dir)
+    except UserError as exc:
+        if kubeconfig is not None or context is not None or not own.is_file():
+            raise CommandError(f"{exc}; or give --force to remove models whoever uses them") from exc
+        return
+    if not is_own:
+        yield config.server, config
+
+
+async def _used(clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
+    """Return who uses what: the identities of sources, each with the name of a Model."""
+    used: dict[str, str] = {}
+    for name, config in clusters:
+        problem = f"cannot ask {name} which models are in use"
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                async with open_client(config) as client:
+                    models = (await client.list(Model)).items
+        except trio.TooSlowError as exc:
+            raise CommandError(f"{problem}: no answer in {ANSWER_SECONDS:g} s", ExitCode.TIMED_OUT) from exc
+        except LLMKubeError as exc:
+            raise CommandError(f"{problem} ({exc}); mend that, or give --force to remove them all the same") from exc
+        for model in models:
+            if identity := _identity(model):
+                used.setdefault(identity, f"Model {model.key}")
+    return used
+
+
+def _running(state_dir: Path) -> dict[str, str]:
+    """Return who uses what among the engines that run from here, whatever cluster they run for."""
+    entries = FileJournal(state_dir / "journal", trio.CapacityLimiter(1)).read_all().values()
+    return {_identity(entry.wish.model): f"InferenceService {entry.key} on this machine" for entry in entries}
+
+
+def _identity(model: Model) -> str:
+    try:
+        source = pick(parse_source(model.spec.source), model.spec.files)
+    except UserError:
+        return ""  # it never fetched anything by this name
+    return str(getattr(source, "identity", ""))
+
+
+def _told(done: Pruned, *, dry_run: bool) -> Iterator[str]:
+    would = "would be " if dry_run else ""
+    for source in done.models:
+        yield f"{output.printable(source)} {would}removed"
+    if done.incomplete:
+        plural = "" if done.incomplete == 1 else "s"
+        yield f"{done.incomplete} unfinished download{plural} {would}removed"
+    yield f"{format_bytes(done.freed_bytes)} {would}freed"
+
+
+def _fetchable(text: str, files: tuple[str, ...]) -> Any:
+    source: Source = pick(parse_source(text), files)
+    if isinstance(source, LocalFile):
+        raise SourceError(f"{source.path} is on this machine already; it is used where it lies")
+    if not hasattr(source, "identity"):
+        raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
+    return source
+
+
+async def _preload(
+    config: PreloadConfig, store: Store, source: Any, sha256: str | None, console: Console
+) -> WeightsFile:
+    limiter = trio.CapacityLimiter(4)
+    started = trio.current_time()
+
+    async def token() -> str | None:
+        await trio.lowlevel.checkpoint()
+        return None if config.hf_token_file is None else read_token_file(config.hf_token_file)
+
+    async def access() -> BucketAccess:
+        await trio.lowlevel.checkpoint()
+        return BucketAccess.read(os.environ)
+
+    async with open_downloader(
+        store,
+        limiter=limiter,
+        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        rng=random.Random(),  # noqa: S311 - jitter, not a secret
+        endpoint=config.hub_endpoint,
+    ) as downloader:
+        with open_display(console) as display:
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(display.run)
+                found = await fetch(
+                    source,
+                    store,
+                    sha256=sha256,
+                    progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
+                    limiter=limiter,
+                    downloader=downloader,
+                    token=token,
+                    access=access,
+                    policy=Policy(from_operator=True),
+                )
+        console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
+    return found
+
+
+@attrs.define(eq=False)
+class _Line:
+    """Show progress: all of it on a terminal, now and then elsewhere; what it waits for always."""
+
+    display: Display
+    every_seconds: float
+    _last: tuple[str, str, int] = ("", "", -1)
+
+    def __call__(self, progress: Progress) -> None:
+        beat = int(trio.current_time() // self.every_seconds) if self.every_seconds else 0
+        now = (progress.stage, progress.note, beat)
+        if not self.every_seconds or now != self._last:
+            self._last = now
+            self.display.going_on("fetch", str(progress))

@@ -1,0 +1,199 @@
+"""`llmkube fit`: what a model would need in memory, whether that fits, and what would; nothing is downloaded."""
+
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import format_bytes, parse_bytes
+from llmkube.cli.commands.models.inspect import read_facts
+from llmkube.cli.commands.services.deploy import absolute_source
+from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.view import formats, output
+from llmkube.runtimes.process.llamacpp import DEFAULT_CONTEXT
+from llmkube.runtimes.process.memory_demand import ALL_LAYERS
+from llmkube.supervisor.memory.budget import Budget, host_budget
+from llmkube.supervisor.network import host_facts
+from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
+from llmkube.weights.estimate.sizing import Demand, Estimate, default_cache_ram_bytes, estimate, largest_context
+from llmkube.weights.formats.shape import Shape
+
+CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SMALLER: Final = ("q8_0", "q4_0")
+"""Cache types to try where f16 does not fit; a smaller one costs more of the answers' quality."""
+COLUMNS: Final = ("PART", "WHERE", "SIZE")
+
+
+@attrs.frozen
+class Verdict:
+    """What is told about one model on one machine."""
+
+    title: str
+    demand: Demand
+    estimate: Estimate
+    budget: Budget
+    largest_context: int | None
+    trained_context: int
+    smaller: tuple[tuple[str, int], ...]  # cache types that make it fit, and the total with each
+
+    @property
+    def fits(self) -> bool:
+        """Whether the machine's budget covers it."""
+        return self.estimate.total_bytes <= self.budget.limit_bytes
+
+
+@click.command("fit", context_settings=HELP)
+@click.argument("model", metavar="MODEL", type=click.Path())
+@click.option("--context", "-c", type=click.IntRange(1), metavar="N", help="Tokens of all slots together.")
+@click.option("--parallel", type=click.IntRange(1), default=1, metavar="N", help="Requests served at the same time.")
+@click.option("--kv-type", type=click.Choice(CACHE_TYPES), default="f16", help="Type of the KV cache.  [default: f16]")
+@click.option("--memory", metavar="SIZE", help="A machine with so much memory, such as 64Gi, instead of this one.")
+@click.option("--accelerator", type=click.Choice(("cpu", "metal")), help="Default: metal on a Mac, else cpu.")
+@click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
+@output_option("json", "yaml")
+@guarded
+def fit(
+    *,
+    model: str,
+    context: int | None,
+    parallel: int,
+    kv_type: str,
+    memory: str | None,
+    accelerator: str | None,
+    hf_token_file: Path | None,
+    form: str,
+) -> None:
+    """Show what MODEL would need in memory, and whether that fits.
+
+    MODEL is a GGUF file, an MLX folder, https://…, hf://ORG/REPO/FILE.gguf or ORG/REPO; of a remote one only the header
+    is fetched. Exits with 1 if it does not fit.
+    """
+    title, shape = _read(model, hf_token_file)
+    device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
+    demand = _demand(shape, context, parallel, kv_type, on_device=device == "metal")
+    verdict = judge(title, shape, demand, host_budget(_memory(memory)))
+    click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(described(verdict)))
+    if not verdict.fits:
+        sys.exit(1)
+
+
+def judge(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
+    """Compare what a model needs with what a machine gives."""
+    found = estimate(shape, demand)
+    smaller = []
+    if found.total_bytes > budget.limit_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
+        for kind in SMALLER:
+            wish = _with_prompt_cache(shape, attrs.evolve(demand, cache_type_k=kind, cache_type_v=kind))
+            if (total := estimate(shape, wish).total_bytes) <= budget.limit_bytes:
+                smaller.append((kind, total))
+    largest = largest_context(shape, demand, budget.limit_bytes)
+    return Verdict(title, demand, found, budget, largest, shape.trained_context, tuple(smaller))
+
+
+def described(verdict: Verdict) -> Sequence[str]:
+    """Return the lines for people."""
+    demand, found, limit = verdict.demand, verdict.estimate, format_bytes(verdict.budget.limit_bytes)
+    slots = f"{demand.slots} slot" if demand.slots == 1 else f"{demand.slots} slots"
+    rows = [(each.name, each.place.value, format_bytes(each.size_bytes)) for each in found.components]
+    rows.append(("total", "", format_bytes(found.total_bytes)))
+    widths = output.widths_of([COLUMNS, *rows])
+    table = [output.aligned((part, where, size.rjust(widths[2])), widths) for part, where, size in (COLUMNS, *rows)]
+    lines = [
+        output.printable(verdict.title),
+        f"context {demand.context} tokens, {slots}, {demand.cache_type_k} cache",
+        "",
+    ]
+    lines += [*table, ""]
+    where = f"models get {verdict.budget} here"
+    if verdict.fits:
+        lines.append(f"It fits: {where}.")
+    else:
+        over = format_bytes(found.total_bytes - verdict.budget.limit_bytes)
+        lines.append(f"It does not fit, by {over}: {where}.")
+    lines.append(_context_line(verdict))
+    lines += [
+        f"--kv-type {kind} would make it fit: {format_bytes(total)} of {limit}." for kind, total in verdict.smaller[:1]
+    ]
+    lines += [f"Note: {note}." for note in found.notes]
+    if not found.certain:
+        lines.append("Something about this model is not known: the figures are rather too high than too low.")
+    return lines
+
+
+def as_data(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict for programs; sizes in bytes."""
+    found = verdict.estimate
+    return {
+        "model": verdict.title,
+        "context": verdict.demand.context,
+        "slots": verdict.demand.slots,
+        "kvType": verdict.demand.cache_type_k,
+        "components": [
+            {"name": each.name, "place": each.place.value, "sizeBytes": each.size_bytes} for each in found.components
+        ],
+        "totalBytes": found.total_bytes,
+        "deviceBytes": found.device_bytes,
+        "hostBytes": found.host_bytes,
+        "certain": found.certain,
+        "notes": list(found.notes),
+        "memoryBytes": verdict.budget.total_bytes,
+        "budgetBytes": verdict.budget.limit_bytes,
+        "fits": verdict.fits,
+        "largestContext": verdict.largest_context,
+        "kvTypesThatFit": [kind for kind, _ in verdict.smaller],
+    }
+
+
+def _context_line(verdict: Verdict) -> str:
+    largest = verdict.largest_context
+    if largest is None:
+        return "No context makes it fit: the weights alone are too much, or nearly so."
+    if verdict.trained_context and largest >= verdict.trained_context:
+        return f"Largest context that fits: {largest} tokens, all that it was trained for."
+    return f"Largest context that fits: {largest} tokens."
+
+
+def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
+    if is_mlx_folder(folder := Path(model)):
+        shape = read_folder(folder)
+        kind = shape.architecture.removeprefix("mlx:")
+        return f"{folder.resolve().name}: {kind}, MLX, {format_bytes(shape.size_bytes)}", shape
+    facts = read_facts(absolute_source(model, Path.cwd()), hf_token_file)
+    if facts.shape is None:
+        raise UserError(f"{model}: its header does not say enough")
+    kinds = [facts.architecture, *([facts.quantization] if facts.quantization else [])]
+    name = facts.name or (model if "://" in model else Path(model).name)
+    return f"{name}: {', '.join(kinds)}, {format_bytes(facts.shape.size_bytes)}", facts.shape
+
+
+def _demand(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
+    """Return what the agent's own command line would ask for."""
+    wish = Demand(
+        context=context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
+        slots=slots,
+        cache_type_k=kv_type,
+        cache_type_v=kv_type,
+        device_layers=ALL_LAYERS if on_device else 0,
+        machine=platform.machine(),
+    )
+    return _with_prompt_cache(shape, wish)
+
+
+def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:
+    return attrs.evolve(demand, cache_ram_bytes=default_cache_ram_bytes(shape, demand))
+
+
+def _memory(text: str | None) -> int:
+    if text is None:
+        if total_bytes := host_facts().total_bytes:
+            return total_bytes
+        raise UserError("this machine does not tell how much memory it has; give it, such as 64Gi", field="--memory")
+    try:
+        return parse_bytes(text)
+    except UserError as exc:
+        raise click.BadParameter(str(exc), param_hint="--memory") from exc

@@ -1,0 +1,123 @@
+"""`llmkube inspect`: what a GGUF file says of itself, from its header alone, here or at the other end of a URL."""
+
+import datetime
+import importlib.resources
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import format_bytes
+from llmkube.cli.commands.services.deploy import absolute_source
+from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.view import formats
+from llmkube.cli.view.output import printable, shown_source
+from llmkube.k8s.fields import camel
+from llmkube.supervisor.credentials import read_token_file
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.buckets import BucketAccess
+from llmkube.weights.download.remote_header import read_remote_header
+from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.source import BucketFile, Builtin, Elsewhere, LocalFile, Remote, parse_source
+
+REMOTE_SECONDS: Final = 120.0
+"""What the header of a remote file may take; it is 32 MiB at most."""
+
+
+@click.command("inspect", context_settings=HELP)
+@click.argument("source", metavar="FILE|URL", type=click.Path())
+@click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
+@output_option("json", "yaml")
+@guarded
+def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None:
+    """Show what a GGUF file says of itself.
+
+    FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO or s3://BUCKET/KEY (with the variables of the
+    AWS tools), of which only the header is fetched, in at most three requests. Exits with 1 if no engine could load
+    the file.
+    """
+    facts = read_facts(absolute_source(source, Path.cwd()), hf_token_file)
+    if form:
+        click.echo(formats.dump(as_data(facts), form))
+        return
+    rows = [("file", shown_source(source)), *described(facts)]
+    width = max(len(label) for label, _ in rows)
+    click.echo("\n".join(f"{label:<{width}}  {printable(text)}" for label, text in rows))
+
+
+def as_data(facts: GGUFFacts) -> dict[str, Any]:
+    """Return the facts that the header gives, under the names that `status.gguf` uses."""
+    named = attrs.asdict(facts, filter=attrs.filters.exclude("shape")) | {"model_name": facts.name, "name": None}
+    data = {camel(name): value for name, value in named.items() if value not in {None, ()}}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def described(facts: GGUFFacts) -> list[tuple[str, str]]:
+    """Return the facts for people, those that the header does not give left out."""
+    heads = f"{facts.head_count} heads" if facts.head_count else ""
+    kv_heads = f"{facts.head_count_kv} for keys and values" if facts.head_count_kv else ""
+    newer = ", ".join(map(str, facts.newer_tensor_types))
+    rows = [
+        ("size", format_bytes(facts.size_bytes)),
+        ("name", facts.name),
+        ("architecture", facts.architecture),
+        ("quantization", facts.quantization),
+        ("context", f"{facts.context_length} tokens" if facts.context_length else None),
+        ("layers", f"{facts.layer_count}" if facts.layer_count else None),
+        ("embedding", f"{facts.embedding_size}" if facts.embedding_size else None),
+        ("attention", ", ".join(each for each in (heads, kv_heads) if each)),
+        ("license", facts.license),
+        ("tensors", str(facts.tensor_count)),
+        ("parts", f"{facts.split_count} files; this is the first" if facts.split_count > 1 else None),
+        ("version", f"GGUF {facts.file_version}"),
+        ("unknown", f"tensor types {newer}, which only a newer engine can judge" if newer else None),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
+    """Read the header of a file here, of one at the other end of a URL, or of a model that comes with LLMKube."""
+    if "://" not in source and (path := Path(source)).is_absolute():
+        return _local(path)
+    try:
+        parsed = parse_source(source)
+    except UserError as exc:
+        if "://" not in source:
+            raise CommandError(f"there is no file {source}, and it is no URL either", ExitCode.NOT_FOUND) from exc
+        raise
+    if isinstance(parsed, LocalFile):
+        return _local(Path(parsed.path))
+    if isinstance(parsed, Builtin):
+        packaged = importlib.resources.files("llmkube.weights") / "builtin" / f"{parsed.name}.gguf"
+        with importlib.resources.as_file(packaged) as file:
+            return _local(file)
+    if isinstance(parsed, Elsewhere):
+        words = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
+        raise CommandError(f"{parsed.redacted} {words}")
+    return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
+
+
+def _local(path: Path) -> GGUFFacts:
+    if not path.exists():
+        raise CommandError(f"there is no file {path}", ExitCode.NOT_FOUND)
+    return read_header(path)
+
+
+async def _remote(source: Remote, config: AgentConfig) -> GGUFFacts:
+    token = None if config.hf_token_file is None else read_token_file(config.hf_token_file)
+    with trio.move_on_after(REMOTE_SECONDS):
+        return await read_remote_header(
+            source,
+            policy=Policy(from_operator=True),
+            utcnow=lambda: datetime.datetime.now(datetime.UTC),
+            token=token,
+            access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,
+            endpoint=config.hub_endpoint,
+        )
+    raise CommandError(f"{source.redacted}: its header did not come within {REMOTE_SECONDS:g} s", ExitCode.TIMED_OUT)

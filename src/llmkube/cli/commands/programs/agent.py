@@ -1,0 +1,198 @@
+"""`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
+
+import os
+import pwd
+import random
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import click
+import structlog
+import trio
+
+from llmkube import __version__
+from llmkube.base.errors import UserError
+from llmkube.base.http import run_server
+from llmkube.base.log import configure_logging
+from llmkube.base.probes import probes_handler
+from llmkube.cli.commands.programs.download_options import download_settings
+from llmkube.cli.commands.programs.engine_program import find_llama_server
+from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
+from llmkube.cli.commands.programs.memory_options import memory_settings
+from llmkube.cli.commands.programs.state_dir import held_state_dir, holder_of
+from llmkube.cli.config import AgentConfig, load, local_state_dir
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
+from llmkube.cli.program import (
+    LOOPBACK,
+    Stop,
+    open_optional_port,
+    open_service_nursery,
+    raise_descriptor_limit,
+    run_until_signal,
+    settle_heap,
+)
+from llmkube.cli.target_cluster import find_config
+from llmkube.k8s.auth import ClusterConfig
+from llmkube.k8s.client import open_client
+from llmkube.k8s.label_selectors import Selector, parse_selector
+from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter, sudoers_rule
+from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 0.1
+
+SETTLED_SECONDS = 5.0
+"""After its start an agent takes over engines, which must not wait for the garbage collector."""
+
+
+@click.group("agent", context_settings=HELP, invoke_without_command=True)
+@click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
+@settings_options(AgentConfig)
+@click.pass_context
+@guarded
+def agent(context: click.Context, /, **flags: Any) -> None:
+    """Serve a cluster's models on this host."""
+    if context.invoked_subcommand is not None:
+        return
+    config = load("agent", AgentConfig, flags)
+    assert config.state_dir is not None, "load() decides it"
+    configure_logging(config.log_level)
+    cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
+    llama_server = find_llama_server(config.llama_server)
+    if config.apple_power_enabled and sys.platform != "darwin":
+        raise UserError("--apple-power-enabled: only macOS can measure it; leave the flag out on this host")
+    raise_descriptor_limit()
+    with held_state_dir(config.state_dir):
+        settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
+        trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
+
+
+@agent.command("stop", context_settings=HELP)
+@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
+@guarded
+def stop_agent(state_dir: Path | None, timeout: float) -> None:
+    """Stop the agent on this host and every engine of it, and wait until they have ended."""
+    folder = state_dir.absolute() if state_dir else local_state_dir()
+    pid = holder_of(folder)
+    if pid is None:
+        raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
+    os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
+    trio.run(_wait_gone, folder, pid, timeout)
+    click.echo(f"agent with pid {pid} has stopped")
+
+
+@agent.command("sudoers", context_settings=HELP)
+@click.option("--user", metavar="NAME", help="Who runs the agent; without it, whoever runs this.")
+@guarded
+def print_sudoers(user: str | None) -> None:
+    """Print the line of sudoers that --apple-power-enabled needs.
+
+    It lets the user run powermetrics as root with exactly the agent's arguments, and nothing else.
+    """
+    try:
+        uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
+    except KeyError as error:
+        raise UserError(f"--user {user}: this host knows no such user") from error
+    if uid == 0:
+        raise UserError("root needs no such line; name with --user who runs the agent")
+    click.echo(sudoers_rule(uid), nl=False)
+
+
+async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
+    with trio.move_on_after(timeout_seconds):
+        while holder_of(folder) == pid:  # noqa: ASYNC110 - a lock falls without an event
+            await trio.sleep(POLL_SECONDS)
+        return
+    raise CommandError(f"the agent with pid {pid} still runs after {timeout_seconds:g} s", ExitCode.TIMED_OUT)
+
+
+def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
+    """Decide what the flags leave open: the host's name, and the address at which the cluster reaches it.
+
+    Without --host-ip that is the address from which this host talks to the API server, for a start: the agent looks
+    again and again, and knows more ways when the API server is on this machine (`supervisor.addresses`).
+    """
+    assert config.state_dir is not None, "load() decides it"
+    url = urlsplit(server_url)
+    if config.host_ip is not None:
+        address: str | None = check_own_address(config.host_ip)
+    else:
+        address = address_towards(url.hostname or "", url.port or 443)
+    return AgentSettings(
+        host_name=config.host_name or lasting_host_name(config.state_dir),
+        state_dir=config.state_dir,
+        store_dir=config.model_store or config.state_dir / "store",
+        llama_server=str(llama_server),
+        advertise_address=address,
+        bind_address=address or LOOPBACK,
+        api_server=server_url,
+        host_ip=address if config.host_ip is not None else None,
+        namespace=config.namespace,
+        selector=selector_of(config.selector),
+        accelerators=frozenset(config.accelerator),
+        endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
+        lease_namespace=config.lease_namespace,
+        drain_seconds=config.drain_seconds,
+        **download_settings(config),
+        **memory_settings(config),
+    )
+
+
+def selector_of(text: str) -> Selector:
+    """Return the selector.
+
+    Raises:
+        UserError: It is none; the sentence names the flag.
+    """
+    try:
+        return parse_selector(text)
+    except UserError as exc:
+        raise UserError(f"--selector: {exc}") from exc
+
+
+async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:
+    """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
+    async with (
+        open_optional_port(config.port, "--port") as probes,
+        open_client(cluster) as client,
+        open_local_ports(settings, client) as ports,
+        open_service_nursery() as support,
+        open_service_nursery() as agents,
+    ):
+        with stop.here():
+            view = await agents.start(run_agent, client, settings, ports)
+            if probes is not None:
+                meter = PowerMeter() if config.apple_power_enabled else None
+                if meter is not None:
+                    rng = random.Random()  # noqa: S311 - jitter, not a secret
+                    agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
+                registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
+                await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
+            support.start_soon(_settle_heap_later)
+            log.info(
+                "agent started",
+                host=settings.host_name,
+                hostIP=settings.advertise_address or "",
+                apiServer=cluster.server,
+                accelerators=sorted(settings.accelerators),
+                llamaServer=settings.llama_server,
+            )
+            await trio.sleep_forever()
+        if stop.why == "SIGTERM" and config.on_exit == "keep":
+            log.info("the engines stay for the next agent", services=len(view.services()))
+            view.keep_engines()
+
+
+async def _settle_heap_later() -> None:
+    await trio.sleep(SETTLED_SECONDS)
+    settle_heap()

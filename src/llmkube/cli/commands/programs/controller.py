@@ -1,0 +1,123 @@
+"""`llmkube controller`: serve Models by pods, and keep every status true, as a process of its own."""
+
+import datetime
+import random
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+import click
+import structlog
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.errors import UserError
+from llmkube.base.http import run_server
+from llmkube.base.log import configure_logging
+from llmkube.base.probes import probes_handler
+from llmkube.base.units import parse_bytes
+from llmkube.cli.commands.programs.host_name import default_host_name
+from llmkube.cli.config import ControllerConfig, load
+from llmkube.cli.options import HELP, guarded, settings_options
+from llmkube.cli.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
+from llmkube.cli.target_cluster import find_config
+from llmkube.controller.operator import run_controller
+from llmkube.controller.settings import ControllerSettings, WorkloadSettings
+from llmkube.k8s.client import open_client
+from llmkube.runtimes.container.images import Images
+from llmkube.weights.allowed_addresses import parse_networks
+
+EVERY_ADDRESS: Final = None
+"""Kubelet and Prometheus come by the pod's address, which in some clusters is one of IPv6 alone."""
+
+log = structlog.get_logger()
+
+
+@click.command("controller", context_settings=HELP)
+@settings_options(ControllerConfig)
+@guarded
+def controller(**flags: Any) -> None:
+    """Keep the status of Models and InferenceServices true."""
+    config = load("controller", ControllerConfig, flags)
+    configure_logging(config.log_level)
+    assert config.state_dir is not None, "load() decides it"
+    cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
+    settings = ControllerSettings(
+        namespace=config.namespace,
+        lease_namespace=config.lease_namespace,
+        host_accelerators=frozenset(config.accelerator),
+        identity=default_host_name(),
+        workloads=workload_settings(config),
+    )
+    rng = random.Random()  # noqa: S311 (jitter, no secret)
+
+    async def serve(_stop: Stop) -> None:
+        registry = CollectorRegistry()
+        acting = trio.Event()
+
+        def ready() -> tuple[bool, str]:
+            # One that stands by is ready to take over: a rollout that waited for it to act would wait for its
+            # predecessor to go, which waits for it.
+            return True, "acting" if acting.is_set() else "standing by"
+
+        async with (
+            open_optional_port(config.port, "--port", EVERY_ADDRESS) as probes,
+            open_client(cluster) as client,
+            open_service_nursery() as tasks,
+        ):
+            if probes is not None:
+                await tasks.start(run_server, probes_handler(ready, registry), probes.listeners)
+            await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))
+            acting.set()
+            settle_heap()
+            log.info("controller started", apiServer=cluster.server)
+            await trio.sleep_forever()
+
+    trio.run(run_until_signal, serve, log.info)
+
+
+def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
+    """Return how to make pods; None without an image to fetch weights with: there may be no nodes at all.
+
+    Raises:
+        UserError: One of the settings cannot be used; the sentence names its flag.
+    """
+    if not config.image:
+        return None
+    parse_bytes(config.cache_size, field="--cache-size")
+    parse_networks(config.allow_private_sources)
+    return WorkloadSettings(
+        image=config.image,
+        image_pull_secrets=config.image_pull_secret,
+        cache_size=config.cache_size,
+        cache_storage_class=config.cache_storage_class,
+        cache_access_mode=config.cache_access_mode,
+        fs_group=config.cache_fs_group or None,
+        host_paths=config.host_path,
+        hub_endpoint=config.hub_endpoint,
+        private_sources=config.allow_private_sources,
+        ca_config_map=config.ca_config_map,
+        priority_class_prefix=config.priority_class_prefix,
+        shared_gpu_selector=_labels(config.shared_gpu_node, "--shared-gpu-node"),
+        monitor_labels=_labels(config.monitor_label, "--monitor-label"),
+        look_seconds=config.look_seconds,
+        prune_cache=config.prune_cache,
+        images=Images(registry=config.image_registry),
+    )
+
+
+def _labels(given: Iterable[str], flag: str) -> dict[str, str]:
+    """Read labels as KEY=VALUE.
+
+    Raises:
+        UserError: One is not; the sentence names the flag.
+    """
+    pairs = [text.partition("=") for text in given]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise UserError(f"{flag} takes KEY=VALUE, not {key!r}")
+    return {key: value for key, _, value in pairs}
+
+
+def _utcnow() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,56 @@
+"""What the user may say about downloads, checked before anything starts."""
+
+from pathlib import Path
+from typing import Protocol, TypedDict
+
+from llmkube.base.errors import UserError
+from llmkube.supervisor.credentials import read_token_file
+from llmkube.weights.allowed_addresses import Network, parse_networks
+from llmkube.weights.download.hugging_face import parse_endpoint
+from llmkube.weights.errors import SourceError
+
+
+class DownloadConfig(Protocol):
+    """Settings that more than one program has."""
+
+    @property
+    def allow_private_sources(self) -> tuple[str, ...]:
+        """Networks as the user wrote them."""
+        ...
+
+    @property
+    def hf_token_file(self) -> Path | None:
+        """Where the token is."""
+        ...
+
+    @property
+    def hub_endpoint(self) -> str:
+        """Where the hub is."""
+        ...
+
+
+class DownloadSettings(TypedDict):
+    """The same, as `AgentSettings` takes it."""
+
+    private_sources: tuple[Network, ...]
+    hub_token_file: Path | None
+    hub_endpoint: str
+
+
+def download_settings(config: DownloadConfig) -> DownloadSettings:
+    """Read the settings; a token file that is missing now would otherwise be noticed by the first gated download.
+
+    Raises:
+        UserError: One of them cannot be used; the sentence names its flag.
+    """
+    try:
+        parse_endpoint(config.hub_endpoint)
+    except SourceError as exc:
+        raise UserError(str(exc).partition(": ")[2], field="--hub-endpoint") from exc
+    if config.hf_token_file is not None:
+        read_token_file(config.hf_token_file)
+    return DownloadSettings(
+        private_sources=parse_networks(config.allow_private_sources),
+        hub_token_file=None if config.hf_token_file is None else config.hf_token_file.absolute(),
+        hub_endpoint=config.hub_endpoint,
+    )

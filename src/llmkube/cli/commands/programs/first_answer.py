@@ -1,0 +1,186 @@
+"""What happens while everything is up: one question is asked, or the changes of state are told until Ctrl-C.
+
+All of it is read through the API and asked through the gateway, as any user would.
+"""
+
+import datetime
+import shlex
+from collections.abc import Callable, Collection
+
+import attrs
+import trio
+from rich.console import Console
+
+from llmkube.base.http import HttpClient
+from llmkube.base.units import format_duration
+from llmkube.cli.commands.programs.ask import GivenUpError, ask
+from llmkube.cli.failures import ExitCode
+from llmkube.cli.informer import Followed
+from llmkube.cli.view import output
+from llmkube.cli.view.progress import STEPS, Standing, Stopwatch, changes, detail_of, phases_of, standing
+from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+
+STALE_SECONDS = 5.0
+"""How long a failure that stood in the objects before the agent started is taken for yesterday's news."""
+
+_EXAMPLE_QUESTION = "What is LLMKube?"
+
+
+@attrs.frozen
+class Outcome:
+    """How it ended: an exit code, and a sentence if that is not 0."""
+
+    exit_code: ExitCode = ExitCode.DONE
+    message: str = ""
+
+
+@attrs.frozen
+class Place:
+    """Where things are reached.
+
+    Attributes:
+        server_url: The Kubernetes API.
+        kubeconfig: Path of the file that opens it.
+        gateway_url: The OpenAI-compatible gateway.
+        probes_url: Health and metrics.
+    """
+
+    server_url: str
+    kubeconfig: str
+    gateway_url: str
+    probes_url: str
+
+    @property
+    def lines(self) -> str:
+        """Each address on a line of its own: a long line would be broken in the middle of one."""
+        named = (("Kubernetes", self.server_url), ("gateway", self.gateway_url), ("probes", self.probes_url))
+        return "\n".join(f"{name:<12}{url}" for name, url in named)
+
+
+@attrs.frozen
+class Visit:
+    """One user's view of the running whole.
+
+    Attributes:
+        place: Where things are reached.
+        followed: The objects, as the API tells them.
+        http: Reaches the gateway.
+        console: For progress; standard error.
+        accelerators: What this host serves.
+        utcnow: The wall clock, for ages in tables.
+    """
+
+    place: Place
+    followed: Followed
+    http: HttpClient
+    console: Console
+    accelerators: Collection[str]
+    utcnow: Callable[[], datetime.datetime]
+
+    def failure_of(self, key: Key) -> str:
+        """Return why a service cannot be served, by what its objects say now; empty if nothing speaks against it."""
+        service = self.followed.services.get(key)
+        return self._standing(service).failure if service is not None else ""
+
+    async def answer(self, key: Key, question: str, *, old_failure: str = "") -> Outcome:
+        """Wait until a service is ready, ask it, and print the answer, the objects and how long each step took.
+
+        Args:
+            key: The service.
+            question: What to ask.
+            old_failure: What `failure_of` said before the agent started.
+        """
+        watch = Stopwatch(trio.current_time())
+        with open_display(self.console) as display:
+            async with trio.open_nursery() as moving:
+                moving.start_soon(display.run)
+                try:
+                    await self._wait_ready(key, old_failure, display, watch)
+                    display.going_on("answer", question)
+                    text = await ask(self.http, self.place.gateway_url, str(key), question)
+                except GivenUpError as exc:
+                    text, problem = "", str(exc)
+                else:
+                    problem = ""
+                    watch.lap("answer", trio.current_time())
+                    display.done("answer", "", watch.laps["answer"])
+                moving.cancel_scope.cancel(reason="nothing moves any more")
+        if problem:
+            return Outcome(ExitCode.FAILED, problem)
+        output.say(f"\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
+        return Outcome()
+
+    async def stay(self) -> None:
+        """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
+        output.say(usage(self.place, self._first_id()))
+        before = phases_of(())
+        while True:
+            version = self.followed.changed.version
+            after = phases_of(self.followed.services.values())
+            for line in changes(before, after):
+                output.say(f"{self.utcnow().astimezone():%H:%M:%S}  {line}")
+            before = after
+            await self.followed.changed.wait_newer(version)
+
+    def tables(self) -> str:
+        """Return both collections as tables."""
+        now = self.utcnow()
+        models = sorted(self.followed.models.values(), key=lambda each: each.key)
+        services = sorted(self.followed.services.values(), key=lambda each: each.key)
+        return "\n\n".join(
+            (
+                output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
+                output.table(output.SERVICE_COLUMNS, (output.service_row(each, now) for each in services)),
+            )
+        )
+
+    async def _wait_ready(self, key: Key, old_failure: str, display: Display, watch: Stopwatch) -> None:
+        fresh_at = trio.current_time() + STALE_SECONDS
+        while True:
+            version = self.followed.changed.version
+            service = self.followed.services.get(key)
+            if service is None:
+                raise GivenUpError(f"InferenceService {key} was deleted")
+            now = self._standing(service)
+            for step in watch.see(now.done, trio.current_time()):
+                display.done(step, detail_of(step, service, self.followed.model_of(service)), watch.laps[step])
+            if now.ready:
+                return
+            if now.failure and (now.failure != old_failure or trio.current_time() >= fresh_at):
+                raise GivenUpError(f"InferenceService {key} cannot be served: {now.failure}")
+            display.going_on(STEPS[now.done], now.detail)
+            with trio.move_on_after(STALE_SECONDS):
+                await self.followed.changed.wait_newer(version)
+
+    def _standing(self, service: InferenceService) -> Standing:
+        return standing(service, self.followed.model_of(service), self.accelerators)
+
+    def _first_id(self) -> str | None:
+        keys = sorted(service.key for service in self.followed.services.values())
+        return keys[0].name if keys else None
+
+
+def usage(place: Place, model_id: str | None) -> str:
+    """Return what to type next; without a model, that is how to get one."""
+    url = f"{place.gateway_url}/v1/chat/completions"
+    body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
+    return "\n".join(
+        (
+            "" if model_id else "\nNothing is served yet. Deploy a model, here or with kubectl:\n",
+            f"  export KUBECONFIG={shlex.quote(place.kubeconfig)}",
+            *(() if model_id else ("  llmkube deploy demo --source builtin://demo",)),
+            "  kubectl get isvc -A",
+            f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+            "",
+            "Ctrl-C stops everything.",
+            "",
+        )
+    )
+
+
+def times(watch: Stopwatch) -> str:
+    """Return how long each step took, and all of them together."""
+    rows = [(step, format_duration(seconds)) for step, seconds in watch.laps.items()]
+    return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(watch.laps.values())))])

@@ -1,0 +1,109 @@
+"""What this machine is called, and at which address others reach it."""
+
+import hashlib
+import ipaddress
+import socket
+import uuid
+from pathlib import Path
+
+from llmkube.base.errors import UserError
+from llmkube.base.private_files import write_private
+from llmkube.k8s.wire.names import host_id
+
+_MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_NAME_FILE = "host-name"
+_RANDOM_NODE_BIT = 1 << 40  # RFC 9562 section 6.10: set in a node id that is not a hardware address
+_LONGEST_HOST = 58  # characters, so that "-" and four digits still make a DNS label
+
+
+def default_host_name(host: str | None = None, machine_id: bytes | None = None) -> str:
+    """Return the short host name and four hex digits of the machine's id: two machines called `mac` stay two hosts."""
+    short = (socket.gethostname() if host is None else host).split(".")[0]
+    digest = hashlib.sha256(_machine_id() if machine_id is None else machine_id).hexdigest()[:4]
+    return host_id(f"{short.lower()[:_LONGEST_HOST]}-{digest}")
+
+
+def host_name_in(state_dir: Path) -> str:
+    """Return the name under which agents on a state directory report; until one has run there it may change."""
+    return _kept_name(state_dir) or default_host_name()
+
+
+def lasting_host_name(state_dir: Path) -> str:
+    """Return the same name at every start on a state directory, whatever the machine is called by then.
+
+    A Mac that was given no HostName takes the one that each network's DHCP or DNS server has for it, and its Wi-Fi
+    address may differ from network to network: a new name would leave the Lease and the claims of the old one behind.
+
+    Raises:
+        UserError: The folder cannot be used.
+    """
+    name = _kept_name(state_dir)
+    if not name:
+        name = default_host_name()
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(state_dir / _NAME_FILE, f"{name}\n")
+        except OSError as exc:
+            problem = f"the state directory {state_dir} cannot be used ({exc.strerror})"
+            raise UserError(f"{problem}; choose another with --state-dir") from exc
+    return name
+
+
+def check_own_address(text: str) -> str:
+    """Return the address if engines can listen on it.
+
+    Raises:
+        UserError: It is not an IP address of this machine that another machine could reach.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        problem = f'"{text}" is not an IP address'
+        raise UserError(f"--host-ip: {problem}; give this machine's, such as 192.168.1.50") from None
+    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+        # kube-apiserver refuses these in EndpointSlices (validation of v1 endpoints)
+        raise UserError(f"--host-ip: no cluster can route to {address}; give an address of this machine on its network")
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError as exc:
+        problem = f"engines cannot listen on {address} ({exc.strerror})"
+        raise UserError(f"--host-ip: {problem}; give an address that this machine has") from exc
+    return str(address)
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """Return the address from which this machine talks to another, or None if only itself could reach it there."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # a datagram socket sends nothing here: it only asks the routing table
+            own = ipaddress.ip_address(str(probe.getsockname()[0]).split("%")[0])
+    except OSError:
+        return None
+    return None if own.is_loopback or own.is_link_local or own.is_unspecified else str(own)
+
+
+def _kept_name(state_dir: Path) -> str:
+    try:
+        name = (state_dir / _NAME_FILE).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return name if name and name == host_id(name) else ""
+
+
+def _machine_id() -> bytes:
+    for path in _MACHINE_ID_FILES:
+        try:
+            content = path.read_bytes().strip()
+        except OSError:
+            continue
+        if content:
+            return content
+    node = uuid.getnode()
+    # Without a hardware address Python makes one up per process: a name must not change with every start.
+    return b"" if node & _RANDOM_NODE_BIT else node.to_bytes(6, "big")
+
+
+def _family(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> socket.AddressFamily:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -1,0 +1,223 @@
+"""`llmkube up`: the API server, the controller, the gateway and the agent in one process, nested in the order of need.
+
+```
+ run_until_signal             outlives everything: a second Ctrl-C is answered, and does not break the order
+   └ ports, API server, client
+     └ support nursery        controller, gateway, probes
+       └ agent nursery        cancelled first: engines stop while the API server still hears their last words
+         └ Stop.here          what a signal cancels: the question, or the wait for Ctrl-C
+```
+"""
+
+import contextlib
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import trio
+from rich.console import Console
+from rich.text import Text
+
+from llmkube.base.http import open_http_client, run_server
+from llmkube.base.log import configure_logging
+from llmkube.base.probes import probes_handler
+from llmkube.cli.commands.programs.apiserver import open_server
+from llmkube.cli.commands.programs.download_options import download_settings
+from llmkube.cli.commands.programs.engine_program import find_llama_server
+from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
+from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
+from llmkube.cli.commands.programs.memory_options import memory_settings
+from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.cli.commands.tools.files import Manifest, demo_manifests, load_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
+from llmkube.cli.config import UpConfig, load
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
+from llmkube.cli.program import (
+    LOOPBACK,
+    Stop,
+    open_port,
+    open_service_nursery,
+    raise_descriptor_limit,
+    run_until_signal,
+    settle_heap,
+)
+from llmkube.cli.view import output
+from llmkube.controller.operator import run_controller
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.resource import Key
+from llmkube.router.gateway import gateway_handler
+from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+
+@attrs.frozen
+class UpPlan:
+    """Everything that `llmkube up` was told, checked before anything starts."""
+
+    config: UpConfig
+    manifests: tuple[Manifest, ...]
+    llama_server: Path
+    state_dir: Path
+    question: str | None
+    timeout_seconds: float
+
+    @property
+    def agent_settings(self) -> AgentSettings:
+        """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
+        return AgentSettings(
+            host_name=self.config.host_name or lasting_host_name(self.state_dir),
+            state_dir=self.state_dir,
+            store_dir=self.state_dir / "store",
+            llama_server=str(self.llama_server),
+            advertise_address=self.config.host_ip,
+            bind_address=self.config.host_ip or LOOPBACK,
+            accelerators=frozenset(self.config.accelerator),
+            drain_seconds=self.config.drain_seconds,
+            **download_settings(self.config),
+            **memory_settings(self.config),
+        )
+
+
+@click.command("up", context_settings=HELP)
+@click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
+@click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
+@click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
+@click.option("-f", "--filename", "files", metavar="FILE", multiple=True, help="Manifests: a file, a folder, or -.")
+@click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
+@settings_options(UpConfig)
+@guarded
+def up(
+    *, demo: bool, question: str | None, timeout: float, files: tuple[str, ...], ephemeral: bool, **flags: Any
+) -> None:
+    """Serve models on this machine, with a Kubernetes API of its own."""
+    if demo:
+        ports = ("api_port", "gateway_port", "probe_port")
+        flags |= {name: "0" for name in ports if flags[name] is None}
+    config = load("up", UpConfig, flags)
+    if config.host_ip is not None:
+        check_own_address(config.host_ip)
+    manifests = (*(demo_manifests() if demo else ()), *load_manifests(files, sys.stdin.read))
+    llama_server = find_llama_server(config.llama_server)
+    configure_logging(config.log_level, style="console")
+    raise_descriptor_limit()
+    with contextlib.ExitStack() as stack:
+        if demo or ephemeral:
+            state_dir = stack.enter_context(temporary_state_dir())
+        else:
+            assert config.state_dir is not None, "load() decides it"
+            state_dir = stack.enter_context(held_state_dir(config.state_dir, "lock", "apiserver.lock"))
+        plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout)
+        outcome = trio.run(run_up, plan, Console(stderr=True))
+    if outcome.exit_code is not ExitCode.DONE:
+        raise CommandError(outcome.message, outcome.exit_code)
+
+
+async def run_up(plan: UpPlan, console: Console) -> Outcome:
+    """Bring everything up, do what was asked, take everything down in order."""
+    run = _Up(plan, console)
+    outcome = await run_until_signal(run.serve, run.tell)
+    if outcome is not None:
+        return outcome
+    return Outcome() if plan.question is None else Outcome(ExitCode.FAILED, "stopped before the answer")
+
+
+@attrs.define(eq=False)
+class _Up:
+    plan: UpPlan
+    console: Console
+    rng: random.Random = attrs.field(factory=random.Random)
+
+    def tell(self, line: str) -> None:
+        """Say something about the run, above a moving line if there is one; to nobody if the terminal is closed."""
+        with contextlib.suppress(OSError):
+            self.console.print(Text(output.printable(line)), soft_wrap=True)
+
+    async def serve(self, stop: Stop) -> Outcome | None:
+        """Open everything around everything that needs it, and visit what is inside."""
+        config, settings = self.plan.config, self.plan.agent_settings
+        outcome = None
+        async with (
+            open_port(config.gateway_port, "--gateway-port") as gateway,
+            open_port(config.probe_port, "--probe-port") as probes,
+            open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
+            open_http_client() as http,
+            open_follow(server.client, self.rng) as followed,
+            open_service_nursery() as support,
+            open_local_ports(settings, server.client) as ports,
+        ):
+            place = Place(server.url, str(server.kubeconfig), gateway.url, probes.url)
+            self.tell(place.lines)
+            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow)
+            applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
+            target = await _asked(applied, followed) if self.plan.question is not None else None
+            # Read now: whatever the objects say before the agent runs is about an earlier run.
+            old_failure = visit.failure_of(target) if isinstance(target, Key) else ""
+            async with open_service_nursery() as agents:
+                with stop.here():
+                    view = await agents.start(run_agent, server.client, settings, ports)
+                    registry = agent_registry(view, ports.downloads, view.memory)
+                    control = partial(
+                        run_controller,
+                        server.client,
+                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
+                        ControllerSettings(host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url),
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        registry=registry,
+                    )
+                    directory = AgentDirectory(view.services)
+                    await support.start(control)
+                    await support.start(run_server, gateway_handler(directory, http, ports.utcnow), gateway.listeners)
+                    await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
+                    settle_heap()
+                    outcome = await self._visit(visit, target, old_failure)
+        return outcome
+
+    async def _visit(self, visit: Visit, target: Key | Outcome | None, old_failure: str) -> Outcome:
+        if isinstance(target, Outcome):
+            return target
+        if target is None or self.plan.question is None:
+            await visit.stay()
+            return Outcome()
+        with trio.move_on_after(self.plan.timeout_seconds):
+            return await visit.answer(target, self.plan.question, old_failure=old_failure)
+        return Outcome(
+            ExitCode.TIMED_OUT,
+            f"no answer within {self.plan.timeout_seconds:g} s; see why without --ask, or give more with --timeout",
+        )
+
+    def _tell_applied(self, applied: Applied) -> None:
+        manifest = applied.manifest
+        if applied.error:
+            self.tell(f"{manifest.where}: {manifest.title} was refused: {applied.error}")
+        else:
+            self.tell(f"{manifest.body['kind']} {applied.key} applied")
+
+
+async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | Outcome:
+    """Return the service to ask: the first one that was given, else the first one that is there."""
+    refused = [each for each in applied if each.error]
+    if refused:
+        words = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
+        return Outcome(ExitCode.FAILED, f"not everything could be applied, so nothing was asked\n{words}")
+    kind = InferenceService.RESOURCE.kind
+    given = [each.key for each in applied if each.manifest.body["kind"] == kind]
+    there = sorted(service.key for service in followed.services.values())
+    if not given and not there:
+        return Outcome(ExitCode.FAILED, "there is no InferenceService to ask; give one with -f FILE, or use --demo")
+    target = (given or there)[0]
+    while target not in followed.services:  # what the API server has acknowledged is on its way to us
+        version = followed.changed.version
+        await followed.changed.wait_newer(version)
+    return target

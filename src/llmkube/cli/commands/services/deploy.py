@@ -1,0 +1,308 @@
+"""`llmkube deploy`: one command from a source to a model that answers, and again to change how it is served.
+
+What is applied is exactly what the command line says, by server-side apply: saying it again changes nothing, and a flag
+that is left out the next time takes its setting back.
+"""
+
+import datetime
+import os
+import random
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+import trio
+from rich.console import Console
+
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
+from llmkube.cli.commands.services.readiness import Arrival, Failure
+from llmkube.cli.complete import models, services
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.informer import open_follow
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.program import open_service_nursery
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.view import formats
+from llmkube.cli.view.live_view import watch_quietly
+from llmkube.cli.view.locations import find_hosts
+from llmkube.cli.view.output import printable
+from llmkube.cli.view.progress_line import open_display
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.request import APPLY_PATCH
+from llmkube.k8s.resource import Key
+from llmkube.weights.source import parse_source
+
+FIELD_MANAGER: Final = "llmkube-deploy"
+
+_GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
+_VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
+_LOCAL: Final = ("./", "../", "~")
+
+# What to do about a failure, by its reason; {name} is the service's.
+_WAYS_OUT: Final[Mapping[str, str]] = {
+    "ModelNotFound": "give the --source of its weights, or the name of another Model with --model",
+    "NoHost": "start an agent on a host that serves it, or deploy again with another --accelerator",
+    "FileNotFound": "put the file there on the host that serves it, or deploy again with another --source",
+    "NotGGUF": "deploy again with the --source of a .gguf file; `llmkube inspect` shows whether one is sound",
+    "DigestMismatch": "deploy again with the digest that you trust, or without --sha256",
+    "TokenUnavailable": "create the Secret with a key HF_TOKEN, and name it with --secret",
+    "AccessDenied": "create a Secret with a key HF_TOKEN that may read it, and name it with --secret",
+    "NoSpace": "make room on the host; the agent then tries again by itself",
+    **dict.fromkeys(
+        ("SourceInvalid", "SourceUnsupported", "SourceNotFound", "SourceRefused", "SourceAmbiguous", "InvalidFileSet"),
+        "deploy again with another --source",
+    ),
+    **dict.fromkeys(
+        ("AddressBlocked", "RedirectRefused"),
+        "deploy again with another --source; the agent's --allow-private-sources can allow a private network",
+    ),
+    "Invalid": "the field that stands in the way is named above: deploy again without its flag, or with another value",
+    "EngineNotFound": "install llama-server on the host, or tell the agent where it is with --llama-server",
+    "CrashLoopBackOff": "`llmkube logs {name}` has all that the engine wrote",
+    "LoadStalled": "`llmkube logs {name}` has all that the engine wrote; a smaller --context-size loads faster",
+}
+
+
+@click.command("deploy", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.option(
+    "-s",
+    "--source",
+    help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO, builtin://demo.",
+)
+@click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
+@click.option(
+    "--accelerator",
+    type=click.Choice(ACCELERATORS),
+    help="What it runs on. Default: what the live hosts serve, else metal on a Mac and cpu elsewhere.",
+)
+@click.option("--gpu", is_flag=True, help="Run on a GPU: the one that a live host serves, else cuda.")
+@click.option("--env", metavar="NAME=VALUE", multiple=True, help="Environment variable of the engine. Repeatable.")
+@field_options(FLAGS)
+@click.option(
+    "--wait/--no-wait", default=True, help="Stay until it is Ready, or failed for a known cause. Default: wait."
+)
+@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
+@click.option("--dry-run", is_flag=True, help="Print the objects as YAML and apply nothing.")
+@cluster_options()
+@guarded
+def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where, **flags: Any) -> None:
+    """Serve the weights at --source under NAME, or change how NAME is served.
+
+    Applies a Model and an InferenceService of that name. The same command again changes nothing; a flag that is left
+    out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
+    """
+    order = _read(name, flags)
+    console = Console(stderr=True)
+
+    async def action(cluster: Cluster) -> None:
+        with answering():
+            hosts = await find_hosts(cluster, _now()) if order.accelerator is None and order.source else None
+        served = {each for host in hosts or () for each in host.accelerators}
+        manifests = order.manifests(cluster.namespace, served)
+        if dry_run:
+            click.echo("\n---\n".join(formats.dump(each, "yaml") for each in manifests))
+            return
+        with answering():
+            for kind, each in zip(order.kinds, manifests, strict=True):
+                await _rehearse(cluster, kind, each)  # a refused service must not leave its Model behind
+            applied = [await _apply(cluster, kind, each) for kind, each in zip(order.kinds, manifests, strict=True)]
+        for done in applied:
+            click.echo(f"{done.title} {done.change}", err=wait)
+        if wait:
+            await _wait(cluster, Key(cluster.namespace, name), applied, console, timeout)
+
+    watch_quietly()
+    run_against(where, action)
+
+
+@attrs.frozen
+class Order:
+    """What the command line asks for, checked as far as it can be without a cluster."""
+
+    name: str
+    source: str
+    model_name: str
+    accelerator: str | None
+    gpu: bool
+    env: tuple[tuple[str, str], ...]
+    fields: Mapping[FieldFlag, Any]
+
+    @property
+    def kinds(self) -> tuple[type[Any], ...]:
+        """The kinds of `manifests`, in the same order."""
+        return (Model, InferenceService) if self.source else (InferenceService,)
+
+    def manifests(self, namespace: str, served: Collection[str]) -> list[dict[str, Any]]:
+        """Return the objects to apply.
+
+        Args:
+            namespace: Where they go.
+            served: The accelerators that live hosts serve.
+        """
+        objects = {kind: _blank(kind, Key(namespace, self.name)) for kind in self.kinds}
+        if self.source:
+            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu)
+            put(objects[Model], "spec.source", self.source)
+            put(objects[Model], "spec.hardware.accelerator", accelerator)
+            if self.gpu:
+                put(objects[Model], "spec.hardware.gpu.enabled", True)
+                if accelerator in _VENDORS:
+                    put(objects[Model], "spec.hardware.gpu.vendor", _VENDORS[accelerator])
+                    put(objects[Model], "spec.hardware.gpu.count", 1)
+        service = objects[InferenceService]
+        put(service, "spec.modelRef", self.name if self.source else self.model_name)
+        if self.env:
+            put(service, "spec.env", [{"name": name, "value": value} for name, value in self.env])
+        for field, value in self.fields.items():
+            put(objects[field.kind], field.path, value)
+        return list(objects.values())
+
+
+def choose_accelerator(served: Collection[str], *, gpu: bool, platform: str = sys.platform) -> str:
+    """Return what a model runs on when nobody says it: the best that a live host serves, else what this machine is."""
+    for accelerator in _GPUS:
+        if accelerator in served:
+            return accelerator
+    if gpu:
+        return "cuda"
+    if "cpu" in served:
+        return "cpu"
+    return "metal" if platform == "darwin" else "cpu"
+
+
+def absolute_source(text: str, folder: Path) -> str:
+    """Return a source as objects hold it: what looks like a path, or is a file on this machine, becomes absolute."""
+    if text.startswith(_LOCAL) or (not text.startswith("/") and "://" not in text and (folder / text).is_file()):
+        return os.path.normpath(folder / Path(text).expanduser())
+    return text
+
+
+@attrs.frozen
+class Applied:
+    """One object, and what applying it did: `created`, `configured` or `unchanged`."""
+
+    kind: str
+    key: Key
+    change: str
+
+    @property
+    def title(self) -> str:
+        """`Model default/chat`."""
+        return f"{self.kind} {self.key}"
+
+
+def _read(name: str, flags: Mapping[str, Any]) -> Order:
+    source, model_name = flags["source"], flags["model_name"]
+    if bool(source) == bool(model_name):
+        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already)")
+    fields = given_fields(FLAGS, flags)
+    if source:
+        source = absolute_source(source, Path.cwd())
+        try:
+            parse_source(source)
+        except UserError as exc:
+            raise click.BadParameter(str(exc).removeprefix("spec.source: "), param_hint="--source") from exc
+    else:
+        of_model = [field.flag for field in fields if field.kind is Model]
+        of_model += [flag for flag in ("--accelerator", "--gpu") if flags[flag.removeprefix("--")]]
+        if of_model:
+            words = f"{of_model[0]} belongs to the Model, and --model {model_name} only refers to one"
+            raise click.UsageError(f"{words}; edit that Model, or give its --source")
+    if flags["gpu"] and flags["accelerator"] == "cpu":
+        raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
+    env = tuple(_variable(text) for text in flags["env"])
+    return Order(name, source or "", model_name or "", flags["accelerator"], flags["gpu"], env, fields)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f'"{text}" is not NAME=VALUE', param_hint="--env")
+    return name, value
+
+
+def _blank(kind: type[Any], key: Key) -> dict[str, Any]:
+    resource = kind.RESOURCE
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": key.name, "namespace": key.namespace},
+    }
+
+
+async def _rehearse(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> None:
+    await cluster.client.request_json(
+        "PATCH",
+        kind.RESOURCE.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"]),
+        params={"fieldManager": FIELD_MANAGER, "force": "true", "dryRun": "All"},
+        body=manifest,
+        content_type=APPLY_PATCH,
+    )
+
+
+async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> Applied:
+    key = Key.of(manifest)
+    try:
+        before = await cluster.client.get(kind, key)
+    except NotFoundError:
+        before = None
+    after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
+    if before is None or before.metadata.uid != after.metadata.uid:
+        return Applied(kind.RESOURCE.kind, key, "created")
+    # The generation, which only the spec moves: meanwhile somebody may have written a status.
+    change = "unchanged" if before.metadata.generation == after.metadata.generation else "configured"
+    return Applied(kind.RESOURCE.kind, key, change)
+
+
+async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Console, seconds: float) -> None:
+    rng = random.Random()  # noqa: S311 - jitter of reconnects
+    async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        while key not in followed.services:  # what was applied is on its way to us
+            version = followed.changed.version
+            await followed.changed.wait_newer(version)
+        fresh = {each.kind for each in applied if each.change != "unchanged"}
+        changed = any(each.change == "configured" for each in applied)
+        with open_display(console) as display:
+            arrival = Arrival(followed, key, changed, fresh, display, _now)
+            async with open_service_nursery() as moving:
+                moving.start_soon(display.run)
+                with trio.move_on_after(seconds) as waiting:
+                    failure = await arrival.wait()
+        if waiting.cancelled_caught:
+            raise CommandError(
+                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(arrival.last)}\n"
+                f"It goes on without this command: `{_command('status', key)} --watch` shows how",
+                ExitCode.TIMED_OUT,
+            )
+        if failure is not None:
+            raise CommandError(_advice(key, failure))
+        service = followed.services.get(key)
+    assert service is not None, "it has just been Ready"
+    if service.status.phase != "Ready":
+        click.echo(f"InferenceService {key} is {service.status.phase}")
+        return
+    click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
+    click.echo(f"Talk to it: {_command('chat', key)}", err=True)
+
+
+def _advice(key: Key, failure: Failure) -> str:
+    """Return what went wrong in the words of who knows it, and what to do about it."""
+    way_out = _WAYS_OUT.get(failure.reason, "`llmkube status {name}` has the whole story").format(name=key.name)
+    words = printable(failure.message)
+    return f"InferenceService {key} cannot be served: {failure.reason}: {words}\nWhat to do: {way_out}"
+
+
+def _command(verb: str, key: Key) -> str:
+    return f"llmkube {verb} {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

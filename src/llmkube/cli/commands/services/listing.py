@@ -1,0 +1,191 @@
+"""`llmkube list`: Models and InferenceServices as tables, as data, once or for as long as one looks."""
+
+import datetime
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import click
+
+from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.object_names import KINDS, parse_kind
+from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
+from llmkube.cli.view import formats, output
+from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Object
+
+Objects = Mapping[type[Any], Sequence[Any]]
+
+
+@attrs.frozen
+class Form:
+    """How one kind becomes a table."""
+
+    kind: type[Any]
+    columns: tuple[str, ...]
+    wide_columns: tuple[str, ...]
+    row: Callable[[Any, datetime.datetime], tuple[str, ...]]
+    wide_cells: Callable[[Any], tuple[str, ...]]
+
+
+_FORMS = {
+    Model: Form(Model, output.MODEL_COLUMNS, output.MODEL_WIDE_COLUMNS, output.model_row, output.model_wide_cells),
+    InferenceService: Form(
+        InferenceService,
+        output.SERVICE_COLUMNS,
+        output.SERVICE_WIDE_COLUMNS,
+        output.service_row,
+        output.service_wide_cells,
+    ),
+}
+
+
+def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [word for word in sorted(KINDS) if word.startswith(incomplete)]
+
+
+@click.command("list", context_settings=HELP)
+@click.argument("kind", required=False, shell_complete=_kinds)
+@cluster_options(all_namespaces=True)
+@output_option(*formats.FORMATS)
+@watch_option
+@guarded
+def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
+    """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
+    kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
+
+    async def once(cluster: Cluster) -> str:
+        page = _page(kinds, cluster, where, form)
+        return page.text(await page.fetch(cluster))
+
+    async def stay(cluster: Cluster) -> None:
+        page = _page(kinds, cluster, where, form)
+        with answering():
+            await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
+        rng = random.Random()  # noqa: S311 - jitter of reconnects
+        async with open_follow(cluster.client, rng, namespace=page.namespace) as followed:
+            if form in {"", "wide"} and is_terminal():
+
+                async def text() -> str:  # noqa: ASYNC124 - the same shape as that of `status`, which asks further
+                    return page.text(page.held(followed))
+
+                await show_in_place(followed.changed, text)
+            log = page.log()
+
+            async def news() -> Sequence[str]:  # noqa: ASYNC124 - see above
+                return log.news(page.held(followed), _now())
+
+            await append_lines(followed.changed, news)
+
+    if watch:
+        watch_quietly()
+        run_against(where, stay)
+    else:
+        text = run_against(where, once, seconds=ANSWER_SECONDS)
+        click.echo(text, nl=bool(text))
+
+
+def _page(kinds: tuple[type[Any], ...], cluster: Cluster, where: Where, form: str) -> "_Page":
+    return _Page(kinds, None if where.all_namespaces else cluster.namespace, form)
+
+
+@attrs.frozen
+class _Page:
+    """What is listed, and how."""
+
+    kinds: tuple[type[Any], ...]
+    namespace: str | None
+    form: str
+
+    async def fetch(self, cluster: Cluster) -> Objects:
+        return {kind: (await cluster.client.list(kind, namespace=self.namespace)).items for kind in self.kinds}
+
+    def held(self, followed: Followed) -> Objects:
+        caches: Mapping[type[Any], Any] = {Model: followed.models, InferenceService: followed.services}
+        return {kind: caches[kind].values() for kind in self.kinds}
+
+    def text(self, objects: Objects) -> str:
+        if self.form not in {"", "wide"}:
+            return formats.render_all([each for kind in self.kinds for each in _sorted(objects[kind])], self.form)
+        if not any(objects.values()):
+            names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds)
+            return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
+        now = _now()
+        return "\n\n".join(
+            output.table(self.columns(kind), self.rows(kind, objects[kind], now).values()) for kind in self.kinds
+        )
+
+    def columns(self, kind: type[Any]) -> tuple[str, ...]:
+        form = _FORMS[kind]
+        wide = form.wide_columns if self.form == "wide" else ()
+        return (*(("NAMESPACE",) if self.namespace is None else ()), *form.columns, *wide)
+
+    def rows(self, kind: type[Any], objects: Sequence[Any], now: datetime.datetime) -> dict[str, tuple[str, ...]]:
+        form = _FORMS[kind]
+        return {
+            str(each.key): (
+                *((each.key.namespace,) if self.namespace is None else ()),
+                *form.row(each, now),
+                *(form.wide_cells(each) if self.form == "wide" else ()),
+            )
+            for each in _sorted(objects)
+        }
+
+    def log(self) -> "_TableLog | _ObjectLog":
+        if self.form in {"", "wide"}:
+            return _TableLog(self, {kind: RowLog(self.columns(kind)) for kind in self.kinds})
+        return _ObjectLog(self.form)
+
+
+@attrs.define(eq=False)
+class _TableLog:
+    """Appends changed rows; where two kinds take turns, each turn begins with that kind's headings."""
+
+    page: _Page
+    logs: Mapping[type[Any], RowLog]
+    _last: type[Any] | None = None
+
+    def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
+        lines: list[str] = []
+        for kind, log in self.logs.items():
+            told = log.news(self.page.rows(kind, objects[kind], now))
+            if told and self._last not in {None, kind}:
+                heading = log.heading()
+                lines += ["", *([] if told[0] == heading else [heading])]
+            if told:
+                self._last = kind
+            lines += told
+        return lines
+
+
+@attrs.define(eq=False)
+class _ObjectLog:
+    """Appends each object, as data, whenever it is new or has changed."""
+
+    form: str
+    _versions: dict[tuple[str, str], str] = attrs.field(factory=dict)
+
+    def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
+        lines = []
+        seen: dict[tuple[str, str], str] = {}
+        for kind, found in objects.items():
+            for each in _sorted(found):
+                name = (kind.RESOURCE.kind, str(each.key))
+                seen[name] = each.metadata.resource_version
+                if self._versions.get(name) != seen[name]:
+                    text = formats.render(each, self.form)
+                    lines.append(f"---\n{text}" if self.form == "yaml" else text)
+        self._versions = seen
+        return lines
+
+
+def _sorted(objects: Sequence[Object]) -> list[Any]:
+    return sorted(objects, key=lambda each: each.key)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

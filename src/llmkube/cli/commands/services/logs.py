@@ -1,0 +1,177 @@
+"""`llmkube logs`: what an engine writes, from its file on this machine; on any other one, where to look for it."""
+
+import codecs
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.cli.commands.programs.host_name import host_name_in
+from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.complete import services
+from llmkube.cli.config import AgentConfig, UpConfig, load, local_state_dir, state_dir_of
+from llmkube.cli.failures import FULL, CommandError, ExitCode
+from llmkube.cli.object_names import existing_service
+from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, kubeconfig_files, run_against
+from llmkube.cli.view.locations import find_engines, reporting_hosts
+from llmkube.cli.view.output import printable
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import host_id
+from llmkube.supervisor.engine.logfile import log_path
+
+PATIENCE_SECONDS: Final = 3.0
+"""How long the API server may take to say more about a log that is here."""
+
+
+@click.command("logs", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
+@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="The agent's folder.  [LLMKUBE_STATE_DIR]")
+@cluster_options()
+@guarded
+def logs(*, name: str, follow: bool, lines: int | None, state_dir: Path | None, where: Where) -> None:
+    """Print what the engine of an InferenceService writes.
+
+    On the machine that runs it, that is a file, which can be read also while no API server answers. On any other one,
+    the command says where to look.
+    """
+    folders = state_dirs(where, state_dir)
+
+    async def action(cluster: Cluster) -> Found:
+        key = Key(cluster.namespace, name)
+        path = file_of(folders, key)
+        try:
+            with trio.move_on_after(math.inf if path is None else PATIENCE_SECONDS):
+                return await _look(cluster, key, path, folders)
+            problem = "it says nothing"
+        except WorldError as exc:
+            if path is None:
+                raise
+            problem = str(exc)
+        return Found(path, f"the API server could not be asked ({problem}); this is the file on this machine")
+
+    found = run_against(where, action, seconds=ANSWER_SECONDS)
+    if found.note:
+        click.echo(found.note, err=True)
+    assert found.path is not None, "_look raises when there is none"
+    _print_file(found.path, follow, lines)
+
+
+@attrs.frozen
+class Found:
+    """A log on this machine, and what the user should know about it."""
+
+    path: Path | None
+    note: str = ""
+
+
+def state_dirs(where: Where, chosen: Path | None) -> tuple[Path, ...]:
+    """Return the folders in which an agent on this machine may keep its logs, the likeliest first.
+
+    `llmkube up` writes its kubeconfig into its state directory, so the one in use leads there, also to a temporary one.
+    """
+    if chosen is not None:
+        return (state_dir_of(chosen),)
+    beside = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
+    return tuple(dict.fromkeys([*(each for each in beside if (each / "logs").is_dir()), local_state_dir()]))
+
+
+def file_of(folders: Sequence[Path], key: Key) -> Path | None:
+    """Return the log of a service in the first folder that has one."""
+    paths = (log_path(folder, key) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def own_names(state_dir: Path) -> frozenset[str]:
+    """Return the names under which an agent on this machine may report."""
+    chosen = (
+        load("agent", AgentConfig, {"state_dir": state_dir}).host_name,
+        load("up", UpConfig, {"state_dir": state_dir}).host_name,
+    )
+    return frozenset(host_id(name) for name in (host_name_in(state_dir), *chosen) if name)
+
+
+async def _look(cluster: Cluster, key: Key, path: Path | None, folders: Sequence[Path]) -> Found:
+    """Ask where the service runs, and compare.
+
+    Raises:
+        CommandError: There is no log here; the sentence says where there may be one.
+    """
+    try:
+        service = await existing_service(cluster.client, key)
+    except CommandError as exc:
+        if path is None or exc.exit_code != ExitCode.NOT_FOUND:
+            raise
+        return Found(path, f"InferenceService {key} is gone; this is what its engine wrote last")
+    engines = await find_engines(cluster, key.namespace, key.name)
+    hosts = sorted({engine.host for engine in engines if engine.host} | set(reporting_hosts(service)))
+    if path is None:
+        raise CommandError(where_to_look(key, hosts, folders))
+    # A host's name may have been given by a flag that is not known here, so the file is shown all the same.
+    elsewhere = bool(hosts) and not own_names(folders[0]) & set(hosts)
+    return Found(path, f"{key} is reported by {', '.join(hosts)}; this file is on this machine" if elsewhere else "")
+
+
+def where_to_look(key: Key, hosts: Sequence[str], folders: Sequence[Path]) -> str:
+    """Say on which host to run what, or why there is no log anywhere."""
+    command = f"llmkube logs {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+    looked = ", ".join(str(folder / "logs") for folder in folders)
+    if not hosts:
+        return (
+            f"InferenceService {key} has no log here ({looked}), and no host reports about it yet; "
+            f"`llmkube status {key.name}` says what it waits for"
+        )
+    if own_names(folders[0]) & set(hosts):
+        return (
+            f"InferenceService {key} has no log in {looked}: its engine has not been started, or its agent keeps its "
+            f"files elsewhere (--state-dir); `llmkube status {key.name}` says what it waits for"
+        )
+    return f"InferenceService {key} runs on {', '.join(hosts)}; run `{command}` there"
+
+
+def _print_file(path: Path, follow: bool, lines: int | None) -> None:
+    write = _writer()
+
+    async def copy() -> None:
+        async with open_log(path, lines) as log:
+            while True:
+                piece = await trio.to_thread.run_sync(log.take)
+                if piece:
+                    write(piece)
+                elif follow:
+                    await trio.sleep(POLL_SECONDS)
+                else:
+                    return
+
+    try:
+        trio.run(copy)
+    except OSError as exc:
+        if isinstance(exc, BrokenPipeError) or exc.errno in FULL:
+            raise  # that was not the log
+        raise CommandError(f"{path} cannot be read ({exc.strerror}); run this as the user who runs the agent") from exc
+
+
+def _writer() -> Callable[[bytes], None]:
+    """Return what writes a log: as it is into a pipe, without control characters onto a terminal."""
+    if not sys.stdout.isatty():
+
+        def write_bytes(piece: bytes) -> None:
+            out = sys.stdout.buffer
+            out.write(piece)
+            out.flush()
+
+        return write_bytes
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a character may be cut in two
+
+    def write_text(piece: bytes) -> None:
+        click.echo(printable(decode(piece)), nl=False)
+
+    return write_text

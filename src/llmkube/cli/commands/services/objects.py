@@ -1,0 +1,265 @@
+"""`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
+
+import contextlib
+import datetime
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.cli.commands.services.footprint import find_memory
+from llmkube.cli.commands.services.logs import state_dirs
+from llmkube.cli.complete import services, targets
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
+from llmkube.cli.view import formats
+from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary
+from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.locations import find_engines, find_hosts, reporting_hosts
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.request import MERGE_PATCH
+from llmkube.k8s.resource import Key
+
+_LOOK_SECONDS = 5.0
+_MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
+
+
+@click.command("status", context_settings=HELP)
+@click.argument("name", shell_complete=targets)
+@cluster_options()
+@output_option(*formats.FORMATS)
+@watch_option
+@guarded
+def status(*, name: str, where: Where, form: str, watch: bool) -> None:
+    """Explain one InferenceService (or, as model/NAME, one Model).
+
+    Says what it waits for, how far it is, what went wrong last and when it is tried again, and where it runs.
+    """
+    target = parse_target(name)
+    folders = state_dirs(where, None)
+
+    async def once(cluster: Cluster) -> str:
+        key = Key(cluster.namespace, target.name)
+        found = await existing(cluster.client, target, key)
+        if form not in {"", "wide"}:
+            return formats.render(found, form)
+        if target.kind is Model:
+            return describe_model(found, _now())
+        scene = await _look(cluster, found, folders)
+        text = describe_service(scene, _now())
+        return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, _now())}"
+
+    async def stay(cluster: Cluster) -> None:
+        key = Key(cluster.namespace, target.name)
+        with answering():
+            await existing(cluster.client, target, key)
+        rng = random.Random()  # noqa: S311 - jitter of reconnects
+        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+            watcher = _StatusWatch(cluster, followed, target, key, form, folders)
+            if form in {"", "wide"} and is_terminal():
+                await show_in_place(followed.changed, watcher.text)
+            await append_lines(followed.changed, watcher.news)
+
+    if watch:
+        watch_quietly()
+        run_against(where, stay)
+    else:
+        click.echo(run_against(where, once, seconds=ANSWER_SECONDS))
+
+
+@click.command("scale", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
+@cluster_options()
+@guarded
+def scale(*, name: str, replicas: int, where: Where) -> None:
+    """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
+    target = parse_target(name)
+    if target.kind is not InferenceService:
+        raise click.UsageError(f"only an InferenceService can be scaled, not a {target.kind.RESOURCE.kind}")
+
+    async def action(cluster: Cluster) -> str:
+        key = Key(cluster.namespace, target.name)
+        resource = InferenceService.RESOURCE
+
+        async def patch() -> int:
+            path = resource.path(key.namespace, key.name, "scale")
+            before = await cluster.client.get_json(path)
+            await cluster.client.request_json(
+                "PATCH",
+                path,
+                params={"fieldManager": "llmkube-scale"},
+                body={"spec": {"replicas": replicas}},
+                content_type=MERGE_PATCH,
+            )
+            return int((before.get("spec") or {}).get("replicas") or 0)
+
+        before = await or_not_found(target, key, patch)
+        if before == replicas:
+            return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
+        return f"{target.title} scaled from {before} to {replicas}"
+
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
+
+
+@click.command("delete", context_settings=HELP)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
+@click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
+@click.option("--wait", is_flag=True, help="Return when everything named is gone.")
+@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
+@cluster_options()
+@guarded
+def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:
+    """Delete InferenceServices (or, as model/NAME, Models).
+
+    What can be deleted is, also when another name is wrong; the exit code then tells of the first failure.
+    """
+    wanted = list(dict.fromkeys(parse_target(name) for name in names))
+
+    async def action(cluster: Cluster) -> None:
+        problems: list[CommandError] = []
+        going: list[tuple[Target, Key, str]] = []
+        for target in wanted:
+            key = Key(cluster.namespace, target.name)
+            try:
+                going += await _delete(cluster, target, key, with_model)
+            except CommandError as problem:
+                problems.append(problem)
+        if wait:
+            await _wait_gone(cluster, going, timeout)
+        for target, _, _ in going:
+            click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
+        if problems:
+            words = "\n".join(problem.format_message() for problem in problems)
+            raise CommandError(words, ExitCode(problems[0].exit_code))
+
+    run_against(where, action)
+
+
+async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
+    with answering():
+        found = await existing(cluster.client, target, key)
+        # The uid: what is deleted is what was there when the command was typed, not a successor of that name.
+        await or_not_found(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
+        gone = [(target, key, found.metadata.uid)]
+        if with_model and target.kind is InferenceService:
+            gone += await _delete_model(cluster, found)
+    return gone
+
+
+async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tuple[Target, Key, str]]:
+    key = Key(service.key.namespace, service.spec.model_ref)
+    others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
+    users = sorted(each.key.name for each in others if each.spec.model_ref == key.name and each.key != service.key)
+    if users:
+        click.echo(f"Model {key.name} stays: {', '.join(users)} refers to it", err=True)
+        return []
+    try:
+        model = await cluster.client.get(Model, key)
+        await cluster.client.delete(Model, key, uid=model.metadata.uid)
+    except NotFoundError:
+        return []
+    return [(Target(Model, key.name), key, model.metadata.uid)]
+
+
+async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
+    left = list(going)
+    with trio.move_on_after(seconds):
+        namespace = cluster.namespace
+        async with open_follow(cluster.client, random.Random(), namespace=namespace) as followed:  # noqa: S311 - jitter
+            while True:
+                version = followed.changed.version
+                left = [each for each in going if _is_there(followed, *each)]
+                if not left:
+                    return
+                await followed.changed.wait_newer(version)
+    names = ", ".join(target.title for target, _, _ in left)
+    raise CommandError(
+        f"{names}: deletion was accepted, but is not done after {seconds:g} s; wait longer with --timeout",
+        ExitCode.TIMED_OUT,
+    )
+
+
+def _is_there(followed: Followed, target: Target, key: Key, uid: str) -> bool:
+    cache: Any = followed.models if target.kind is Model else followed.services
+    found = cache.get(key)
+    return found is not None and found.metadata.uid == uid
+
+
+async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> Scene:
+    """Gather what belongs to a service."""
+    key = service.key
+    try:
+        model: Model | None = await cluster.client.get(Model, Key(key.namespace, service.spec.model_ref))
+    except NotFoundError:
+        model = None
+    engines = await find_engines(cluster, key.namespace, key.name)
+    memory = await find_memory(folders, key)
+    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, _now()), memory)
+
+
+class _StatusWatch:
+    """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
+
+    def __init__(  # noqa: PLR0917 - what a watch is about
+        self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str, folders: Sequence[Path]
+    ) -> None:
+        self._cluster = cluster
+        self._followed = followed
+        self._target = target
+        self._key = key
+        self._form = form
+        self._folders = folders
+        self._said = ""
+        self._scene: Scene | None = None
+
+    async def text(self) -> str:
+        """Return the whole state, for a terminal."""
+        found = self._found()
+        if found is None:
+            return f"{self._target.title} is gone"
+        if isinstance(found, Model):
+            return describe_model(found, _now())
+        with contextlib.suppress(WorldError), trio.move_on_after(_LOOK_SECONDS):
+            if self._scene is None or self._scene.service != found:
+                fresh = await self._cluster.client.get(InferenceService, self._key)
+                self._scene = await _look(self._cluster, fresh, self._folders)
+        model = self._followed.model_of(found)
+        scene = attrs.evolve(self._scene, service=found, model=model) if self._scene else Scene(found, model)
+        return describe_service(scene, _now())
+
+    async def news(self) -> Sequence[str]:
+        """Return a line if it says something new, or the object as data."""
+        found = self._found()
+        if found is None:
+            said = line = f"{self._target.title} is gone"
+        elif self._form not in {"", "wide"}:
+            line = formats.render(found, self._form)
+            said = found.metadata.resource_version
+            line = f"---\n{line}" if self._form == "yaml" else line
+        elif isinstance(found, Model):
+            said = line = f"{found.key}: {found.status.phase or 'New'}"
+        else:
+            said = line = f"{found.key}: {summary(found, self._followed.model_of(found))}"
+        if said == self._said:
+            return []
+        self._said = said
+        return [line if self._form not in {"", "wide"} else f"{_now().astimezone():%H:%M:%S}  {line}"]
+
+    def _found(self) -> Any:
+        cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
+        return cache.get(self._key)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,248 @@
+"""One service or one Model in words: where it stands, what it waits for, what went wrong, when it is tried again. Pure.
+
+Everything is read off conditions; a condition about an older generation of the spec is not believed.
+"""
+
+import datetime
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from llmkube.base.units import format_duration
+from llmkube.cli.view import output
+from llmkube.cli.view.locations import Engine, Host
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.crd.model import Model
+
+# Reasons of `Loaded=False` that mean "on its way" and not "went wrong".
+_ON_THE_WAY: Final = frozenset(
+    {"Pending", "WaitingForModel", "Fetching", "Loading", "Stopping", "ScaledToZero", "Released"}
+)
+# `next attempt at 2026-01-01T00:00:05Z`: what the agent writes into the messages of failures that it retries.
+_NEXT_ATTEMPT: Final = re.compile(r"next attempt at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)")
+_RETRY_HEAD: Final = re.compile(r"^(?:restarting at once|\d+ failures in a row; next attempt at \S+): ")
+_LABEL_WIDTH: Final = 12
+
+
+@attrs.frozen
+class Scene:
+    """One InferenceService and what belongs to it.
+
+    Attributes:
+        service: The service.
+        model: The Model that it refers to, or None if there is none.
+        engines: Where slices say that it answers.
+        reporters: The hosts whose agents report about it.
+        hosts: All hosts that are alive, or None if this user may not know.
+        memory: What its engine on this machine takes, in words; empty when there is none.
+    """
+
+    service: InferenceService
+    model: Model | None
+    engines: Sequence[Engine] = ()
+    reporters: Sequence[str] = ()
+    hosts: Sequence[Host] | None = None
+    memory: str = ""
+
+
+def describe_service(scene: Scene, now: datetime.datetime) -> str:
+    """Return a service's state as labelled lines and a table of its conditions, with the engine's words if any."""
+    service, status = scene.service, scene.service.status
+    wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
+    rows = [
+        ("phase", f"{status.phase or 'New'}, {status.ready_replicas or 0} of {wanted} ready"),
+        *(("waits for", words) for words in waits_for(scene)),
+        *(("progress", words) for words in progress(scene.model)),
+        *(("last error", words) for words in last_error(service, scene.model)),
+        *(("next retry", words) for words in next_retry(service, scene.model, now)),
+        *(("update", words) for words in update(service) if not last_error(service, scene.model)),
+        ("model", _model_line(service, scene.model)),
+        ("runtime", _runtime_line(service)),
+        *(("host", words) for words in host_lines(scene)),
+        *(("memory", words) for words in filter(None, [scene.memory])),
+        ("endpoint", status.endpoint or output.NOTHING),
+    ]
+    lines = [f"InferenceService {service.key}", *_labelled(rows)]
+    words = engine_words(service)
+    if words:
+        lines += ["", "The engine's last lines:", *(f"  {line}" for line in words)]
+    return "\n".join([*lines, *_conditions(status.conditions)])
+
+
+def describe_model(model: Model, now: datetime.datetime) -> str:
+    """Return a Model's state as labelled lines and a table of its conditions."""
+    facts = model.status.gguf
+    rows = [
+        ("phase", model.status.phase or "New"),
+        *(("progress", words) for words in progress(model)),
+        *(("last error", words) for words in _fetch_error(model)),
+        *(("next retry", words) for words in _retry_in(_fetched(model), now)),
+        ("source", output.shown_source(model.spec.source)),
+        ("accelerator", model.spec.hardware.accelerator),
+        ("size", model.status.size or output.NOTHING),
+        ("path", model.status.path or output.NOTHING),
+    ]
+    if model.status.sha256:
+        rows.append(("sha256", model.status.sha256))
+    if facts is not None:
+        context = f"{facts.context_length} tokens" if facts.context_length else ""
+        known = (facts.architecture, facts.quantization, context, facts.license)
+        rows.append(("gguf", ", ".join(each for each in known if each)))
+    return "\n".join([f"Model {model.key}", *_labelled(rows), *_conditions(model.status.conditions)])
+
+
+def summary(service: InferenceService, model: Model | None) -> str:
+    """Return one line: the phase and the most telling words about it."""
+    scene = Scene(service, model)
+    words = [*last_error(service, model), *progress(model), *waits_for(scene)]
+    return ": ".join([service.status.phase or "New", *words[:1]])
+
+
+def waits_for(scene: Scene) -> list[str]:
+    """Say what has to happen before the service is Ready; nothing when it is, or when nobody wants it to be."""
+    service = scene.service
+    if service.spec.suspend:
+        return ["nothing: spec.suspend is true"]
+    if service.spec.replicas == 0:
+        return ["nothing: spec.replicas is 0; `llmkube scale` starts it"]
+    if service.status.phase == "Ready":
+        return []
+    if scene.model is None:
+        return [f"a Model called {service.spec.model_ref}"]
+    accelerator = scene.model.spec.hardware.accelerator
+    available = current(service.status.conditions, "Available", service.metadata.generation)
+    if available is not None and available.reason == "NoHost":
+        others = sorted({each for host in scene.hosts or () for each in host.accelerators})
+        served = f"; live hosts serve {', '.join(others)}" if others else ""
+        return [f"a host that serves {accelerator}{served}"]
+    if progress(scene.model):
+        return ["the Model's file"]
+    loaded = current(service.status.conditions, "Loaded", 0)
+    if loaded is None or loaded.reason == "Released":
+        return ["an agent to take it up"]
+    if loaded.status == "False" and loaded.reason in _ON_THE_WAY:
+        return [_first_line(loaded.message) or loaded.reason]
+    return []
+
+
+def progress(model: Model | None) -> list[str]:
+    """Say how far the Model's file is on its way here."""
+    fetched = _fetched(model)
+    if fetched is None or fetched.reason != "Fetching" or fetched.status != "False":
+        return []
+    return [_first_line(fetched.message) or "fetching"]
+
+
+def last_error(service: InferenceService, model: Model | None) -> list[str]:
+    """Say what stands in the way, if something went wrong: the spec, the file or the engine."""
+    accepted = current(service.status.conditions, "Accepted", service.metadata.generation)
+    if accepted is not None and accepted.status == "False":
+        return [f"{accepted.reason}: {_first_line(accepted.message)}"]
+    errors = _fetch_error(model)
+    if errors:
+        return errors
+    loaded = current(service.status.conditions, "Loaded", 0)
+    if loaded is None or loaded.status != "False" or loaded.reason in _ON_THE_WAY:
+        return []
+    return [f"{loaded.reason}: {_RETRY_HEAD.sub('', _first_line(loaded.message))}"]
+
+
+def next_retry(service: InferenceService, model: Model | None, now: datetime.datetime) -> list[str]:
+    """Say when a failed start or fetch is tried again."""
+    return _retry_in(current(service.status.conditions, "Loaded", 0), now) or _retry_in(_fetched(model), now)
+
+
+def update(service: InferenceService) -> list[str]:
+    """Say why what serves is not what was asked for last."""
+    newest = output.condition(service.status.conditions, "UpToDate")
+    if newest is None or newest.status != "False":
+        return []
+    return [f"{newest.reason}: {_first_line(newest.message)}"]
+
+
+def engine_words(service: InferenceService) -> list[str]:
+    """Return the engine's last lines, which the agent puts below the first line of a failure."""
+    told = (output.condition(service.status.conditions, kind) for kind in ("Loaded", "UpToDate"))
+    failed = next((each for each in told if each is not None and each.status == "False"), None)
+    return [] if failed is None else output.printable(failed.message.partition("\n")[2]).splitlines()
+
+
+def host_lines(scene: Scene) -> list[str]:
+    """Say where it runs: each address in a slice, else the hosts that report about it."""
+    if scene.engines:
+        return [
+            f"{each.host or 'unknown'}, {each.netloc}" + ("" if each.ready else " (not ready)")
+            for each in scene.engines
+        ]
+    if scene.service.status.phase in {"Stopped", "Suspended"}:
+        return []
+    alive = None if scene.hosts is None else {host.name for host in scene.hosts}
+    return [
+        name if alive is None or name in alive else f"{name} (has not been heard of lately)" for name in scene.reporters
+    ]
+
+
+def current(conditions: Sequence[Condition], kind: str, generation: int) -> Condition | None:
+    """Return a condition, unless it is about an older generation; 0 believes every one."""
+    found = output.condition(conditions, kind)
+    if found is None or (found.observed_generation is not None and found.observed_generation < generation):
+        return None
+    return found
+
+
+def _fetched(model: Model | None) -> Condition | None:
+    return current(model.status.conditions, "Fetched", model.metadata.generation) if model is not None else None
+
+
+def _fetch_error(model: Model | None) -> list[str]:
+    fetched = _fetched(model)
+    if fetched is None or fetched.status != "False" or fetched.reason == "Fetching":
+        return []
+    return [f"{fetched.reason}: {_first_line(fetched.message)}"]
+
+
+def _retry_in(condition: Condition | None, now: datetime.datetime) -> list[str]:
+    found = _NEXT_ATTEMPT.search(condition.message) if condition is not None and condition.status == "False" else None
+    if found is None:
+        return []
+    at = datetime.datetime.fromisoformat(found[1])
+    left_seconds = (at - now).total_seconds()
+    when = f"in {format_duration(left_seconds)}" if left_seconds > 0 else "now"
+    return [f"{when} ({at.astimezone():%H:%M:%S})"]
+
+
+def _model_line(service: InferenceService, model: Model | None) -> str:
+    if model is None:
+        return f"{service.spec.model_ref} (not there)"
+    facts = model.status.gguf
+    known = (model.status.size, facts.architecture if facts else "", facts.quantization if facts else "")
+    words = ", ".join(each for each in known if each)
+    return f"{service.spec.model_ref} ({words})" if words else service.spec.model_ref
+
+
+def _runtime_line(service: InferenceService) -> str:
+    spec = service.spec
+    context = f", {spec.context_size} tokens of context" if spec.context_size else ""
+    slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
+    return f"{spec.runtime}{context}{slots}"
+
+
+def _conditions(conditions: Sequence[Condition]) -> list[str]:
+    return ["", output.table(output.CONDITION_COLUMNS, output.condition_rows(conditions))] if conditions else []
+
+
+def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
+    lines = []
+    before = ""
+    for label, text in rows:
+        shown = "" if label == before else label
+        lines.append(f"  {shown:<{_LABEL_WIDTH}} {output.printable(text)}".rstrip())
+        before = label
+    return lines
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

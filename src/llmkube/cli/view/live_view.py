@@ -1,0 +1,132 @@
+"""Staying with something that changes: in place on a terminal, appended lines everywhere else.
+
+Both are fed by watches that survive a restart of the API server: meanwhile the last known state stands.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Never
+
+import attrs
+import click
+import structlog
+import trio
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from llmkube.base.log import configure_logging
+from llmkube.base.mailbox import Mailbox
+from llmkube.cli.view import output
+
+TICK_SECONDS: Final = 1.0
+"""How often what stands on a terminal is drawn again, because ages grow."""
+
+OUTAGE_SECONDS: Final = 15.0
+"""Two watches notice one outage; what the second says within this time is no news."""
+
+SETTLE_SECONDS: Final = 0.05
+"""Two watches tell of one moment one after the other; a line for the half of it would be wrong."""
+
+
+def watch_quietly() -> None:
+    """Let the watches of this process say one plain sentence per outage, instead of a log line per attempt."""
+    configure_logging("warning", style="console")
+    structlog.configure(processors=[_OutageNote()])
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal on which a line can be taken back."""
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
+
+
+async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str]]) -> Never:
+    """Keep a text on the terminal up to date until cancelled; what is longer than the screen loses its end."""
+    console = Console(highlight=False, soft_wrap=True)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            version = changed.version
+            live.update(_fitting(await text()), refresh=True)
+            with trio.move_on_after(TICK_SECONDS):
+                await changed.wait_newer(version)
+            await trio.sleep(SETTLE_SECONDS)
+
+
+async def append_lines(changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]]) -> Never:
+    """Print what is new after every change until cancelled."""
+    while True:
+        version = changed.version
+        for line in await news():
+            click.echo(line)
+        await changed.wait_newer(version)
+        await trio.sleep(SETTLE_SECONDS)
+
+
+@attrs.define(eq=False)
+class _OutageNote:
+    """A structlog processor: the second failure in a row is an outage, the first one is a server that ends a watch."""
+
+    _last: float = float("-inf")
+
+    def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> str:
+        now = time.monotonic()  # logging knows nothing of Trio's clock
+        if event.get("event") != "watch interrupted" or event.get("failures") != 2 or now - self._last < OUTAGE_SECONDS:
+            raise structlog.DropEvent
+        self._last = now
+        return "The API server does not answer; what you see is the last that it said. Trying again until it does."
+
+
+@attrs.define(eq=False)
+class RowLog:
+    """Turns a table that changes into lines: each row when it is new or different, and once more when it is gone.
+
+    Attributes:
+        columns: The headings; the first one's cell names the row.
+        silent: Columns whose change is no news, such as AGE.
+    """
+
+    columns: Sequence[str]
+    silent: frozenset[str] = frozenset({"AGE"})
+    _rows: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
+    _widths: list[int] = attrs.field(factory=list)
+    _headed: bool = False
+
+    def news(self, rows: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return the lines that tell of everything that changed since the last call; the first ones are the table."""
+        shown = {key: output.shown_cells(row) for key, row in rows.items()}
+        fresh = [cells for key, cells in shown.items() if self._essence(cells) != self._essence(self._rows.get(key))]
+        gone = [self._farewell(self._rows[key]) for key in self._rows if key not in shown]
+        self._rows = shown
+        told = [*fresh, *gone]
+        if not told:
+            return []
+        heading = [] if self._headed else [tuple(self.columns)]
+        self._headed = True
+        widths = output.widths_of([*heading, *told])
+        self._widths = [max(pair) for pair in zip(widths, self._widths or widths, strict=True)]
+        return [output.aligned(cells, self._widths) for cells in [*heading, *told]]
+
+    def heading(self) -> str:
+        """Return the headings as wide as the rows have been so far."""
+        return output.aligned(tuple(self.columns), self._widths)
+
+    def _essence(self, cells: Sequence[str] | None) -> tuple[str, ...] | None:
+        if cells is None:
+            return None
+        return tuple(cell for name, cell in zip(self.columns, cells, strict=True) if name not in self.silent)
+
+    def _farewell(self, cells: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("Deleted" if name == "PHASE" else cell for name, cell in zip(self.columns, cells, strict=True))
+
+
+def _fitting(text: str) -> Text:
+    """Return the text cut to the terminal: a line that wraps could not be taken back."""
+    size = shutil.get_terminal_size()
+    lines = text.splitlines()
+    if len(lines) > size.lines - 1:
+        hidden = len(lines) - (size.lines - 2)
+        lines = [*lines[: size.lines - 2], f"… {hidden} more lines; a larger window shows them"]
+    cut = [line if len(line) <= size.columns else line[: size.columns - 1] + "…" for line in lines]
+    return Text("\n".join(cut), no_wrap=True)

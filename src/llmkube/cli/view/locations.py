@@ -1,0 +1,115 @@
+"""Which hosts serve a service and at which address, read off slices, Leases and who reports about it.
+
+Everything here is one user's look at one moment. Whether a host is alive is judged by this machine's clock, with an
+allowance for clocks that disagree; the controller, which decides things, compares no clocks.
+"""
+
+import datetime
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from llmkube.cli.target_cluster import Cluster
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, AGENT_MANAGER, HOST_LABEL, SERVICE_NAME_LABEL, service_name
+
+SKEW_SECONDS: Final = 60.0
+"""How far two machines' clocks may differ before a live host is taken for a dead one here."""
+
+_DEFAULT_LEASE_SECONDS: Final = 40
+
+
+@attrs.frozen
+class Engine:
+    """One address that a slice of a service lists, and whether the slice says that it answers."""
+
+    host: str
+    address: str
+    port: int
+    ready: bool
+
+    @property
+    def netloc(self) -> str:
+        """`10.0.0.5:51234`, or `[fd00::5]:51234`."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+@attrs.frozen
+class Host:
+    """A host that was alive when its Lease was last renewed."""
+
+    name: str
+    accelerators: frozenset[str]
+
+
+def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
+    """Return every address of a service, those that answer first; a slice without a port has none."""
+    found = [
+        Engine(
+            piece.metadata.labels.get(HOST_LABEL) or endpoint.node_name or "",
+            endpoint.addresses[0],
+            port,
+            endpoint.conditions.ready is not False,  # None reads as ready
+        )
+        for piece in slices
+        for port in [each.port for each in piece.ports if each.port][:1]
+        for endpoint in piece.endpoints
+        if endpoint.addresses
+    ]
+    return tuple(sorted(found, key=lambda each: (not each.ready, each.host, each.address, each.port)))
+
+
+def reporting_hosts(service: InferenceService) -> tuple[str, ...]:
+    """Return the hosts whose agents report about a service, by the field managers of its status."""
+    managers = (str(each.get("manager", "")) for each in service.metadata.managed_fields)
+    prefix = f"{AGENT_MANAGER}-"
+    return tuple(sorted({name.removeprefix(prefix) for name in managers if name.startswith(prefix)}))
+
+
+def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, ...]:
+    """Return the hosts whose Leases are not long expired, by name."""
+    return tuple(
+        sorted(
+            (
+                Host(
+                    lease.metadata.labels[HOST_LABEL],
+                    frozenset(filter(None, lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "").split(","))),
+                )
+                for lease in leases
+                if lease.metadata.labels.get(HOST_LABEL) and _is_alive(lease, now)
+            ),
+            key=lambda each: each.name,
+        )
+    )
+
+
+async def find_engines(cluster: Cluster, namespace: str, name: str) -> tuple[Engine, ...]:
+    """Ask for the slices of a service, whoever published them."""
+    selector = slice_selector(name)
+    return engines_in((await cluster.client.list(EndpointSlice, namespace=namespace, label_selector=selector)).items)
+
+
+async def find_hosts(cluster: Cluster, now: datetime.datetime) -> tuple[Host, ...] | None:
+    """Ask for all hosts; None if this user may not know."""
+    try:
+        leases = (await cluster.client.list(Lease, label_selector=HOST_LABEL)).items
+    except ForbiddenError:
+        return None
+    return live_hosts(leases, now)
+
+
+def slice_selector(name: str) -> str:
+    """Return the label selector for the slices of a service."""
+    return f"{SERVICE_NAME_LABEL}={service_name(name)}"
+
+
+def _is_alive(lease: Lease, now: datetime.datetime) -> bool:
+    try:
+        renewed = datetime.datetime.fromisoformat(lease.spec.renew_time or "")
+        silent_seconds = (now - renewed).total_seconds()
+    except (ValueError, TypeError):  # TypeError: a time without a zone
+        return False
+    return silent_seconds < (lease.spec.lease_duration_seconds or _DEFAULT_LEASE_SECONDS) + SKEW_SECONDS

@@ -1,0 +1,233 @@
+"""A Model's weights are brought by a Job, or by whoever else can, and stay for as long as a service needs them."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from llmkube.controller.cluster_state import JOB_LABEL, Cluster
+from llmkube.controller.render.chores import inspect_job
+from llmkube.controller.render.labels import DIGEST
+from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
+from llmkube.controller.status.inspection import is_known
+from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, read_fetched
+from llmkube.controller.status.pod_model_status import (
+    Supply,
+    choose_supply,
+    derive_supplied_status,
+    forget_lost,
+    has_header_read,
+    is_of_old_volume,
+    is_remembered,
+    look_in_seconds,
+    weights_path,
+)
+from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS, is_owned
+from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
+from llmkube.k8s.rbac import Need
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+from llmkube.weights.source import Elsewhere
+
+FINALIZER: Final = "inference.llmkube.dev/in-use"
+"""Keeps a Model that services refer to until none does."""
+
+CLAIM_LOOK_SECONDS: Final = 10.0
+"""Between two looks at a user's claim that is not bound: those are not watched."""
+
+PRUNING_LOOK_SECONDS: Final = 10.0
+"""Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
+
+NEEDS: Final = (
+    # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
+    Need(PersistentVolumeClaim, frozenset({"get", "create"})),
+    # The finalizer of a Model in use; nothing else of it is written but its status.
+    Need(Model, frozenset({"patch"})),
+)
+
+
+@attrs.define(eq=False)
+class Fetching:
+    """Look after the Models that pods serve."""
+
+    cluster: Cluster
+    writer: StatusWriter[Model]
+
+    async def reconcile(self, cached: Model) -> None:
+        """Have a Model's weights brought, and say how far that is."""
+        users = self.cluster.users(cached.key)
+        if await self._keep_in_use(cached, used=bool(users)):
+            return  # the answer wakes it again
+        supply = choose_supply(
+            cached, [self.cluster.user(service, cached) for service in users], self.cluster.workloads
+        )
+        newest = self.writer.newest(cached)
+        seen = await self._look(newest, supply)
+        if supply.by == "job":
+            newest = forget_lost(newest, seen.claim)
+        if not cached.metadata.deletion_timestamp:
+            try:
+                seen = attrs.evolve(seen, obstacle=await self._tend_jobs(newest, supply, seen))
+            except NameTakenError as error:
+                supply = Supply("nobody", error.reason, str(error))
+                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
+            except REFUSED as error:
+                supply = Supply("nobody", "Invalid", error.message)
+                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)  # a quota may be raised
+            seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
+        if _is_lost(supply, seen):
+            seen = attrs.evolve(seen, job=None, pods=())
+        names = [service.key.name for service in users]
+        status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
+        if status["phase"] == "Pending" and supply.by == "claim":
+            self.cluster.model_queue.add_after(cached.key, CLAIM_LOOK_SECONDS)
+        if await self.writer.write(cached, status) and status["phase"] != newest.status.phase:
+            self.cluster.announce("model phase", newest, status)
+
+    async def release(self, model: Model) -> bool:
+        """Let go of a Model that a host serves now: its Jobs and its finalizer; True when it was written."""
+        for key in self.cluster.jobs_by_model.holders(model.key):
+            await self.cluster.jobs.remove(key, model.metadata.uid)
+        return await self._keep_in_use(model, used=False)
+
+    async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
+        """Put the finalizer on or take it off as the Model has users; True when something was written."""
+        if used and model.metadata.deletion_timestamp:
+            return False
+        return await put_finalizer(self.cluster.client, model, held=used)
+
+    async def _look(self, model: Model, supply: Supply) -> Seen:
+        key = Key(model.key.namespace, job_name(model))
+        job = self.cluster.jobs.get(key)
+        seen = Seen(job, self.cluster.pods_of(job), percent=self.cluster.percents.get(key))
+        if supply.by == "node":
+            return seen
+        if supply.by != "claim":
+            cache = Key(model.key.namespace, CACHE_CLAIM)
+            claim = self.cluster.claims.get(cache)
+            if claim is None and supply.by == "job" and (ended_at(seen.job) or model.status.cache_volume):
+                claim = await self._read_claim(cache)  # an admin may have made it, without our label
+            return attrs.evolve(seen, claim=claim)
+        source = source_of(model.spec)
+        assert isinstance(source, Elsewhere), "choose_supply has looked"
+        claim = await self._read_claim(Key(model.key.namespace, claimed(source).claim))
+        if claim is None:
+            self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
+        return attrs.evolve(seen, claim=claim)
+
+    async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
+        try:
+            return await self.cluster.client.get(PersistentVolumeClaim, key)
+        except NotFoundError:
+            return None
+
+    async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Make the Job that is needed, and end those of an earlier source; return why one cannot be that nobody awaits.
+
+        A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
+        with the Secret or the toleration that it lacked. One that fetches goes on.
+        """
+        key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
+        reads = has_header_read(model, supply)
+        for one in self.cluster.jobs_by_model.holders(model.key):
+            if one != key or lost or not (reads or supply.by == "job"):
+                await self.cluster.jobs.remove(one, model.metadata.uid)
+        if lost:
+            return ""  # it is on its way out, and its end wakes the Model
+        if reads:
+            return await self._inspect(model, supply, seen)
+        if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
+            return ""
+        wanted = fetch_job(model, self.cluster.workloads)
+        if seen.job is not None and _is_outdated(seen, wanted):
+            await self.cluster.jobs.remove(key, model.metadata.uid)
+        elif seen.job is not None:
+            await self._clear_mute(model, seen)
+        elif self.cluster.is_pruning(model.key.namespace):
+            self.cluster.model_queue.add_after(model.key, PRUNING_LOOK_SECONDS)
+        else:
+            await self._ensure_cache(model.key.namespace)
+            await self.cluster.jobs.ensure(wanted)
+        return ""
+
+    async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
+        beside = self.cluster.running_users(model.key)
+        if is_known(model, seen):
+            return ""
+        if seen.job is not None:
+            await self._clear_mute(model, seen)
+        elif beside:
+            try:
+                path = weights_path(model, supply)
+                await self.cluster.jobs.ensure(inspect_job(model, path, beside, self.cluster.workloads))
+            except NameTakenError as error:
+                return str(error)
+            except REFUSED as error:
+                return error.message
+        return ""
+
+    async def _clear_mute(self, model: Model, seen: Seen) -> None:
+        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
+        if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
+            return
+        if await self._is_mute(seen.job):
+            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
+
+    async def _is_to_look(self, model: Model, seen: Seen) -> bool:
+        """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
+        wait_seconds = look_in_seconds(model, seen.job, self.cluster.workloads, self.cluster.utcnow())
+        if wait_seconds is None:
+            return False
+        if wait_seconds > 0:
+            self.cluster.model_queue.add_after(model.key, wait_seconds)
+            return False
+        if seen.job is not None and ended_at(seen.job):
+            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
+            return False  # its end wakes the Model again
+        return seen.job is None
+
+    async def _is_mute(self, job: Job) -> bool:
+        """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
+        selector = f"{JOB_LABEL}={job.key.name}"
+        pods = await self.cluster.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
+        return not any(is_owned(pod, job.metadata.uid) for pod in pods.items)
+
+    async def _ensure_cache(self, namespace: str) -> None:
+        manifest = cache_claim(namespace, self.cluster.workloads)
+        claim = decode(PersistentVolumeClaim, manifest)
+        try:
+            await self.cluster.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
+        except AlreadyExistsError:
+            return
+
+
+async def put_finalizer(client: Client, model: Model, *, held: bool) -> bool:
+    """Put `FINALIZER` on a Model, or take it off; True when something was written."""
+    await trio.lowlevel.checkpoint()
+    finalizers = model.metadata.finalizers
+    if held == (FINALIZER in finalizers):
+        return False
+    wanted = [*finalizers, FINALIZER] if held else [name for name in finalizers if name != FINALIZER]
+    patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": wanted}}
+    await client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+    return True
+
+
+def _is_lost(supply: Supply, seen: Seen) -> bool:
+    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none."""
+    return supply.by != "node" and is_of_old_volume(seen.job, seen.claim)
+
+
+def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:
+    """Whether a Job that gets nowhere would be another one today."""
+    job = seen.job
+    if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
+        return False
+    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in seen.pods))

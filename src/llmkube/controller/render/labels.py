@@ -1,0 +1,100 @@
+"""What every object of ours carries: who made it, for whom, and from what."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""Label by which the controller finds what it has made, and nothing else."""
+
+MODEL_LABEL: Final = "inference.llmkube.dev/model"
+RUNTIME_LABEL: Final = "inference.llmkube.dev/runtime"
+
+DIGEST: Final = "inference.llmkube.dev/applied"
+"""Annotation with the hash of the manifest: a field that is left out of a new one shows by nothing else."""
+
+TEMPLATE: Final = "inference.llmkube.dev/template"
+"""Annotation of a Deployment with the hash of its pods' template: an edit that changes it may have to wait."""
+
+RESTARTED: Final = "inference.llmkube.dev/restarted-at"
+"""Annotation of pods that were replaced for their age, and of their Deployment: when."""
+
+OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
+"""Label selector of what the controller has made."""
+
+
+def service_labels(service: InferenceService, *, model: str, runtime: str) -> dict[str, str]:
+    """Return the labels of a service's objects and pods; users' policies may select by any of them."""
+    return {
+        **selector(service),
+        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
+        "app.kubernetes.io/part-of": "llmkube",
+        MODEL_LABEL: label_value(model),
+        RUNTIME_LABEL: runtime,
+    }
+
+
+def selector(service: InferenceService) -> dict[str, str]:
+    """Return what selects a service's pods: nothing that an edit of its spec changes, for a selector never can."""
+    name = label_value(service.key.name)
+    return {"app": name, SERVICE_LABEL: name}
+
+
+def model_labels(model: Model) -> dict[str, str]:
+    """Return the labels of what fetches a Model."""
+    return {
+        "app.kubernetes.io/name": "llmkube-fetch",
+        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
+        "app.kubernetes.io/part-of": "llmkube",
+        MODEL_LABEL: label_value(model.key.name),
+    }
+
+
+def owned(
+    resource: Resource,
+    owner: Object,
+    name: str,
+    labels: Mapping[str, str],
+    body: Mapping[str, Any],
+    *,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says.
+
+    `blockOwnerDeletion` stays false: to set it takes a right on the owner's finalizers that nobody needs otherwise.
+    """
+    reference = {
+        "apiVersion": owner.RESOURCE.api_version,
+        "kind": owner.RESOURCE.kind,
+        "name": owner.key.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    manifest = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {
+            "name": name,
+            "namespace": owner.key.namespace,
+            "labels": dict(labels),
+            "annotations": dict(annotations),
+            "ownerReferences": [reference],
+        },
+        **body,
+    }
+    manifest["metadata"]["annotations"][DIGEST] = digest(manifest)
+    return manifest
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """Return the head of the SHA-256 of a manifest, in hex."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,104 @@
+"""A Model's phase and conditions, from what hosts report about its file. Pure.
+
+| what is known | phase | reason |
+|---|---|---|
+| `Fetched` holds | Ready | ModelReady |
+| `Fetched` does not hold, for any reason but `Fetching` | Failed | that reason |
+| nobody alive serves the accelerator | Pending | NoHost |
+| `Fetched` is at `Fetching` | Downloading, or Copying for a file that is on the host | DownloadStarted, CopyStarted |
+| nothing yet | Pending | Pending |
+
+The first row that fits wins. A `Fetched` condition about an older spec says nothing about this one.
+"""
+
+import datetime
+from typing import Any, Final
+
+from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.hosts import Hosts
+
+FETCHED: Final = "Fetched"
+NO_HOST: Final = "NoHost"
+QUANTIZATION_MATCHES: Final = "QuantizationMatches"
+TRANSIENT_REASONS: Final = frozenset(
+    {"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"}  # the world's errors of `weights`
+)
+"""Reasons of `Fetched=False` that pass without an edit; every other one waits for somebody to mend something."""
+
+_LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")
+
+
+def accelerator_of(model: Model) -> str:
+    """What a Model asks to run on."""
+    return model.spec.hardware.accelerator
+
+
+def judge_model(model: Model, hosts: Hosts) -> Verdict:
+    """Decide a Model's phase."""
+    fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
+    if fetched is not None and fetched.status == "True":
+        return Verdict("Ready", "ModelReady", fetched.message or "the file is in place")
+    if fetched is not None and fetched.reason != "Fetching":
+        return Verdict("Failed", fetched.reason, fetched.message)
+    accelerator = accelerator_of(model)
+    if not hosts.serving(accelerator):
+        return Verdict("Pending", NO_HOST, no_host_message(accelerator))
+    if fetched is None:
+        return Verdict("Pending", "Pending", "waiting for a host to fetch it, which happens once a service uses it")
+    if model.spec.source.startswith(_LOCAL_PREFIXES):
+        return Verdict("Copying", "CopyStarted", fetched.message)
+    return Verdict("Downloading", "DownloadStarted", fetched.message)
+
+
+def no_host_message(accelerator: str) -> str:
+    """Say that nobody serves an accelerator, and what would help."""
+    return f"no live host serves accelerator {accelerator}; start `llmkube agent --accelerator {accelerator}` on one"
+
+
+def judge_quantization(model: Model, found: str) -> Statement:
+    """Say whether a file is quantized as the spec says; where either says nothing, nothing contradicts.
+
+    Args:
+        model: The Model.
+        found: What the file's header says; empty when nobody has read one.
+    """
+    wanted = model.spec.quantization or ""
+    if not wanted or not found:
+        message = f"spec.quantization says {wanted}, and no header is known" if wanted else "nothing to compare"
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
+    if _plain(wanted) == _plain(found):
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
+    message = f"spec.quantization says {wanted}, the file's header says {found}: correct the one, or name another file"
+    return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
+
+
+def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -> dict[str, Any]:
+    """Return the part of a Model's status that the controller owns.
+
+    Args:
+        model: The Model as observed, with the host's conditions.
+        hosts: The hosts that are alive.
+        now: The time of a condition that flips here.
+    """
+    verdict = judge_model(model, hosts)
+    said = {
+        AVAILABLE: verdict.phase == "Ready",
+        PROGRESSING: verdict.phase in {"Pending", "Downloading", "Copying"},
+        DEGRADED: verdict.phase == "Failed",
+    }
+    statements = [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
+    read = model.status.gguf if said[AVAILABLE] else None
+    statements.append(judge_quantization(model, read.quantization if read is not None else ""))
+    conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
+    ready_since = conditions[0]["lastTransitionTime"] if said[AVAILABLE] else model.status.last_updated
+    return {
+        "phase": verdict.phase,
+        "acceleratorReady": bool(hosts.serving(accelerator_of(model))),
+        **({"lastUpdated": ready_since} if ready_since else {}),
+        "conditions": conditions,
+    }
+
+
+def _plain(label: str) -> str:
+    return label.upper().replace("-", "_").strip()

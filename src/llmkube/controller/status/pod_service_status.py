@@ -1,0 +1,284 @@
+"""The status of a service that runs as pods, from its Model, its Deployment and its pods. Pure.
+
+The first row that fits wins; `ready` counts pods that answer, of whatever generation:
+
+| what is known | phase | reason |
+|---|---|---|
+| `spec.suspend` | Suspended | Suspended |
+| the Model does not exist, nothing is ready | Pending | ModelNotFound |
+| the spec cannot be made into pods, nothing is ready | Failed | Invalid |
+| an object of that name is somebody else's, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
+| nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
+| ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
+| the Model is not Ready | Failed with it, else Pending; Progressing while old pods answer | the Model's |
+| the Model does not exist, and old pods answer | Progressing | ModelNotFound |
+| a pod finds no GPU | WaitingForGPU | WaitingForGPU |
+| pods cannot run, and somebody has to mend it | Failed; Progressing while others answer | ImagePullBackOff, … |
+| pods cannot be made | Failed; Progressing while others answer | ReplicaFailure |
+| pods do not run yet, and waiting may be enough | Creating, or Progressing | Unschedulable, … |
+| the rollout stands still | Failed; Progressing while others answer | ProgressDeadlineExceeded, ReplicaSetCreateError |
+| some answer | Progressing | Creating |
+| else | Creating | Creating |
+
+A bad edit leaves what runs alone: the phase is that of the pods, and `Accepted`, `Degraded` say what is wrong.
+`Available` is a fact of its own: it holds exactly while something answers that shall.
+"""
+
+import datetime
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.render.labels import selector
+from llmkube.controller.render.routing import is_accepted
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, SUSPENDED, Statement, Verdict, settle
+from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
+from llmkube.controller.status.service_status import ACCEPTED, PRIORITY_WEIGHTS, Replicas, resolve_mode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition, find_condition
+from llmkube.k8s.errors import NameTakenError
+from llmkube.k8s.wire.names import endpoint_url, service_name
+from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
+from llmkube.runtimes.container.builder import gateway_name
+from llmkube.runtimes.container.container_plan import ContainerPlan
+
+SPEC_HONOURED: Final = "SpecHonoured"
+ROLLOUT_DEFERRED: Final = "RolloutDeferred"
+WAITING_FOR_GPU: Final = "WaitingForGPU"
+INVALID: Final = "Invalid"
+
+
+@attrs.frozen(kw_only=True)
+class Scene:
+    """All that a service's status is derived from.
+
+    Attributes:
+        model: The verdict on its Model; None when there is no Model.
+        plan: What its container is; None when the spec cannot be made into one, or there is no Model.
+        refusal: Why it cannot; empty when it can.
+        obstacle: Why an object could not be written; empty when all could.
+        passing: The obstacle goes by itself: it is what a predecessor of the same name has left.
+        unmet: Fields without an effect for a reason that is not their plan's, each with that reason.
+        deferred: What the replacement of its pods waits for; empty when nothing waits.
+        deployment: Its Deployment, if there is one of ours.
+        route: Its HTTPRoute, if there is one of ours.
+        pods: Its pods.
+    """
+
+    model: Verdict | None = None
+    plan: ContainerPlan | None = None
+    refusal: str = ""
+    obstacle: str = ""
+    passing: bool = False
+    unmet: tuple[str, ...] = ()
+    deferred: str = ""
+    deployment: Deployment | None = None
+    route: HTTPRoute | None = None
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def no_gpu(self) -> str:
+        """What the scheduler says if a pod finds no GPU."""
+        return lacks(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
+
+
+def desired_replicas(service: InferenceService, deployment: Deployment | None) -> int:
+    """Return how many pods there shall be: an autoscaler's choice stands while there is one."""
+    if service.spec.suspend or not service.spec.replicas:
+        return 0
+    scaling = service.spec.autoscaling
+    if scaling is None:
+        return service.spec.replicas
+    if deployment is not None and deployment.spec.replicas:
+        return deployment.spec.replicas
+    return max(service.spec.replicas, scaling.min_replicas)
+
+
+def count_pods(service: InferenceService, deployment: Deployment | None) -> Replicas:
+    """Count by what the Deployment says of itself."""
+    desired = desired_replicas(service, deployment)
+    if deployment is None:
+        return Replicas(desired, running=0, ready=0)
+    return Replicas(desired, deployment.status.replicas, deployment.status.ready_replicas)
+
+
+def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
+    """Decide a service's phase; the table above, from top to bottom."""
+    replicas = count_pods(service, scene.deployment)
+    desired, ready = replicas.desired, replicas.ready
+    if service.spec.suspend:
+        still = f"; {ready} still ready" if ready else ""
+        return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
+    if not ready:
+        if scene.model is None:
+            return _missing(service)
+        if scene.refusal:
+            return Verdict("Failed", INVALID, scene.refusal)
+        if scene.obstacle:
+            return Verdict("Pending" if scene.passing else "Failed", NameTakenError.reason, scene.obstacle)
+    if not desired:
+        if ready:
+            return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
+        return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
+    model = scene.model or _missing(service)
+    if ready >= desired and model.phase == "Ready" and _is_rolled_out(scene):
+        return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
+    return _judge_start(scene, model, desired, ready)
+
+
+def derive_pod_status(
+    service: InferenceService,
+    scene: Scene,
+    settings: ControllerSettings,
+    *,
+    position: int = 0,
+    now: datetime.datetime,
+) -> dict[str, Any]:
+    """Return the status of a service that runs as pods, except `lastUpdated`.
+
+    Args:
+        service: The service as observed.
+        scene: What it is derived from.
+        settings: For the endpoint's address.
+        position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
+        now: The time of a condition that flips here.
+    """
+    replicas = count_pods(service, scene.deployment)
+    verdict = judge_pods(service, scene)
+    queued = verdict.phase == WAITING_FOR_GPU and position > 0
+    if queued:
+        verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
+    statements = _statements(service, scene, verdict, replicas)
+    return {
+        "phase": verdict.phase,
+        "replicas": replicas.running,
+        "selector": ",".join(f"{name}={value}" for name, value in selector(service).items()),
+        "readyReplicas": replicas.ready,
+        "desiredReplicas": replicas.desired,
+        "endpoint": _endpoint(service, scene.plan, settings),
+        "modelReady": scene.model is not None and scene.model.phase == "Ready",
+        "mode": resolve_mode(service.spec),
+        "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
+        **({"queuePosition": position} if queued else {}),
+        **_scheduling(scene, verdict),
+        **_gateway(service, scene),
+        "conditions": settle(statements, service.status.conditions, generation=service.metadata.generation, now=now),
+    }
+
+
+def wanted_gpus(plan: ContainerPlan) -> str:
+    """Return what a replica waits for, such as `nvidia.com/gpu: 2`."""
+    return f"{plan.resources.gpu_resource}: {plan.resources.gpu_count}"
+
+
+def _is_rolled_out(scene: Scene) -> bool:
+    """Whether every pod is of the newest template: those of an old one say nothing about the newest spec."""
+    deployment = scene.deployment
+    if deployment is None:
+        return False
+    status = deployment.status
+    return (
+        status.observed_generation >= deployment.metadata.generation
+        and status.updated_replicas >= deployment.spec.replicas
+        and status.replicas <= status.updated_replicas
+    )
+
+
+def _missing(service: InferenceService) -> Verdict:
+    return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
+
+
+def _judge_start(scene: Scene, model: Verdict, desired: int, ready: int) -> Verdict:
+    """Say why not everything is ready."""
+    counted = f"{ready} of {desired} replicas ready"
+    going = "Progressing" if ready else "Creating"
+    broken = "Progressing" if ready else "Failed"
+    if model.phase != "Ready":
+        phase = broken if model.phase == "Failed" else ("Progressing" if ready else "Pending")
+        return Verdict(phase, model.reason, model.message)
+    no_gpu = scene.no_gpu
+    if no_gpu and scene.plan is not None:
+        return Verdict(WAITING_FOR_GPU, WAITING_FOR_GPU, f"waits for {wanted_gpus(scene.plan)}; scheduler: {no_gpu}")
+    trouble = trouble_of(scene.pods)
+    if trouble is not None and not trouble.passing:
+        return Verdict(broken, trouble.reason, trouble.message)
+    refused = find_condition(scene.deployment.status.conditions, "ReplicaFailure") if scene.deployment else None
+    if refused is not None and refused.status == "True":
+        return Verdict(broken, "ReplicaFailure", refused.message or refused.reason)
+    if trouble is not None:
+        return Verdict(going, trouble.reason, trouble.message)
+    stuck = _standstill(scene.deployment)
+    if stuck is not None:
+        return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
+    return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
+
+
+def _standstill(deployment: Deployment | None) -> Condition | None:
+    """Return why a rollout does not go on: no ReplicaSet could be made, or nothing has moved for its deadline."""
+    if deployment is None or deployment.status.observed_generation < deployment.metadata.generation:
+        return None
+    found = find_condition(deployment.status.conditions, "Progressing")
+    return found if found is not None and found.status == "False" else None
+
+
+def _statements(service: InferenceService, scene: Scene, verdict: Verdict, replicas: Replicas) -> list[Statement]:
+    """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
+    phase, reason, message = verdict.phase, verdict.reason, verdict.message
+    available = replicas.ready > 0 and replicas.desired > 0
+    unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
+    wrong = scene.refusal or ("" if scene.passing else scene.obstacle)
+    wrong_reason = INVALID if scene.refusal else NameTakenError.reason
+    ignored = (*scene.plan.not_honoured, *scene.unmet) if scene.plan else ()
+    suspended = service.spec.suspend
+    suspended_reason = "Suspended" if suspended else "NotSuspended"
+    return [
+        Statement(AVAILABLE, available, "InferenceReady" if available else unavailable, message),
+        Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing", WAITING_FOR_GPU}, reason, message),
+        Statement(DEGRADED, bool(wrong) or phase == "Failed", wrong_reason if wrong else reason, wrong or message),
+        Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
+        Statement(ACCEPTED, not wrong, wrong_reason if wrong else ACCEPTED, wrong or "the spec can be served"),
+        _honoured(scene, ignored),
+        *_rollout(service, scene),
+    ]
+
+
+def _honoured(scene: Scene, ignored: tuple[str, ...]) -> Statement:
+    if scene.plan is None:
+        message = "which fields have an effect is known once the spec can be made into pods"
+        return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
+    if ignored:
+        return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored",
+                         message=f"no effect on pods: {', '.join(ignored)}")  # fmt: skip
+    return Statement(SPEC_HONOURED, holds=True, reason="Honoured", message="every given field has its effect")
+
+
+def _rollout(service: InferenceService, scene: Scene) -> list[Statement]:
+    if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
+        return []
+    reason, message = ("PodsBusy", scene.deferred) if scene.deferred else ("NothingWaits", "pods are as they should be")
+    return [Statement(ROLLOUT_DEFERRED, bool(scene.deferred), reason, message)]
+
+
+def _scheduling(scene: Scene, verdict: Verdict) -> dict[str, Any]:
+    if verdict.phase == WAITING_FOR_GPU and scene.plan is not None:
+        status = {"schedulingStatus": "InsufficientGPU", "waitingFor": wanted_gpus(scene.plan)}
+    elif verdict.reason == UNSCHEDULABLE:
+        status = {"schedulingStatus": UNSCHEDULABLE}
+    else:
+        return {}
+    return {**status, "schedulingMessage": verdict.message}
+
+
+def _gateway(service: InferenceService, scene: Scene) -> dict[str, Any]:
+    gateway = service.spec.endpoint.gateway
+    if gateway is None or not gateway.enabled:
+        return {}
+    return {"gateway": {"modelName": gateway_name(service.spec), "routeReady": is_accepted(scene.route)}}
+
+
+def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: ControllerSettings) -> str:
+    endpoint, key = service.spec.endpoint, service.key
+    path = (plan.endpoint_path if plan else "") or endpoint.path
+    url = endpoint_url(service_name(key.name), key.namespace, endpoint.port, path, settings.cluster_domain)
+    return url.replace("http://", f"{plan.scheme}://", 1) if plan else url

@@ -1,0 +1,289 @@
+"""An InferenceService's phase, counts, endpoint and conditions, from its Model, its slices and what hosts report. Pure.
+
+The first row that fits wins; `ready` counts engines that answer on hosts that are alive:
+
+| what is known | phase | reason |
+|---|---|---|
+| `spec.suspend` | Suspended | Suspended |
+| the Model does not exist | Pending | ModelNotFound |
+| nothing is wanted, nothing is ready | Stopped | ManuallyScaledToZero |
+| nothing is wanted, something is still ready | Progressing | Creating |
+| ready ≥ desired | Ready | InferenceReady |
+| 0 < ready < desired, with too few hosts | Progressing | NoHost |
+| 0 < ready < desired | Progressing | Creating |
+| nobody alive serves the accelerator | Pending | NoHost |
+| every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
+| `Accepted` does not hold | Failed | its reason, `Invalid` |
+| the Model's file will not come without an edit | Failed | the reason of the Model's `Fetched` |
+| the Model's file is on its way | Pending | Fetching |
+| `Loaded` does not hold, because the engine fails | Failed | its reason |
+| `Published` does not hold: nobody can reach it | Failed | its reason |
+| no host has claimed it, and none says anything of it | Pending | NotClaimed |
+| the Model's file is not there yet | Pending | FetchFailed, or Pending |
+| else | Creating | Creating |
+
+`Available` is a fact of its own: it holds exactly while something answers, whatever the phase says about the rest.
+"""
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.conditions import (
+    AVAILABLE,
+    DEGRADED,
+    PROGRESSING,
+    SUSPENDED,
+    Statement,
+    Verdict,
+    current,
+    settle,
+)
+from llmkube.controller.status.model_status import (
+    NO_HOST,
+    TRANSIENT_REASONS,
+    accelerator_of,
+    judge_model,
+    no_host_message,
+)
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.meta import Condition, find_condition
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
+from llmkube.runtimes.container.builder import PATHS
+from llmkube.runtimes.llama_fields import mode_of
+
+ACCEPTED: Final = "Accepted"
+LOADED: Final = "Loaded"
+PUBLISHED: Final = "Published"
+NOT_CLAIMED: Final = "NotClaimed"
+RELEASED: Final = "Released"
+"""Reason of `Loaded=False` of a host that does not look after a service any more; the last thing that it says."""
+
+FAILING_REASONS: Final = frozenset(
+    {
+        *("CrashLoopBackOff", "EngineExited", "EngineNotFound", "EngineStuck", "LoadStalled", "Hung"),
+        *("Invalid", "InternalError", "JournalNotWritten"),
+    }
+)
+"""Reasons of `Loaded=False` that say that the engine fails; with any other one it is merely on its way."""
+
+PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
+    "critical": 1_000_000,
+    "high": 100_000,
+    "normal": 10_000,
+    "low": 1_000,
+    "batch": 100,
+}
+"""What each tier of `spec.priority` weighs in `status.effectivePriority` and in the order of evictions."""
+
+_OCCUPYING_REASONS: Final = frozenset({"Loading", "NotAnswering", "Stopping"})
+_MODE_FLAGS: Final[Mapping[str, str]] = {
+    "--embedding": "embedding",
+    "--embeddings": "embedding",
+    "--reranking": "rerank",
+    "--rerank": "rerank",
+}
+
+
+@attrs.frozen
+class Replicas:
+    """How many are wanted, how many processes there are, and how many of those answer."""
+
+    desired: int
+    running: int
+    ready: int
+
+
+def count_replicas(
+    service: InferenceService, model: Model | None, slices: Iterable[EndpointSlice], hosts: Hosts
+) -> Replicas:
+    """Count engines by what hosts publish; a slice of a host that is gone counts for nothing.
+
+    A host that publishes no address (one machine behind its own gateway) has no slice at all; then its `Loaded`
+    condition is believed for as long as a live host could serve the service, unless it says that it should publish one
+    and cannot.
+    """
+    desired = 0 if service.spec.suspend else service.spec.replicas
+    slices = tuple(slices)
+    if slices:
+        endpoints = [
+            endpoint
+            for piece in slices
+            if hosts.alive(piece.metadata.labels.get(HOST_LABEL, ""))
+            for endpoint in piece.endpoints
+            if endpoint.addresses
+        ]
+        ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None reads as ready
+        return Replicas(desired, running=len(endpoints), ready=ready)
+    loaded = find_condition(service.status.conditions, LOADED)
+    if loaded is None or not _somebody_serves(model, hosts):
+        return Replicas(desired, running=0, ready=0)
+    runs = loaded.status == "True"
+    ready = int(runs and _unpublished(service) is None)
+    return Replicas(desired, running=int(runs or loaded.reason in _OCCUPYING_REASONS), ready=ready)
+
+
+def judge_service(
+    service: InferenceService, model: Model | None, replicas: Replicas, hosts: Hosts, holders: Sequence[str] = ()
+) -> Verdict:
+    """Decide a service's phase; the table above, from top to bottom."""
+    desired, ready = replicas.desired, replicas.ready
+    if service.spec.suspend:
+        still = f"; {ready} still ready" if ready else ""
+        return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
+    if model is None:
+        return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
+    if not desired:
+        if ready:
+            return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
+        return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
+    if ready >= desired:
+        return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
+    serving = len(hosts.serving(accelerator_of(model)))
+    if ready:
+        if serving < desired:
+            return Verdict("Progressing", NO_HOST, _too_few_hosts(desired, ready, serving))
+        return Verdict("Progressing", "Creating", f"{ready} of {desired} replicas ready")
+    if not serving:
+        return Verdict("Pending", NO_HOST, no_host_message(accelerator_of(model)))
+    return _judge_start(service, model, hosts, holders)
+
+
+def derive_service_status(
+    service: InferenceService,
+    model: Model | None,
+    slices: Sequence[EndpointSlice],
+    hosts: Hosts,
+    settings: ControllerSettings,
+    *,
+    holders: Sequence[str] = (),
+    now: datetime.datetime,
+) -> dict[str, Any]:
+    """Return the part of an InferenceService's status that the controller owns, except `lastUpdated`.
+
+    Args:
+        service: The service as observed, with its host's conditions.
+        model: The Model that it refers to, or None when there is none.
+        slices: All slices of this service, of hosts alive or dead.
+        hosts: The hosts that are alive.
+        settings: For the endpoint's address.
+        holders: The hosts that claim one of its replicas, alive or dead.
+        now: The time of a condition that flips here.
+    """
+    replicas = count_replicas(service, model, slices, hosts)
+    verdict = judge_service(service, model, replicas, hosts, holders)
+    statements = _statements(service, verdict, replicas)
+    generation = service.metadata.generation
+    return {
+        "phase": verdict.phase,
+        "replicas": replicas.running,
+        "readyReplicas": replicas.ready,
+        "desiredReplicas": replicas.desired,
+        "endpoint": _endpoint(service, settings),
+        "modelReady": model is not None and judge_model(model, hosts).phase == "Ready",
+        "mode": resolve_mode(service.spec),
+        "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
+        "conditions": settle(statements, service.status.conditions, generation=generation, now=now),
+    }
+
+
+def resolve_mode(spec: InferenceServiceSpec) -> str:
+    """What kind of requests a service answers: as it says, else by its engine's flags, else as the engine is run."""
+    if spec.mode:
+        return spec.mode
+    said = (_MODE_FLAGS.get(flag.partition("=")[0]) for flag in (*spec.args, *spec.extra_args))
+    return next(filter(None, said), None) or mode_of(spec)
+
+
+def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders: Sequence[str]) -> Verdict:
+    """Say why nothing is ready although somebody could serve it."""
+    generation = service.metadata.generation
+    claimed = [host for host in holders if hosts.alive(host)]
+    if not claimed and (left := _left(service, holders)):
+        return Verdict("Pending", NOT_CLAIMED, left)
+    accepted = current(service.status.conditions, ACCEPTED, generation)
+    if accepted is not None and accepted.status == "False":
+        return Verdict("Failed", accepted.reason, accepted.message)
+    file = judge_model(model, hosts)
+    if file.phase == "Failed" and file.reason not in TRANSIENT_REASONS:
+        return Verdict("Failed", file.reason, file.message)
+    if file.phase in {"Downloading", "Copying"}:
+        return Verdict("Pending", "Fetching", file.message)
+    loaded = current(service.status.conditions, LOADED, generation)
+    if loaded is not None and loaded.status == "False" and loaded.reason in FAILING_REASONS:
+        return Verdict("Failed", loaded.reason, loaded.message)
+    if (unpublished := _unpublished(service)) is not None:
+        return Verdict("Failed", unpublished.reason, unpublished.message)
+    if file.phase != "Ready" and file.reason in TRANSIENT_REASONS:
+        return Verdict("Pending", file.reason, file.message)
+    conditions = (
+        service.status.conditions
+    )  # also about an older spec: somebody looks after it, and will see the new one
+    told = any(find_condition(conditions, kind) for kind in (ACCEPTED, LOADED))
+    if not told and not claimed:
+        able = ", ".join(sorted(hosts.serving(accelerator_of(model))))
+        return Verdict("Pending", NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}")
+    if file.phase != "Ready":
+        return Verdict("Pending", file.reason, file.message)
+    message = loaded.message if loaded else ""
+    return Verdict("Creating", "Creating", message or "waiting for a host to start the engine")
+
+
+def _left(service: InferenceService, holders: Sequence[str]) -> str:
+    """Say how a service has lost its last host; whatever that one has said of it is not true any more."""
+    if holders:
+        return f"host {', '.join(holders)} is gone, and no other one has claimed this service yet"
+    loaded = find_condition(service.status.conditions, LOADED)
+    released = loaded is not None and loaded.reason == RELEASED
+    return f"{loaded.message}, and no other one has claimed it" if loaded and released else ""
+
+
+def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:
+    """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
+    phase, reason, message = verdict.phase, verdict.reason, verdict.message
+    available = replicas.ready > 0 and replicas.desired > 0
+    unavailable_reason = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
+    accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
+    if accepted is not None and accepted.status == "False":
+        # A bad edit leaves the running engine alone, so the phase may well be Ready.
+        degraded = Statement(DEGRADED, holds=True, reason=accepted.reason, message=accepted.message)
+    else:
+        degraded = Statement(DEGRADED, phase == "Failed", reason, message)
+    suspended = service.spec.suspend
+    suspended_reason = "Suspended" if suspended else "NotSuspended"
+    return [
+        Statement(AVAILABLE, available, "InferenceReady" if available else unavailable_reason, message),
+        Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing"}, reason, message),
+        degraded,
+        Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
+    ]
+
+
+def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
+    path = service.spec.endpoint.path
+    if path == PATHS["chat"]:  # the schema's default, which knows nothing of modes
+        path = PATHS[resolve_mode(service.spec)]
+    if settings.gateway_url:
+        return f"{settings.gateway_url.rstrip('/')}{path}"
+    name, namespace = service_name(service.key.name), service.key.namespace
+    return endpoint_url(name, namespace, SERVICE_PORT, path, settings.cluster_domain)
+
+
+def _unpublished(service: InferenceService) -> Condition | None:
+    """Return why nobody can reach it, if its host says so."""
+    published = find_condition(service.status.conditions, PUBLISHED)
+    return published if published is not None and published.status == "False" else None
+
+
+def _somebody_serves(model: Model | None, hosts: Hosts) -> bool:
+    return bool(hosts.serving(accelerator_of(model)) if model else hosts.accelerators)
+
+
+def _too_few_hosts(desired: int, ready: int, serving: int) -> str:
+    return f"{ready} of {desired} replicas ready: a host runs one process per service, and {serving} can serve this one"

@@ -1,0 +1,282 @@
+"""Write the objects that we own: only where they differ, only onto the state that was seen, and never somebody else's.
+
+* **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
+  defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
+  carries a digest of itself (`render.marks.DIGEST`), which differs then.
+* **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
+  what has our label, so it cannot tell whether a stranger's object has that name, and a plain apply would not either:
+  onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a refusal.
+* **Changed** by an apply onto the very version that was compared, and **removed** at the very version that was seen:
+  who wrote in between is not overwritten. So a controller that has lost its Lease and does not know it yet (its machine
+  was suspended) changes nothing that its successor has touched.
+* **Made again**, after it has vanished, for an owner that is still there: who has not heard yet that the owner is gone
+  would make what the garbage collector takes away, in turn and without pause.
+* An object of another owner (a stranger's, or that of a predecessor of the same name that is still being collected) is
+  left alone until it is gone.
+* What **another program of ours** has set for the same owner stays when we set something else: one port beside the
+  other. Such an object is made anew where it has to change, and let go of instead of removed.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_quantity
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
+from llmkube.k8s.errors import (
+    BadRequestError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NameTakenError,
+    NotFoundError,
+    SchemaMismatchError,
+)
+from llmkube.k8s.reflector import Cache, is_older
+from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+
+T = TypeVar("T", bound=Object)
+
+_AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
+"""Fields whose values a server spells in its own way: 1000m is 1 to it."""
+
+REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
+"""A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules.
+
+A quota that is used up, and most admission webhooks, say Forbidden: whoever made the service has to be told.
+"""
+
+TAKEN_LOOK_SECONDS: Final = 60.0
+"""Between two tries to make an object whose name is taken: what others make is not watched."""
+
+NO_VERSION: Final = str(2**63 - 1)
+"""A resourceVersion that no object has: etcd counts its writes in 64 bits with a sign, from 1.
+
+kube-apiserver (1.36) compares it where an object exists, in the transaction that writes: 409, nothing is changed. Where
+there is none it creates, and drops it. No other field does that: an apply ignores a wrong creationTimestamp and
+generation, keeps a deletionTimestamp in what it creates, and does not create with a uid.
+"""
+
+
+@attrs.frozen
+class _Applied(Generic[T]):
+    manifest: Mapping[str, Any]
+    answer: T
+
+
+@attrs.define(eq=False)
+class Children(Generic[T]):
+    """All objects of one kind that the controller has made.
+
+    Attributes:
+        client: The API server.
+        owner: The kind of what they are made for.
+        kind: Their kind.
+        cache: Those with our label.
+        sharer: How the field managers of another program begin that writes such objects for the same owners, if any.
+        vanished: Set by whoever hears that the server does not serve the kind any more.
+    """
+
+    client: Client
+    owner: type[Object]
+    kind: type[T]
+    cache: Cache[T] = attrs.field(factory=Cache)
+    sharer: str = ""
+    vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
+    _compared: dict[Key, tuple[Mapping[str, Any], T]] = attrs.field(factory=dict, init=False)
+
+    def get(self, key: Key) -> T | None:
+        """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
+        cached, last = self.cache.get(key), self._applied.get(key)
+        if last is None:
+            return cached
+        version = last.answer.metadata.resource_version
+        if cached is not None:
+            return last.answer if is_older(cached.metadata.resource_version, version) else cached
+        position = self.cache.position
+        return last.answer if not position or is_older(position, version) else None
+
+    async def ensure(self, manifest: Mapping[str, Any]) -> T:
+        """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
+
+        A read comes only after a refusal to make it, or before it is made again. Whoever hands over the same manifest
+        again (the same object, unchanged) is spared the comparison.
+
+        Raises:
+            NameTakenError: There is an object of that name which is not this owner's.
+            ConflictError: It, or its owner, has changed meanwhile; look again.
+            NotFoundError: Its owner is gone.
+            ApiError: The API server could not or would not.
+        """
+        await trio.lowlevel.checkpoint()
+        key = Key.of(manifest)
+        live = self.get(key)
+        if live is None:
+            if key in self._applied:
+                await self._confirm_owner(manifest)
+            try:
+                return await self._apply(key, manifest, NO_VERSION)
+            except ConflictError as refusal:
+                live = await self._unseen(key, refusal)
+        if self._is_known(manifest, live):
+            return live
+        owner = manifest["metadata"]["ownerReferences"][0]
+        if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
+            raise self._taken(live, owner)
+        if self._is_so(manifest, live):
+            self._compared[key] = (manifest, live)
+            return live
+        if await self._is_shared(live):
+            await self._delete(live)
+            return await self._apply(key, manifest, NO_VERSION)
+        return await self._apply(key, manifest, live.metadata.resource_version)
+
+    async def remove(self, key: Key, owner_uid: str) -> None:
+        """Delete the object if it is there and this owner's, or what we have set of it if another program shares it.
+
+        Raises:
+            ConflictError: It has changed meanwhile, or is another one; look again.
+            ApiError: The API server could not or would not.
+        """
+        await trio.lowlevel.checkpoint()
+        live = self.get(key)
+        self.forget(key)
+        if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
+            return
+        try:
+            await (self._let_go(live) if await self._is_shared(live) else self._delete(live))
+        except NotFoundError:
+            return
+
+    def is_own(self, live: T) -> bool:
+        """Whether an object is as our last write has left it: whoever wrote that has looked at it."""
+        last = self._applied.get(live.key)
+        return last is not None and _is_same(last.answer, live)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of an object whose owner is gone."""
+        self._applied.pop(key, None)
+        self._compared.pop(key, None)
+
+    async def _confirm_owner(self, manifest: Mapping[str, Any]) -> None:
+        wanted = manifest["metadata"]["ownerReferences"][0]
+        owner = await self.client.get(self.owner, Key(manifest["metadata"]["namespace"], wanted["name"]))
+        if owner.metadata.uid != wanted["uid"]:
+            raise ConflictError(f"{wanted['kind']} {owner.key} is another one by now")
+
+    async def _unseen(self, key: Key, refusal: ConflictError) -> T:
+        """Return what the cache lacks: it lags behind, or somebody has taken our label off, or it is a stranger's."""
+        try:
+            return await self.client.get(self.kind, key)
+        except NotFoundError:
+            raise refusal from None  # gone again: the next look makes it
+
+    async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
+        body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
+        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
+        self._applied[key] = _Applied(manifest, answer)
+        return answer
+
+    async def _is_shared(self, live: T) -> bool:
+        """Whether the sharer has set fields of an object; asked of the server, for caches keep no managedFields."""
+        if not self.sharer:
+            return False
+        newest = await self.client.get(self.kind, live.key)
+        return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
+
+    async def _delete(self, live: T) -> None:
+        seen = live.metadata
+        await self.client.delete(
+            self.kind, live.key, uid=seen.uid, resource_version=seen.resource_version, propagation="Background"
+        )
+
+    async def _let_go(self, live: T) -> None:
+        """Apply nothing: what nobody but us has set goes, and the rest is the sharer's."""
+        seen = live.metadata
+        metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
+        body = {"apiVersion": self.kind.RESOURCE.api_version, "kind": self.kind.RESOURCE.kind, "metadata": metadata}
+        await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
+
+    def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
+        """Whether these two have been compared before, or the one is the server's answer to the other."""
+        compared, last = self._compared.get(live.key), self._applied.get(live.key)
+        if compared is not None and compared[0] is manifest and compared[1] is live:
+            return True
+        return last is not None and last.manifest is manifest and _is_same(last.answer, live)
+
+    def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
+        there = encode(live)
+        if fits(manifest, there):
+            return True
+        # Asked for before, and the server made something else of it: asking again would change nothing.
+        last = self._applied.get(live.key)
+        if last is None or last.manifest != manifest or last.answer.metadata.uid != live.metadata.uid:
+            return False
+        return bool(_projected(manifest, encode(last.answer)) == _projected(manifest, there))
+
+    def _taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
+        theirs, kind = owner_key(live, owner["kind"]), owner["kind"]
+        why = "exists and was made by somebody else; rename this one, or delete that"
+        if theirs is not None:
+            why = f"belongs to another {kind}, or is being deleted; it is left alone"
+        error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
+        error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
+        return error
+
+
+def _is_same(one: Object, other: Object) -> bool:
+    mine, its = one.metadata, other.metadata
+    return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
+
+
+def is_owned(obj: Object, owner_uid: str) -> bool:
+    """Whether an object is controlled by the owner with this uid."""
+    return any(owner.controller and owner.uid == owner_uid for owner in obj.metadata.owner_references)
+
+
+def owner_key(obj: Object, kind: str) -> Key | None:
+    """Return the owner of this kind that controls an object."""
+    for owner in obj.metadata.owner_references:
+        if owner.controller and owner.kind == kind:
+            return Key(obj.metadata.namespace, owner.name)
+    return None
+
+
+def fits(wanted: Any, there: Any, *, amount: bool = False) -> bool:
+    """Whether everything that is wanted is there; what is there besides does not count.
+
+    Lists have to be of the same length; nothing and an empty list or map are the same; amounts are compared by value.
+    """
+    if isinstance(wanted, Mapping):
+        held = there or {}
+        return isinstance(held, Mapping) and all(
+            fits(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        held = there or []
+        return len(held) == len(wanted) and all(
+            fits(one, other, amount=amount) for one, other in zip(wanted, held, strict=True)
+        )
+    return bool(wanted == there) or (amount and there is not None and _same_amount(wanted, there))
+
+
+def _same_amount(wanted: Any, there: Any) -> bool:
+    try:
+        return parse_quantity(wanted) == parse_quantity(there)
+    except UserError:
+        return False
+
+
+def _projected(wanted: Any, there: Any) -> Any:
+    """Return what is there of the fields that are wanted."""
+    if isinstance(wanted, Mapping) and isinstance(there, Mapping):
+        return {name: _projected(value, there.get(name)) for name, value in wanted.items()}
+    if isinstance(wanted, list | tuple) and isinstance(there, list | tuple) and len(wanted) == len(there):
+        return [_projected(one, other) for one, other in zip(wanted, there, strict=True)]
+    return there

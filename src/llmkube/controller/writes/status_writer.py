@@ -1,0 +1,135 @@
+"""Write a status only where it differs, and only onto the state that it was derived from.
+
+A controller whose own write wakes it up must find nothing to do.
+
+Two things would make a naive comparison write again and again. The cache lags behind our own write, so for a while the
+object there is the one that we have just replaced; and a server with an older schema may drop a field that we apply.
+The writer therefore remembers, per object, what it asked for and what the server made of it.
+
+Every write carries the resourceVersion of the object that it was derived from. That is the one precondition that
+kube-apiserver (1.36) honours in an apply: a foreign `metadata.uid` is ignored there, and the status of a deleted object
+would land on a new one of the same name. A stale version is a ConflictError. It means that a newer state exists, whose
+event wakes the object if it matters here; trying again with the old state could only fail again.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import trio
+
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
+from llmkube.k8s.crd.model import Model, ModelStatus
+from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
+from llmkube.k8s.fields import slots
+from llmkube.k8s.rbac import Need
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+
+T = TypeVar("T", Model, InferenceService, ModelRouter)
+
+NEEDS: Final = tuple(
+    Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService, ModelRouter)
+)
+
+_Fields = dict[str, Any]
+_Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
+
+
+@attrs.frozen
+class _Written(Generic[T]):
+    """One write: the version that it was derived from, what it asked for, and the object as the server then had it."""
+
+    over_version: str
+    asked: _Fields
+    answer: T
+
+
+@attrs.define(eq=False)
+class StatusWriter(Generic[T]):
+    """The only door through which the controller writes the status of one kind."""
+
+    _client: Client
+    _kind: type[T]
+    _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
+    _agreed: dict[Key, tuple[_Status, Mapping[str, Any]]] = attrs.field(
+        factory=dict, init=False
+    )  # what an object has, and what it was asked to have: the same, field by field
+
+    def newest(self, cached: T) -> T:
+        """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
+        last = self._last(cached)
+        if last is not None and last.over_version == cached.metadata.resource_version:
+            return last.answer
+        return cached
+
+    async def write(
+        self, cached: T, status: Mapping[str, Any], *, along: Mapping[str, Any] = MappingProxyType({})
+    ) -> bool:
+        """Apply a status unless the object has it already; return whether anything was sent.
+
+        Args:
+            cached: The object from the cache; compared is what `newest` says of it.
+            status: The fields that we own, as JSON.
+            along: Fields that are written with the others but do not cause a write, such as the time of it.
+
+        Raises:
+            ConflictError: The object has changed since, or is another one by now; look at it again.
+            NotFoundError: It is no more.
+            ApiError: The API server could not or would not.
+        """
+        await trio.lowlevel.checkpoint()
+        observed = self.newest(cached)
+        if self._agreed.get(cached.key) == (observed.status, status):
+            return False  # found before; what else changes of an object changes nothing in that
+        asked = self._fields(decode(type(observed.status), status), status)
+        held = self._fields(observed.status, status)
+        last = self._last(cached)
+        if held == asked:
+            self._agreed[cached.key] = (observed.status, status)
+            return False
+        if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
+            return False  # asked for before, and the server keeps something else: asking again changes nothing
+        answer = await self._client.apply(
+            self._kind,
+            self._manifest(observed, {**status, **along}),
+            field_manager=CONTROLLER_FIELD_MANAGER,
+            subresource="status",
+        )
+        self._written[cached.key] = _Written(cached.metadata.resource_version, asked, answer)
+        return True
+
+    def is_own(self, obj: T) -> bool:
+        """Whether an object is as our last write has left it, with nobody's words since."""
+        last = self._last(obj)
+        return last is not None and last.answer.metadata.resource_version == obj.metadata.resource_version
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of an object that is gone or no longer ours."""
+        self._written.pop(key, None)
+        self._agreed.pop(key, None)
+
+    def _last(self, cached: T) -> _Written[T] | None:
+        """Return what is remembered of this very object, not of a predecessor of the same name."""
+        last = self._written.get(cached.key)
+        return last if last is not None and last.answer.metadata.uid == cached.metadata.uid else None
+
+    def _manifest(self, observed: T, status: Mapping[str, Any]) -> dict[str, Any]:
+        resource = self._kind.RESOURCE
+        metadata = {
+            "name": observed.key.name,
+            "namespace": observed.key.namespace,
+            "resourceVersion": observed.metadata.resource_version,
+        }
+        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
+
+    @staticmethod
+    def _fields(typed: _Status, asked: Mapping[str, Any]) -> _Fields:
+        """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
+        kind: type = type(typed)
+        fields = {slot.key: getattr(typed, slot.attribute) for slot in slots(kind) if slot.key in asked}
+        found = {condition.type: condition for condition in typed.conditions}
+        return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}

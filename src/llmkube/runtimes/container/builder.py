@@ -1,0 +1,330 @@
+"""What a runtime is, and the draft on which it writes a service's container.
+
+A runtime is a pure function from a `Draft` to a `ContainerPlan`, with its name and its options. The draft knows what
+all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and plug-ins use the
+same one; `docs/adding-a-runtime.md` is the guide.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.meta import SecretKeySelector
+from llmkube.k8s.crd.model import FORMATS, Model, ModelSpec
+from llmkube.k8s.crd.placement import EndpointSpec
+from llmkube.runtimes.arguments import CommandLine, refuse_owned
+from llmkube.runtimes.container.container_plan import (
+    PORT_NAME,
+    ContainerPlan,
+    Probe,
+    Probes,
+    Resources,
+    ScalingMetric,
+    Variable,
+)
+from llmkube.runtimes.container.gpu import stack_of
+from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.container.weights_source import SOURCE, hub_repository, is_mounted, parsed_source
+from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.source import HubRepository, Source
+
+DEFAULT_PATH: Final = EndpointSpec().path
+ANY_ADDRESS: Final = "::"
+"""All addresses of both families: an IPv6 socket on Linux takes IPv4 as well, unless its program forbids that."""
+
+ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and nobody reaches it by another one)
+"""All IPv4 addresses, for what listens by asyncio or uvloop: given `::`, both set IPV6_V6ONLY."""
+
+_SECRET_FLAGS: Final = dict.fromkeys(
+    ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
+    "a Secret, by spec.env: everybody may read a command line",
+)
+_FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
+PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
+"""Where an OpenAI-compatible engine answers, by mode."""
+
+
+def gateway_name(spec: InferenceServiceSpec) -> str:
+    """Return the model that clients of a gateway name to reach a service.
+
+    vLLM and Ollama answer 404 to a name that they have not been given. SGLang, TGI and llama.cpp's server with one
+    model take any, Triton's clients name the model in the path.
+    """
+    gateway = spec.endpoint.gateway
+    return (gateway.model_name if gateway else None) or spec.model_ref
+
+
+def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: if the service says so."""
+    return bool(spec.skip_model_init)
+
+
+def fetches_always(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: yes; what is mounted it can read as well."""
+    return True
+
+
+def fetches_repositories(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+    """Whether the engine brings its own weights: if told, and a whole Hugging Face repository in any case."""
+    return fetches_if_told(spec, model) or (not model.files and hub_repository(model.source) is not None)
+
+
+@attrs.frozen(kw_only=True)
+class Runtime:
+    """One inference engine in a container.
+
+    Attributes:
+        name: The value of `spec.runtime`.
+        plan: Writes the container; pure.
+        fetches: Whether the engine brings its own weights, so that nobody fetches for it; pure.
+        reads: The `spec.format` values that it can be handed; for the runtimes that come with LLMKube
+            `k8s.crd.pairing` says it.
+        config: The class of its own options (a wire class, see `k8s.fields`), if it has any.
+        config_key: The field of the InferenceService's spec that holds them, such as `echoConfig`.
+    """
+
+    name: str
+    plan: "Callable[[Draft], ContainerPlan]"
+    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
+    reads: tuple[str, ...] = FORMATS
+    config: type[Any] | None = None
+    config_key: str = ""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Draft:
+    """A container that a runtime is writing.
+
+    Attributes:
+        runtime: Who writes.
+        service: What is asked.
+        model: Of which Model.
+        facts: What the weights' header says, where somebody has read it.
+        images: What the operator has to say about images.
+        resources: What a replica requests; GPUs are counted there.
+        config: The runtime's own options, decoded; None if it has none or the service gives none.
+        line: The command line; a field is honoured once it has found a place there.
+        env: Our variables; the user's come last, by themselves.
+    """
+
+    runtime: Runtime
+    service: InferenceService
+    model: Model
+    facts: GGUFFacts | None = None
+    images: Images = Images()
+    resources: Resources = Resources()
+    config: Any = None
+    line: CommandLine
+    env: list[Variable] = attrs.Factory(list)
+
+    @property
+    def spec(self) -> InferenceServiceSpec:
+        """What is asked."""
+        return self.service.spec
+
+    @property
+    def name(self) -> str:
+        """The service's name, by which clients ask for the model."""
+        return self.service.metadata.name
+
+    @property
+    def mode(self) -> str:
+        """What the engine shall offer: `chat`, `embedding` or `rerank`."""
+        return mode_of(self.spec)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the engine brings its own weights."""
+        return self.runtime.fetches(self.spec, self.model.spec)
+
+    @property
+    def source(self) -> Source:
+        """Where the weights come from."""
+        return parsed_source(self.model.spec.source)
+
+    def honour(self, *paths: str) -> None:
+        """Say that fields have had an effect other than on the command line."""
+        self.line.honoured.update(paths)
+
+    def refuse(self, owned: Mapping[str, str]) -> None:
+        """Refuse flags in `spec.extraArgs` that are decided elsewhere, and those that would show a secret.
+
+        Args:
+            owned: Who decides, by flag.
+
+        Raises:
+            PlanError: The first of them.
+        """
+        refuse_owned(self.spec.extra_args, {**_SECRET_FLAGS, **owned})
+
+    def refuse_value(self, path: str, value: str | None, gone: Mapping[str, str]) -> None:
+        """Refuse a value that the schema allows and our image does not know; of another image the user knows better.
+
+        Args:
+            path: The field.
+            value: What it says.
+            gone: What to do instead, by value.
+
+        Raises:
+            PlanError: It is one of them.
+        """
+        if not self.spec.image and value is not None and value in gone:
+            raise PlanError(f"the image of {self.runtime.name} does not know {value}: {gone[value]}", field=path)
+
+    def port(self, default: int) -> int:
+        """Return the port to listen on: the runtime's own unless the service names one."""
+        self.honour("spec.containerPort")
+        return self.spec.container_port or default
+
+    def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
+        """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one."""
+        if self.spec.bind_address:
+            self.line.add("spec.bindAddress", host_flag)
+            self.line.argv.append(self.spec.bind_address)  # as it is: `$(POD_IP)` is an address that only a pod knows
+        else:
+            self.line.default(host_flag, value=anywhere)
+        self.line.argv += [port_flag, str(port)]
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names by which clients ask for the model: the service's, and the one that a gateway leads here."""
+        gateway = self.spec.endpoint.gateway
+        self.honour("spec.endpoint.gateway.enabled")
+        if gateway is None or not gateway.enabled:
+            return (self.name,)
+        self.honour("spec.endpoint.gateway.modelName")
+        return tuple(dict.fromkeys((self.name, gateway_name(self.spec))))
+
+    def weights(self) -> str:
+        """Return the word for the weights that somebody fetches or mounts: their file, or the folder of several.
+
+        Raises:
+            PlanError: The engine shall bring its own, and the source is nothing that is mounted.
+        """
+        if self.fetches and not is_mounted(self.source):
+            way_out = ", or leave spec.skipModelInit out" if self.spec.skip_model_init else ""
+            raise PlanError(f"{self.runtime.name} cannot fetch this itself: name a Hugging Face repository, a pvc:// "
+                            f"volume or a path{way_out}", field=SOURCE)  # fmt: skip
+        self.honour(SOURCE)
+        # the parts of a split gguf lie beside the first, which leads to them
+        return Slot.FOLDER if len(self.model.spec.files) > 1 and self.model.spec.format != "gguf" else Slot.MODEL
+
+    def repository(self, cache_variable: str = "HF_HOME") -> HubRepository | None:
+        """Return the repository that the engine fetches for itself; None if it is handed files.
+
+        Args:
+            cache_variable: What tells it where to keep what it fetches; empty if nothing has to.
+        """
+        found = hub_repository(self.model.spec.source) if self.fetches else None
+        if found is not None:
+            self.honour(SOURCE)
+            if cache_variable:
+                self.env.append(Variable(cache_variable, Slot.CACHE))
+        return found
+
+    def add_token(self, ref: SecretKeySelector | None, path: str, *names: str) -> None:
+        """Hand the engine its Hugging Face token: the one that `path` refers to, else the Model's own.
+
+        Args:
+            ref: The key of a Secret that the service names.
+            path: The field that holds it.
+            *names: The variables to set; `HF_TOKEN` if none is named.
+        """
+        if ref is None and self.model.spec.source_secret_ref is not None and self.fetches:
+            path = "Model.spec.sourceSecretRef"
+            ref = SecretKeySelector(name=self.model.spec.source_secret_ref.name, key="HF_TOKEN")
+        if ref is not None:
+            self.honour(*(f"{path}.{key}" for key in ("name", "key", "optional")))
+            self.env += [Variable.from_secret(name, ref) for name in names or ("HF_TOKEN",)]
+
+    def finish(
+        self,
+        *,
+        container_name: str,
+        port: int,
+        probes: Probes,
+        image: str = "",
+        image_key: str = "",
+        command: tuple[str, ...] = (),
+        extra_args: bool = True,
+        endpoint_path: str = "",
+        hpa_metric: ScalingMetric | None = None,
+        metrics_port_name: str = PORT_NAME,
+        **further: Any,
+    ) -> ContainerPlan:
+        """Return the plan: what the runtime decides, and what every container takes from its service.
+
+        Args:
+            container_name: What the container is called.
+            port: As `port` returned it.
+            probes: The runtime's; those of the service are merged into them.
+            image: The runtime's own image where `images` has none pinned.
+            image_key: The runtime whose image it uses; empty for its own.
+            command: The runtime's entrypoint; empty leaves the image's.
+            extra_args: Whether the command line ends with `spec.extraArgs`.
+            endpoint_path: What the engine answers; empty for OpenAI's paths by `spec.mode`.
+            hpa_metric: As in the plan.
+            metrics_port_name: As in the plan.
+            **further: The plan's other attributes.
+
+        Raises:
+            PlanError: There is no image.
+        """
+        spec = self.spec
+        self.honour("spec.image", "spec.command", "spec.env", "spec.skipModelInit", "spec.endpoint.path")
+        self.honour(*(f"spec.probeOverrides.{name}" for name in ("startup", "liveness", "readiness")))
+        if extra_args:
+            self.honour("spec.extraArgs")
+            self.line.argv += spec.extra_args
+        if not self.fetches:
+            self.honour(*(f"Model.spec.{path}" for path in _FETCHED))
+        stack = stack_of(self.model.spec) if self.resources.on_gpu else ""
+        return ContainerPlan(
+            runtime=self.runtime.name,
+            container_name=container_name,
+            image=spec.image or self.images.choose(image_key or self.runtime.name, stack, default=image),
+            port=port,
+            command=spec.command or command,
+            args=tuple(self.line.argv),
+            env=self._environment(),
+            probes=self._probes(probes),
+            resources=self.resources,
+            needs_model_init=not self.fetches,
+            endpoint_path=self._endpoint_path(endpoint_path),
+            hpa_metric=hpa_metric,
+            metrics_port_name=metrics_port_name,
+            **further,
+        )
+
+    def _environment(self) -> tuple[Variable, ...]:
+        """Ours, then the user's; a name that is there twice is what was said last, as in a pod."""
+        variables: dict[str, Variable] = {}
+        theirs = [Variable(each.name, each.value or "", each.value_from) for each in self.spec.env]
+        for variable in (*self.env, *theirs):
+            variables.pop(variable.name, None)
+            variables[variable.name] = variable
+        return tuple(variables.values())
+
+    def _probes(self, probes: Probes) -> Probes:
+        overrides = self.spec.probe_overrides
+
+        def merged(probe: Probe, override: Mapping[str, Any] | None) -> Probe:
+            return attrs.evolve(probe, override=override) if override else probe
+
+        if overrides is None:
+            return probes
+        return Probes(
+            startup=merged(probes.startup, overrides.startup),
+            liveness=merged(probes.liveness, overrides.liveness),
+            readiness=merged(probes.readiness, overrides.readiness),
+        )
+
+    def _endpoint_path(self, runtimes_own: str) -> str:
+        if self.spec.endpoint.path != DEFAULT_PATH:
+            return self.spec.endpoint.path
+        if not runtimes_own:
+            self.honour("spec.mode")
+        return runtimes_own or PATHS.get(self.mode, DEFAULT_PATH)

@@ -1,0 +1,204 @@
+"""What a replica asks of a node: how many GPUs, under which name, and how a model is cut up between them. Pure.
+
+Facts: the device plugins' resource names (NVIDIA k8s-device-plugin and its MIG strategies, AMD k8s-device-plugin, Intel
+device plugins), and llama.cpp's `--split-mode` and `--tensor-split`, which takes proportions and not layers.
+"""
+
+import math
+import re
+from typing import Final
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_bytes
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.k8s.crd.model import ModelSpec
+from llmkube.k8s.crd.placement import GPU, GPUSharing, Sharding
+from llmkube.runtimes.container.container_plan import Resources
+from llmkube.runtimes.plan import PlanError
+
+_NAMES: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
+_PARTITION: Final = "nvidia.com/mig-"
+_VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
+_STACKS: Final = {"nvidia": "cuda", "amd": "rocm", "intel": "intel"}
+_SPLIT_MODES: Final = {"layer": "layer", "pipeline": "layer", "tensor": "row", "row": "row", "none": "none"}
+_RANGE: Final = re.compile(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", re.ASCII)
+_NO_GPU: Final = GPU()
+_HARDWARE: Final = "Model.spec.hardware"
+_SHARING: Final = "spec.resources.gpuSharing"
+
+
+def vendor_of(model: ModelSpec) -> str:
+    """Return who makes the GPU: what the accelerator implies, else what the Model says.
+
+    Raises:
+        PlanError: The two contradict each other.
+    """
+    said = (model.hardware.gpu or _NO_GPU).vendor
+    implied = _VENDORS.get(model.hardware.accelerator, said)
+    if said not in _NAMES:
+        raise PlanError(f'"{said[:64]}" is none of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
+    if said not in ("nvidia", implied):  # nvidia is the schema's default, and perhaps nobody's word
+        raise PlanError(
+            f"{said} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
+            field=f"{_HARDWARE}.gpu.vendor",
+        )
+    return implied
+
+
+def stack_of(model: ModelSpec) -> str:
+    """Return the compute stack that the engine is built for: `cuda`, `rocm`, `vulkan` or `intel`."""
+    vendor, gpu = vendor_of(model), model.hardware.gpu or _NO_GPU
+    if model.hardware.accelerator == "vulkan" or (vendor == "amd" and gpu.runtime == "vulkan"):
+        return "vulkan"
+    return _STACKS[vendor]
+
+
+def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resources, frozenset[str]]:
+    """Return what a replica requests, and the paths of the fields that say so.
+
+    Raises:
+        PlanError: The fields contradict each other.
+    """
+    requests, limits, honoured = _amounts(spec, model)
+    gpu, sharing = model.hardware.gpu or _NO_GPU, spec.resources.gpu_sharing
+    count, source = (gpu.count, f"{_HARDWARE}.gpu.count") if gpu.count else (spec.resources.gpu, "spec.resources.gpu")
+    honoured.add(source)
+    if gpu.count:
+        honoured.add("spec.resources.gpu")  # the Model's word wins, as the field says
+    if gpu.resource_claims:
+        return _claimed(gpu, sharing, requests, limits, honoured)
+    if sharing is not None and sharing.mode != "exclusive":
+        count = _one_gpu(count, source)
+        honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
+    if count <= 0:
+        return Resources(requests=tuple(requests.items()), limits=tuple(limits.items())), frozenset(honoured)
+    name = _resource_name(model, gpu, sharing)
+    honoured |= {f"{_HARDWARE}.gpu.{field}" for field in ("vendor", "resourceName", "tolerationKey", "enabled")}
+    if vendor_of(model) == "amd":
+        honoured.add(f"{_HARDWARE}.gpu.runtime")
+    resources = Resources(
+        gpu_count=count,
+        gpu_resource=name,
+        toleration_keys=_taints(gpu, name, _NAMES[vendor_of(model)]),
+        shared=sharing is not None and sharing.mode == "shared",
+        requests=tuple(requests.items()),
+        limits=(*limits.items(), (name, str(count))),
+    )
+    return resources, frozenset(honoured)
+
+
+def split_mode(sharding: Sharding | None) -> str:
+    """Return llama.cpp's `--split-mode`: by layers unless the Model wants rows of each tensor, or no split."""
+    return _SPLIT_MODES.get(sharding.strategy, "layer") if sharding else "layer"
+
+
+def tensor_split(sharding: Sharding | None, count: int) -> str:
+    """Return llama.cpp's `--tensor-split`: `5,3` for the layers 0-24 and 25-39, `1,1` where nothing is said.
+
+    Raises:
+        PlanError: The ranges are not as many as the GPUs, or do not follow on each other from layer 0.
+    """
+    ranges = sharding.layer_split if sharding else ()
+    if not ranges:
+        return ",".join(["1"] * count)
+    field = f"{_HARDWARE}.gpu.sharding.layerSplit"
+    if len(ranges) != count:
+        raise PlanError(f"{len(ranges)} ranges for {count} GPUs: write one range for each", field=field)
+    sizes, first = [], 0
+    for text in ranges:
+        found = _RANGE.fullmatch(text)
+        if found is None or int(found[1]) != first or int(found[2]) < first:
+            raise PlanError(f'"{text[:64]}" has to be a range from layer {first} on, such as {first}-{first + 9}',
+                            field=field)  # fmt: skip
+        sizes.append(int(found[2]) - first + 1)
+        first = int(found[2]) + 1
+    unit = math.gcd(*sizes)
+    return ",".join(str(size // unit) for size in sizes)
+
+
+def check_parallel(wanted: int, resources: Resources, field: str) -> None:
+    """Refuse an engine that wants more GPUs than its replica has; claims for devices do not say how many.
+
+    Raises:
+        PlanError: With the field that wants too much.
+    """
+    if 0 < resources.gpu_count < wanted:
+        have = f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}"
+        raise PlanError(f"needs {wanted} GPUs and a replica has {have}: ask for more GPUs or less of this", field=field)
+
+
+def _amounts(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """CPU, memory and disk; the service's own word wins over the Model's, and host memory over memory."""
+    asked, default = spec.resources, model.resources
+    honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    memory_field = "spec.resources.hostMemory" if asked.host_memory else "spec.resources.memory"
+    memory = asked.host_memory or asked.memory or default.memory
+    honoured |= {memory_field, "spec.resources.ephemeralStorage", f"{_HARDWARE}.memoryBudget"}
+    if cpu := asked.cpu or default.cpu:
+        requests["cpu"] = cpu
+    if memory:
+        requests["memory"] = memory
+    if asked.ephemeral_storage:
+        requests["ephemeral-storage"] = limits["ephemeral-storage"] = asked.ephemeral_storage
+    if cap := model.hardware.memory_budget:
+        limits["memory"] = cap
+        if memory and _bytes(memory, memory_field) > _bytes(cap, f"{_HARDWARE}.memoryBudget"):
+            raise PlanError(f"{memory} is more than the Model's memoryBudget of {cap}", field=memory_field)
+    return requests, limits, honoured
+
+
+def _bytes(text: str, field: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UserError as exc:
+        raise PlanError(str(exc), field=field) from exc
+
+
+def _claimed(
+    gpu: GPU, sharing: GPUSharing | None, requests: dict[str, str], limits: dict[str, str], honoured: set[str]
+) -> tuple[Resources, frozenset[str]]:
+    if sharing is not None and sharing.mode != "exclusive":
+        raise PlanError("resourceClaims and a GPU that is not exclusive exclude each other", field=f"{_SHARING}.mode")
+    claims = tuple(
+        {"name": claim.name, "resourceClaimName": claim.resource_claim_name}
+        if claim.resource_claim_name
+        else {"name": claim.name, "resourceClaimTemplateName": claim.resource_claim_template_name or ""}
+        for claim in gpu.resource_claims
+    )
+    honoured |= {f"{_HARDWARE}.gpu.resourceClaims", f"{_HARDWARE}.gpu.vendor", f"{_HARDWARE}.gpu.enabled"}
+    resources = Resources(
+        gpu_count=gpu.count or 0,
+        toleration_keys=(gpu.toleration_key,) if gpu.toleration_key else (),
+        claims=claims,
+        requests=tuple(requests.items()),
+        limits=tuple(limits.items()),
+    )
+    return resources, frozenset(honoured | {f"{_HARDWARE}.gpu.tolerationKey"})
+
+
+def _taints(gpu: GPU, resource: str, whole: str) -> tuple[str, ...]:
+    """Return the taints of the nodes: called like the resource, and of a partition's node like a whole GPU as well."""
+    if gpu.toleration_key:
+        return (gpu.toleration_key,)
+    return (resource, whole) if resource.startswith(_PARTITION) else (resource,)
+
+
+def _one_gpu(count: int, field: str) -> int:
+    if count > 1:
+        raise PlanError(f"{count} GPUs, but a shared or partitioned GPU is one GPU", field=field)
+    return 1
+
+
+def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None) -> str:
+    vendor = vendor_of(model)
+    if sharing is None or sharing.mode != "partitioned":
+        return gpu.resource_name or _NAMES[vendor]
+    if vendor != "nvidia":
+        raise PlanError(f"only NVIDIA's GPUs have partitions, not {vendor}'s", field=f"{_SHARING}.mode")
+    if gpu.resource_name:
+        raise PlanError("a partition has a resource name of its own", field=f"{_HARDWARE}.gpu.resourceName")
+    if not re.fullmatch(r"[0-9]g\.[0-9]{1,4}gb(\.[a-z]+)?", sharing.profile or ""):
+        raise PlanError(f'"{sharing.profile}" is no MIG profile such as 1g.24gb', field=f"{_SHARING}.profile")
+    return f"{_PARTITION}{sharing.profile}"

@@ -1,0 +1,170 @@
+"""llama.cpp's server in a pod: one model, or as a router over a folder of them."""
+
+from typing import Final
+
+from llmkube.runtimes.container.builder import Draft, Runtime, fetches_always
+from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
+from llmkube.runtimes.container.gpu import split_mode, tensor_split
+from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
+from llmkube.runtimes.llama_fields import (
+    add_answers,
+    add_flash_attention,
+    add_memory,
+    add_mode,
+    add_rope,
+    add_size,
+    add_speculation,
+    check_fields,
+    context_of,
+    layers_of,
+)
+from llmkube.runtimes.llama_flags import OWNED_IN_PODS
+from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
+
+PORT: Final = 8080
+MODELS_FOLDER: Final = "/models"
+"""Where the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
+
+_BUSY: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+_GPU: Final = "Model.spec.hardware.gpu"
+_POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
+
+
+def plan_server(draft: Draft) -> ContainerPlan:
+    """Return the container that serves one model."""
+    draft.refuse(OWNED_IN_PODS)
+    _add_model(draft)
+    draft.line.argv += ["--alias", draft.name]
+    return _finish(draft, model_id=draft.name)
+
+
+def plan_router(draft: Draft) -> ContainerPlan:
+    """Return the container that serves every model of a folder, each loaded when it is asked for.
+
+    The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
+    """
+    draft.refuse({**OWNED_IN_PODS, "--models-dir": f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"})
+    draft.line.argv += ["--models-dir", MODELS_FOLDER]
+    draft.honour(SOURCE)  # a Model has to have one
+    return _finish(draft, model_id="")
+
+
+def _add_model(draft: Draft) -> None:
+    source, line = draft.source, draft.line
+    if draft.fetches and isinstance(source, HubFile | HubRepository | WebFile):
+        line.argv += _own_download(source)
+        draft.honour(SOURCE)
+        draft.env.append(Variable("LLAMA_CACHE", Slot.CACHE))
+        draft.add_token(None, "")
+        return
+    line.argv += ["--model", Slot.MODEL]
+    draft.weights()
+    if draft.model.spec.mmproj and not draft.fetches:
+        line.add("Model.spec.mmproj", "--mmproj", ModelFile(draft.model.spec.mmproj))
+
+
+def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
+    """Let the server fetch for itself (`spec.skipModelInit`)."""
+    if isinstance(source, WebFile):
+        if source.user_info is not None or "?" in source.url.target:
+            raise PlanError(
+                "everybody may read a command line, and this address may hold a secret: leave spec.skipModelInit out",
+                field="spec.skipModelInit",
+            )
+        return ["--model-url", literal(str(source.url))]
+    if source.revision != DEFAULT_REVISION:
+        raise PlanError(
+            f"llama.cpp fetches {DEFAULT_REVISION} only, not {source.revision}: leave this out, and LLMKube fetches it",
+            field="spec.skipModelInit",
+        )
+    if isinstance(source, HubFile):
+        return ["--hf-repo", source.repository, "--hf-file", literal(source.path)]
+    return ["--hf-repo", source.name]
+
+
+def _finish(draft: Draft, model_id: str) -> ContainerPlan:
+    spec, line = draft.spec, draft.line
+    check_fields(spec)
+    port = draft.port(PORT)
+    draft.add_listener("--host", "--port", port)
+    context = context_of(spec, _trained_context(draft))
+    add_size(line, spec, context)
+    _add_placement(draft)
+    if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
+        add_flash_attention(line, "on" if spec.flash_attention else "off")
+    add_memory(line, spec)
+    add_rope(line, spec)
+    add_answers(line, spec)
+    draft_model = _add_speculation(draft)
+    add_mode(line, spec, context, pools=_pools(draft))
+    line.default("--metrics")
+    # with one slot there is never more than one request in the works: three quarters of all slots is busy
+    metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
+    return draft.finish(
+        container_name="llama-server",
+        port=port,
+        probes=Probes.http("/health"),
+        image_key="llamacpp",
+        hpa_metric=metric,
+        busy_metrics=_BUSY,
+        draft_model=draft_model,
+        model_id=model_id,
+    )
+
+
+def _add_placement(draft: Draft) -> None:
+    gpu, count, line = draft.model.spec.hardware.gpu, draft.resources.gpu_count, draft.line
+    if not draft.resources.on_gpu:
+        line.argv += ["--n-gpu-layers", "0"]
+        return
+    line.argv += ["--n-gpu-layers", str(layers_of(gpu))]
+    draft.honour(f"{_GPU}.layers")
+    if count > 1:
+        sharding = gpu.sharding if gpu else None
+        mode = split_mode(sharding)
+        line.argv += ["--split-mode", mode]
+        draft.honour(f"{_GPU}.sharding.strategy")
+        if mode != "none":
+            line.argv += ["--tensor-split", tensor_split(sharding, count)]
+            draft.honour(f"{_GPU}.sharding.layerSplit")
+
+
+def _add_speculation(draft: Draft) -> str:
+    """Write it, and return the name of the Model that guesses ahead, if it is another one."""
+    wish = draft.spec.speculative_decoding
+    if wish is None:
+        return ""
+    word: str = Slot.DRAFT if wish.draft_model_ref else ""
+    if wish.draft_model:
+        _check_among_files(draft, wish.draft_model)
+        word = ModelFile(wish.draft_model)
+    add_speculation(draft.line, wish, word)
+    return wish.draft_model_ref or ""
+
+
+def _check_among_files(draft: Draft, name: str) -> None:
+    field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(draft.source)
+    if draft.fetches and not mounted:
+        raise PlanError("nobody fetches the Model's files here: name another Model in draftModelRef", field=field)
+    if not mounted and name not in draft.model.spec.files:
+        raise PlanError(f'"{name}" is not among the Model\'s files: add it to its spec.files', field=field)
+
+
+def _trained_context(draft: Draft) -> int | None:
+    if draft.facts is not None:
+        return draft.facts.context_length
+    gguf = draft.model.status.gguf
+    return gguf.context_length if gguf else None
+
+
+def _pools(draft: Draft) -> bool:
+    """Whether the model's header says how to pool; a status does not tell, but encoders always do."""
+    if draft.facts is not None:
+        return bool(draft.facts.pooling_type)
+    gguf = draft.model.status.gguf
+    return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)
+
+
+SERVER: Final = Runtime(name="llamacpp", plan=plan_server)
+ROUTER: Final = Runtime(name="llamacpp-router", plan=plan_router, fetches=fetches_always)

@@ -1,0 +1,96 @@
+"""Ollama in a pod: its server begins empty, and is given the model once it runs.
+
+Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.24; `types/model/name.go` and
+`envconfig/config_test.go` of https://github.com/ollama/ollama.
+"""
+
+import re
+from typing import Final
+
+from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probe, Probes, Variable
+from llmkube.runtimes.container.weights_source import SOURCE
+from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.weights.source import DEFAULT_REVISION
+
+PORT: Final = 11434
+
+_PART: Final = r"\w[\w.-]{0,79}"
+_NAME: Final = re.compile(rf"(?:(?:\w[\w.:-]{{0,349}}/)?\w[\w-]{{0,79}}/)?{_PART}(?::{_PART})?", re.ASCII)
+"""HOST/NAMESPACE/MODEL:TAG, of which only the model has to be there."""
+
+_WAIT: Final = "until ollama list >/dev/null 2>&1; do sleep 1; done"
+_NAMES: Final = 'shift; for name; do ollama cp "$0" "$name"; done'
+_CREATE: Final = (
+    f'{_WAIT}; file="$HOME/$0.Modelfile"; printf "FROM %s\\n" "$1" >"$file"; ollama create "$0" -f "$file"; {_NAMES}'
+)
+_PULL: Final = f'{_WAIT}; ollama pull "$1"; ollama cp "$1" "$0"; {_NAMES}'
+_CACHE_TYPES: Final = frozenset({"f16", "q8_0", "q4_0"})
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container; it has started when the model is there under all of its names."""
+    names = draft.names()
+    _check_names(names)
+    port = draft.port(PORT)
+    # without an address it listens on all, whichever families there are, and its own client finds it there
+    address = draft.spec.bind_address or ""
+    draft.honour("spec.bindAddress")
+    draft.env += [
+        Variable("HOME", Slot.CACHE),
+        Variable("OLLAMA_MODELS", Slot.CACHE),
+        Variable("OLLAMA_HOST", f"[{address}]:{port}" if ":" in address else f"{address}:{port}"),
+        Variable("OLLAMA_KEEP_ALIVE", "-1"),  # who shares no pod need not make room
+        Variable("OLLAMA_NUM_PARALLEL", str(draft.spec.parallel_slots)),
+    ]
+    draft.honour("spec.parallelSlots")
+    _add_settings(draft)
+    post_start = _load(draft, names)
+    ask = Probes.http("/")
+    loaded = Probe(command=("ollama", "show", names[-1]), failure_threshold=180)
+    return draft.finish(
+        container_name="ollama",
+        port=port,
+        command=("ollama", "serve"),
+        extra_args=False,  # `ollama serve` takes none
+        probes=Probes(loaded, ask.liveness, ask.readiness),
+        post_start=post_start,
+        metrics_port_name="",
+        model_id=draft.name,
+    )
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Refuse what cannot be a model's name; to any name that it has not been given, Ollama answers 404."""
+    for name, field in zip(names, ("metadata.name", "spec.endpoint.gateway.modelName"), strict=False):
+        if not _NAME.fullmatch(name):
+            raise PlanError(f'"{name[:100]}" is no model\'s name to Ollama: write [[HOST/]NAMESPACE/]MODEL[:TAG], each '
+                            "of 80 characters at most", field=field)  # fmt: skip
+
+
+def _add_settings(draft: Draft) -> None:
+    spec = draft.spec
+    if spec.context_size is not None:
+        draft.env.append(Variable("OLLAMA_CONTEXT_LENGTH", str(spec.context_size)))
+        draft.honour("spec.contextSize")
+    if spec.flash_attention is not None:
+        draft.env.append(Variable("OLLAMA_FLASH_ATTENTION", "1" if spec.flash_attention else "0"))
+        draft.honour("spec.flashAttention")
+    if spec.cache_type_k in _CACHE_TYPES and spec.cache_type_k == spec.cache_type_v:  # it has one type for both
+        draft.env.append(Variable("OLLAMA_KV_CACHE_TYPE", spec.cache_type_k or ""))
+        draft.honour("spec.cacheTypeK", "spec.cacheTypeV")
+
+
+def _load(draft: Draft, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what brings the model in; names are words of their own, never parts of the script."""
+    first, *more = names
+    repository = draft.repository("")  # it keeps what it pulls among its own models
+    if repository is None:
+        return ("/bin/sh", "-ec", _CREATE, first, draft.weights(), *more)
+    if repository.revision != DEFAULT_REVISION:
+        raise PlanError(f"Ollama pulls {DEFAULT_REVISION} only, not {repository.revision}: leave spec.skipModelInit "
+                        "out, and LLMKube fetches it", field=SOURCE)  # fmt: skip
+    return ("/bin/sh", "-ec", _PULL, first, f"hf.co/{repository.name}", *more)
+
+
+RUNTIME: Final = Runtime(name="ollama", plan=plan)

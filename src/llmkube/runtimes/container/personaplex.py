@@ -1,0 +1,53 @@
+"""PersonaPlex, NVIDIA's speech-to-speech model, in a pod: a WebSocket server that fetches its model itself.
+
+Facts: `moshi.server` of https://github.com/NVIDIA/personaplex. There is no public image: the service names one. It
+listens on all addresses whatever `--host` says. It does not know `--quantize-4bit`: images that do come from forks.
+"""
+
+from typing import Final
+
+from llmkube.k8s.crd.serving import PersonaPlexConfig
+from llmkube.runtimes.container.builder import Draft, Runtime, fetches_always
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Variable
+from llmkube.runtimes.container.weights_source import SOURCE
+from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.weights.source import DEFAULT_REVISION
+
+PORT: Final = 8998
+COMMAND: Final = ("python", "-m", "moshi.server")
+ENDPOINT_PATH: Final = "/api/chat"
+
+_PATH: Final = "spec.personaPlexConfig"
+_OWNED: Final = {"--port": "spec.containerPort", "--hf-repo": "the Model's spec.source"}
+_FLAGS: Final = {"quantize_4bit": "--quantize-4bit", "cpu_offload": "--cpu-offload"}
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container; browsers give a microphone to https only, so it serves that, with its own certificate."""
+    draft.refuse(_OWNED)
+    config = draft.spec.persona_plex_config or PersonaPlexConfig()
+    line = draft.line
+    port = draft.port(PORT)
+    draft.add_listener("--host", "--port", port)
+    line.default("--ssl", value=Slot.CACHE)
+    repository = draft.repository()
+    if repository is not None:
+        if repository.revision != DEFAULT_REVISION:
+            raise PlanError(f"PersonaPlex fetches {DEFAULT_REVISION} only: leave out @{repository.revision}",
+                            field=SOURCE)  # fmt: skip
+        line.argv += ["--hf-repo", repository.name]
+    line.add_block(config, _PATH, _FLAGS)
+    draft.env.append(Variable("NO_TORCH_COMPILE", "1"))
+    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
+    return draft.finish(
+        container_name="personaplex",
+        port=port,
+        command=COMMAND,
+        probes=Probes.tcp(),  # it speaks WebSocket, and has no page that says how it is
+        scheme="https",
+        endpoint_path=ENDPOINT_PATH,
+        metrics_port_name="",
+    )
+
+
+RUNTIME: Final = Runtime(name="personaplex", plan=plan, fetches=fetches_always)

@@ -1,0 +1,129 @@
+"""Runtimes of other packages: entry points of the group `llmkube.runtimes`, each naming a `draft.Runtime`.
+
+Nothing is looked for until somebody asks for a name that is not built in, or for the CRDs. A plug-in that cannot be
+used takes only itself out: whoever asks for it is told why, and by which package.
+"""
+
+import copy
+import functools
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.k8s.crd.definitions import object_schema
+from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.model import FORMATS
+from llmkube.k8s.fields import slots
+from llmkube.runtimes.container.builder import Runtime
+
+GROUP: Final = "llmkube.runtimes"
+
+_BUILT_IN: Final = frozenset({*POD_RUNTIMES, *HOST_RUNTIMES})
+
+
+class PluginError(UserError):
+    """An installed plug-in cannot be used; the message names it and its package."""
+
+
+@attrs.frozen
+class Survey:
+    """What is installed: what can be used, and what cannot, each with a sentence that says why."""
+
+    runtimes: tuple[Runtime, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@functools.cache
+def installed() -> Mapping[str, Sequence[importlib.metadata.EntryPoint]]:
+    """Return every entry point of the group, by name; nothing is imported. Read once in a process."""
+    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+@functools.cache
+def load(name: str) -> Runtime | None:
+    """Return the plug-in of this name; None if none is installed.
+
+    Raises:
+        PluginError: One is installed and cannot be used.
+    """
+    points = installed().get(name, ())
+    if not points:
+        return None
+    owners = " and ".join(sorted({_owner(point) for point in points}))
+    if len(points) > 1:
+        raise PluginError(f"runtime {name} is offered more than once, by {owners}: uninstall all but one")
+    if name in _BUILT_IN:
+        raise PluginError(f"runtime {name} is built in, so {owners} has to call its own by another name")
+    try:
+        runtime = points[0].load()
+    except Exception as exc:  # whatever importing somebody's package may raise
+        raise PluginError(f"runtime {name} of {owners} cannot be loaded: {type(exc).__name__}: {exc}") from exc
+    if problem := _problem(name, runtime):
+        raise PluginError(f"runtime {name} of {owners} cannot be used: {problem}")
+    return runtime  # type: ignore[no-any-return]  # _problem has seen that it is one
+
+
+def survey() -> Survey:
+    """Load all that is installed, and say what cannot be used."""
+    runtimes, problems, taken = [], [], dict[str, str]()
+    for name in sorted(installed()):
+        try:
+            runtime = load(name)
+        except PluginError as exc:
+            problems.append(str(exc))
+            continue
+        if runtime is None:
+            continue
+        key = runtime.config_key
+        if key in taken:
+            problems.append(f"runtime {name} cannot be used: {taken[key]} has its options in spec.{key} as well")
+            continue
+        if key:
+            taken[key] = name
+        runtimes.append(runtime)
+    return Survey(tuple(runtimes), tuple(problems))
+
+
+def extend_crds(crds: Iterable[Mapping[str, Any]], runtimes: Iterable[Runtime]) -> list[dict[str, Any]]:
+    """Return CRDs that know the names and the options of further runtimes; those without any are the same bytes."""
+    extended = copy.deepcopy([dict(crd) for crd in crds])
+    for crd in extended:
+        if crd["spec"]["names"]["kind"] == InferenceService.RESOURCE.kind:
+            for version in crd["spec"]["versions"]:
+                spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+                for runtime in runtimes:
+                    spec["runtime"]["enum"].append(runtime.name)
+                    if runtime.config is not None:
+                        spec[runtime.config_key] = object_schema(runtime.config)
+    return extended
+
+
+def _owner(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown package"
+
+
+def _problem(name: str, runtime: Any) -> str:
+    """Say what is wrong with what an entry point has named; empty when nothing is."""
+    if not isinstance(runtime, Runtime):
+        return f"its entry point names a {type(runtime).__name__}, not a llmkube.runtimes.container.builder.Runtime"
+    if runtime.name != name:
+        return f"it calls itself {runtime.name!r}"
+    if strange := [each for each in runtime.reads if each not in FORMATS]:
+        return f"it reads {strange[0]!r}, which is none of {', '.join(FORMATS)}"
+    if (runtime.config is None) != (not runtime.config_key):
+        return "config and config_key go together"
+    if runtime.config is None:
+        return ""
+    if runtime.config_key in {slot.key for slot in slots(InferenceServiceSpec)}:
+        return f"spec.{runtime.config_key} is a field already"
+    try:
+        object_schema(runtime.config)
+    except (TypeError, attrs.exceptions.NotAnAttrsClassError) as exc:
+        return f"its config is no class of fields: {exc}"
+    return ""

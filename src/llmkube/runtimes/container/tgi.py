@@ -1,0 +1,51 @@
+"""Text Generation Inference in a pod. Facts: its launcher's arguments, 3.3 (https://huggingface.co/docs)."""
+
+from typing import Final
+
+from llmkube.k8s.crd.serving import TGIConfig
+from llmkube.runtimes.container.builder import DEFAULT_PATH, Draft, Runtime, fetches_always
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
+from llmkube.weights.source import DEFAULT_REVISION
+
+PORT: Final = 8080
+"""The image's own is 80, which a container without capabilities may not be allowed to open."""
+
+_PATH: Final = "spec.tgiConfig"
+_OWNED: Final = {"--model-id": "the Model's spec.source", "--port": "spec.containerPort", "-p": "spec.containerPort"}
+_FLAGS: Final = {
+    "quantize": "--quantize",
+    "dtype": "--dtype",
+    "max_input_length": "--max-input-length",
+    "max_total_tokens": "--max-total-tokens",
+}
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container that serves one model with TGI, which always fetches for itself."""
+    draft.refuse(_OWNED)
+    config = draft.spec.tgi_config or TGIConfig()
+    line = draft.line
+    repository = draft.repository("HUGGINGFACE_HUB_CACHE")  # the image sets it, and it wins over HF_HOME
+    line.argv += ["--model-id", repository.name if repository else draft.weights()]
+    if repository and repository.revision != DEFAULT_REVISION:
+        line.argv += ["--revision", repository.revision]
+    port = draft.port(PORT)
+    draft.add_listener("--hostname", "--port", port)
+    line.add_block(config, _PATH, _FLAGS)
+    if draft.resources.gpu_count > 1:
+        line.default("--num-shard", value=draft.resources.gpu_count)
+    # two names: huggingface_hub reads the first, the launcher of older images only the second
+    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    return draft.finish(
+        container_name="tgi",
+        port=port,
+        probes=Probes.http("/health"),
+        endpoint_path=DEFAULT_PATH,  # it makes no embeddings
+        hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size"),
+        latency_metric="tgi_request_duration",
+        busy_metrics=("tgi_queue_size", "tgi_batch_current_size"),
+        shared_memory=draft.resources.gpu_count > 1,
+    )
+
+
+RUNTIME: Final = Runtime(name="tgi", plan=plan, fetches=fetches_always)

@@ -1,0 +1,119 @@
+"""vLLM in a pod. Facts: vLLM's engine arguments, v0.25 (https://docs.vllm.ai)."""
+
+import json
+from typing import Final
+
+from llmkube.k8s.crd.serving import VLLMConfig, VLLMSpeculative
+from llmkube.runtimes.container.builder import Draft, Runtime, fetches_repositories
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
+from llmkube.runtimes.container.gpu import check_parallel
+from llmkube.runtimes.plan import Slot
+from llmkube.weights.source import DEFAULT_REVISION
+
+PORT: Final = 8000
+# `vllm serve` wants the model as its first word; the module takes --model, in every version
+COMMAND: Final = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+
+_PATH: Final = "spec.vllmConfig"
+_STRATEGY: Final = "Model.spec.hardware.gpu.sharding.strategy"
+_OWNED: Final = {
+    "--model": "the Model's spec.source",
+    "--port": "spec.containerPort",
+    "--uds": "LLMKube, which asks the engine by its port",
+    "--root-path": "LLMKube, which asks /health whether the engine is ready",
+}
+_FLAGS: Final = {
+    "max_model_len": "--max-model-len",
+    "dtype": "--dtype",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "cpu_offload_gb": "--cpu-offload-gb",
+    # on by default in every version of the last years: off has a flag of its own
+    "enable_prefix_caching": "--enable-prefix-caching|--no-enable-prefix-caching",
+    "enable_chunked_prefill": "--enable-chunked-prefill|--no-enable-chunked-prefill",
+    "enable_expert_parallel": "--enable-expert-parallel",
+}
+_QUANTIZATIONS: Final = {"nvfp4": "modelopt_fp4"}
+_NO_QUANTIZATION: Final = {"squeezellm": "it was removed from vLLM; leave it out, or name an image that has it"}
+_NO_ATTENTION: Final = dict.fromkeys(
+    ("XFORMERS", "TORCH_SDPA"), "use FLASH_ATTN or FLASHINFER, or name an image that has it"
+)
+
+
+def plan(draft: Draft) -> ContainerPlan:
+    """Return the container that serves one model with vLLM."""
+    draft.refuse(_OWNED)
+    config = draft.spec.vllm_config or VLLMConfig()
+    line = draft.line
+    repository = draft.repository()
+    line.argv += ["--model", repository.name if repository else draft.weights()]
+    if repository and repository.revision != DEFAULT_REVISION:
+        line.argv += ["--revision", repository.revision]
+    port = draft.port(PORT)
+    draft.add_listener("--host", "--port", port)
+    if "--served-model-name" not in line.given:  # it answers 404 to any other name
+        line.argv += ["--served-model-name", *(literal(name) for name in draft.names())]
+    _add_parallelism(draft, config)
+    line.add_block(config, _PATH, _FLAGS)
+    _add_cache_type(draft, config)
+    if wanted := config.quantization:
+        draft.refuse_value(f"{_PATH}.quantization", wanted, _NO_QUANTIZATION)
+        line.add(f"{_PATH}.quantization", "--quantization", _QUANTIZATIONS.get(wanted, wanted))
+    if config.attention_backend:
+        backend = config.attention_backend.upper()
+        draft.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
+        line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
+    if draft.spec.parallel_slots > 1:  # 1 is the schema's default: nobody wants vLLM to serve one request at a time
+        line.add("spec.parallelSlots", "--max-num-seqs", draft.spec.parallel_slots)
+    if config.speculative is not None:
+        _add_speculation(draft, config.speculative)
+    if draft.mode != "chat":
+        line.default("--runner", value="pooling")
+    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
+    draft.env.append(Variable("VLLM_CACHE_ROOT", Slot.CACHE))
+    return draft.finish(
+        container_name="vllm",
+        port=port,
+        command=COMMAND,
+        probes=Probes.http("/health"),
+        hpa_metric=ScalingMetric("vllm:num_requests_running"),
+        latency_metric="vllm:e2e_request_latency_seconds",
+        busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        shared_memory=draft.resources.gpu_count > 1,
+        model_id=draft.name,
+    )
+
+
+def _add_parallelism(draft: Draft, config: VLLMConfig) -> None:
+    """Share each layer among all GPUs, unless the Model wants one after the other, or the service says how many."""
+    count, gpu = draft.resources.gpu_count, draft.model.spec.hardware.gpu
+    strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
+    size, path = config.tensor_parallel_size, f"{_PATH}.tensorParallelSize"
+    if size is not None:
+        check_parallel(size, draft.resources, path)
+        draft.line.add(path, "--tensor-parallel-size", size)
+    elif count > 1 and strategy not in ("pipeline", "none"):
+        draft.line.default("--tensor-parallel-size", "-tp", value=count)
+    if count > 1:
+        draft.honour(_STRATEGY)
+        if strategy == "pipeline" and (stages := count // (size or 1)) > 1:
+            draft.line.default("--pipeline-parallel-size", "-pp", value=stages)
+
+
+def _add_cache_type(draft: Draft, config: VLLMConfig) -> None:
+    if config.kv_cache_custom_dtype:
+        draft.line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
+    elif config.kv_cache_dtype != "auto":
+        draft.line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
+
+
+def _add_speculation(draft: Draft, wish: VLLMSpeculative) -> None:
+    draft.honour(f"{_PATH}.speculative.enabled")
+    if not wish.enabled or not wish.model:
+        return
+    settings = {"model": wish.model, "num_speculative_tokens": wish.num_speculative_tokens}
+    draft.line.add(f"{_PATH}.speculative.model", "--speculative-config", json.dumps(settings))
+    draft.honour(f"{_PATH}.speculative.numSpeculativeTokens")
+
+
+RUNTIME: Final = Runtime(name="vllm", plan=plan, fetches=fetches_repositories)

@@ -1,0 +1,149 @@
+"""What a llama-server's command line asks of the memory, read back from the finished words.
+
+The words are read and not the objects, so that `extraArgs` count, and so that an engine's own defaults hold where
+nothing is said.
+"""
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.runtimes.llama_flags import flags_in
+from llmkube.runtimes.plan import EngineInfo, Slot
+from llmkube.weights.estimate.sizing import DEFAULT_CACHE_RAM_BYTES, Demand
+from llmkube.weights.estimate.tensor_placement import EXPERTS
+
+ALL_LAYERS: Final = 1 << 16
+"""More layers than any model has: `all` of them."""
+
+_MIB: Final = 1 << 20
+_MOST_LAYERS: Final = 512
+_OFF: Final = frozenset(("off", "0", "false", "disabled"))
+_FLAGS: Final[Mapping[str, str]] = {
+    flag: name
+    for flags, name in {
+        "-c --ctx-size": "context",
+        "-np --parallel": "slots",
+        "-b --batch-size": "batch",
+        "-ub --ubatch-size": "ubatch",
+        "-ctk --cache-type-k": "cache_type_k",
+        "-ctv --cache-type-v": "cache_type_v",
+        "-fa --flash-attn": "flash_attention",
+        "-ngl --gpu-layers --n-gpu-layers": "device_layers",
+        "-cram --cache-ram": "cache_ram_bytes",
+        "-ctxcp --ctx-checkpoints --swa-checkpoints": "checkpoints",
+        "-ot --override-tensor": "overrides",
+        "-ncmoe --n-cpu-moe": "overrides",
+        "-lm --load-mode": "mmap",
+        "--spec-type": "speculation",
+        "-md --model-draft --spec-draft-model": "draft_path",
+        "-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft": "draft_device_layers",
+        "-mm --mmproj": "projector_path",
+    }.items()
+    for flag in flags.split()
+}
+_SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
+    flag: what
+    for flags, what in {
+        "-kvu --kv-unified": ("unified_kv", "yes"),
+        "-no-kvu --no-kv-unified": ("unified_kv", "no"),
+        "--swa-full": ("swa_full", "yes"),
+        "-nkvo --no-kv-offload": ("kv_offload", "no"),
+        "-kvo --kv-offload": ("kv_offload", "yes"),
+        "-nr --no-repack": ("repack", "no"),
+        "--repack": ("repack", "yes"),
+        "--no-mmap": ("mmap", "none"),
+        "--mmap": ("mmap", "mmap"),
+        "--embedding --embeddings --rerank --reranking": ("embedding", "yes"),
+        "--no-mmproj-offload": ("projector_on_device", "no"),
+    }.items()
+    for flag in flags.split()
+}
+
+
+def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Demand:
+    """Return what these words ask for; a value that cannot be read counts as not given, since the engine will say so.
+
+    Args:
+        argv: The finished command line; slots are skipped.
+        engine: Who will read it: one that knows no `--cache-ram` has no prompt cache.
+        machine: The processor's kind; empty for this one.
+    """
+    said: dict[str, Any] = {
+        "machine": machine or platform.machine(),
+        "cache_ram_bytes": DEFAULT_CACHE_RAM_BYTES if "--cache-ram" in engine.flags else 0,
+        "checkpoints": 32 if "--ctx-checkpoints" in engine.flags else 0,
+    }
+    overrides: tuple[tuple[str, str], ...] = ()
+    for name, value in _words(argv, engine):
+        if name == "overrides":
+            overrides += _overrides(value)
+        elif (read := _READERS.get(name, _count)(value)) is not _UNREADABLE:
+            said[name] = read
+    if not said.get("slots"):  # a build's word for as many as it likes
+        said.pop("slots", None)
+    return Demand(overrides=overrides, **said)
+
+
+def _words(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
+    """Yield what each flag decides, with its value; of two for the same thing the later one comes later."""
+    for at, word in enumerate(argv):
+        if isinstance(word, Slot):
+            continue
+        flag = next(iter(flags_in([word])), "")
+        value = word.partition("=")[2] if "=" in word else str(argv[at + 1]) if at + 1 < len(argv) else ""
+        if flag in _SWITCHES:
+            yield _SWITCHES[flag]
+        elif flag in {"-cmoe", "--cpu-moe"}:
+            yield "overrides", f"{EXPERTS}=CPU"
+        elif flag in {"-ncmoe", "--n-cpu-moe"}:
+            layers = range(min(_number(value) or 0, _MOST_LAYERS))
+            yield "overrides", ",".join(rf"blk\.{layer}{EXPERTS}=CPU" for layer in layers)
+        elif flag in _FLAGS:  # one that once was a switch has a value in later builds
+            yield _FLAGS[flag], "on" if flag in engine.switches else value
+
+
+_UNREADABLE: Final = object()
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _count(text: str) -> object:
+    number = _number(text)
+    return _UNREADABLE if number is None else max(0, number)
+
+
+def _layers(text: str) -> object:
+    return ALL_LAYERS if text in {"all", "auto", "-1", "-2"} else _count(text)
+
+
+def _limit(text: str) -> object:
+    number = _number(text)
+    return _UNREADABLE if number is None else None if number < 0 else number * _MIB
+
+
+def _overrides(text: str) -> tuple[tuple[str, str], ...]:
+    parts = (each.rpartition("=") for each in text.split(",") if "=" in each)
+    return tuple((pattern, buffer) for pattern, _, buffer in parts)
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "cache_type_k": str.lower,
+    "cache_type_v": str.lower,
+    "flash_attention": lambda text: "off" if text in _OFF else "auto" if text == "auto" else "on",
+    "device_layers": _layers,
+    "draft_device_layers": _layers,
+    "cache_ram_bytes": _limit,
+    "mmap": lambda text: text == "auto" or "mmap" in text,
+    "speculation": lambda text: tuple(word.strip() for word in text.split(",")),
+    "draft_path": str,
+    "projector_path": str,
+    **dict.fromkeys(
+        ("unified_kv", "swa_full", "kv_offload", "repack", "embedding", "projector_on_device"), "yes".__eq__
+    ),
+}

@@ -1,0 +1,154 @@
+"""Who runs which service, when several hosts could: one claim per replica, held for as long as its host lives. Pure.
+
+A claim is a Lease that names its holder and is written when the holder changes, never to renew it: it is good for as
+long as the host's own Lease is. So a host that dies gives all its claims up by falling silent, and a host that is only
+cut off goes on with its engines until it sees that somebody else has taken over.
+
+There are as many slots as replicas, and one when there are none: whoever holds that one keeps the service's name and
+address alive, speaks for it, and has its file when it is scaled up again. A host holds one slot of a service at most.
+The holder of the lowest slot that it sees claimed speaks for all; the others have their slices and their Events.
+"""
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CLAIM_LABEL, CLAIMED_ANNOTATION, SLOT_ANNOTATION, claim_name, label_value
+
+FETCH_SECONDS: Final = 1.0
+"""How much longer a host waits at least that would have to fetch the file first."""
+
+STEP_SECONDS: Final = 0.25
+"""How much longer each next host waits; more than a claim needs to become known."""
+
+MAX_STEPS: Final = 12
+
+
+@attrs.frozen
+class Claim:
+    """One replica of a service, and the host that has it."""
+
+    service: Key
+    slot: int
+    holder: str
+    lease: Key
+    version: str
+    transitions: int = 0
+
+
+def claim_of(lease: Lease) -> Claim | None:
+    """Read a claim; None for a Lease that is none, or is not whole."""
+    metadata, spec = lease.metadata, lease.spec
+    named, slot = metadata.annotations.get(CLAIMED_ANNOTATION, ""), metadata.annotations.get(SLOT_ANNOTATION, "")
+    namespace, slash, name = named.partition("/")
+    if not (namespace and slash and name and slot.isascii() and slot.isdigit() and len(slot) < len("1000000")):
+        return None
+    service, number = Key(namespace, name), int(slot)
+    if metadata.name != claim_name(namespace, name, number):
+        return None
+    return Claim(
+        service, number, spec.holder_identity or "", lease.key, metadata.resource_version, spec.lease_transitions or 0
+    )
+
+
+def claim_manifest(
+    service: InferenceService, slot: int, holder: str, lease_namespace: str, now: datetime.datetime
+) -> dict[str, Any]:
+    """Return a new claim."""
+    key = service.key
+    return {
+        "metadata": {
+            "name": claim_name(key.namespace, key.name, slot),
+            "namespace": lease_namespace,
+            "labels": {CLAIM_LABEL: label_value(key.name)},
+            "annotations": {CLAIMED_ANNOTATION: str(key), SLOT_ANNOTATION: str(slot)},
+        },
+        "spec": {"holderIdentity": holder, "acquireTime": _time(now), "leaseTransitions": 0},
+    }
+
+
+def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, Any]:
+    """Return the patch that makes somebody the holder of exactly this state of a claim."""
+    return {
+        "metadata": {"resourceVersion": claim.version},
+        "spec": {"holderIdentity": holder, "acquireTime": _time(now), "leaseTransitions": claim.transitions + 1},
+    }
+
+
+@attrs.frozen
+class Hold:
+    """A slot is ours."""
+
+    slot: int
+    speaks: bool = True
+
+
+@attrs.frozen
+class Take:
+    """A slot is free: nobody has claimed it, or a host that is gone."""
+
+    slot: int
+    over: Claim | None = None
+
+
+@attrs.frozen
+class Elsewhere:
+    """Every slot is another live host's."""
+
+    hosts: tuple[str, ...]
+
+
+Decision = Hold | Take | Elsewhere
+
+
+def judge(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]) -> Decision:
+    """Say what a host may do about a service.
+
+    Args:
+        host: The host that asks; it is alive to itself, whatever its Lease says.
+        slots: How many replicas there may be.
+        claims: All claims on the service, also those beyond `slots`.
+        alive: The hosts that are.
+    """
+    by_slot: Mapping[int, Claim] = {claim.slot: claim for claim in claims if claim.slot < slots}
+    live = {slot: claim.holder for slot, claim in by_slot.items() if claim.holder == host or claim.holder in alive}
+    ours = [slot for slot, holder in sorted(live.items()) if holder == host]
+    if ours:
+        return Hold(ours[0], speaks=ours[0] == min(live))
+    free = next((slot for slot in range(slots) if slot not in live), None)
+    if free is None:
+        return Elsewhere(tuple(sorted(set(live.values()))))
+    return Take(free, by_slot.get(free))
+
+
+def rank(host: str, free_bytes: Mapping[str, int]) -> int:
+    """Return a host's place, from 0, among those that could serve: most free memory first, the name breaks ties."""
+    order = sorted(free_bytes.keys() | {host}, key=lambda one: (-free_bytes.get(one, 0), one))
+    return order.index(host)
+
+
+def hesitation_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
+    """Return how long a host leaves a free slot to better ones: not at all if its engine runs already.
+
+    The best one need not ask the others: it is simply there first, and the API server lets only one have the slot. Who
+    has the file is better than all who have not.
+
+    Args:
+        place: The host's place among those that could serve, from 0.
+        hosts: How many those are.
+        has_file: Whether the file is on the host.
+        running: Whether its engine runs.
+    """
+    if running:
+        return 0.0
+    behind = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
+    return min(place, MAX_STEPS) * STEP_SECONDS + behind
+
+
+def _time(now: datetime.datetime) -> str:
+    return now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

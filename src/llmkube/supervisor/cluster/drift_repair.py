@@ -1,0 +1,90 @@
+"""What somebody else has written over this agent's words in a status is said again within seconds.
+
+An agent that was cut off may say what it knew on its return, before it hears that another host speaks now; a script may
+write nonsense. The watches show it. Two that insist are kept apart by a pause: neither writes more often than that.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.workqueue import WorkQueue, run_workers
+from llmkube.supervisor.cluster.applier import Outbox, Slot
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""After a change, until it is looked at: the watch may bring our older words while newer ones are on their way."""
+
+PAUSE_SECONDS: Final = 30.0
+"""The least time between two corrections of the same words."""
+
+
+def contradicted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
+    """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
+
+    Args:
+        said: The status as it was written.
+        stands: The object's conditions.
+    """
+    by_type = {one.type: one for one in stands}
+    return any(_differs(condition, by_type.get(condition["type"])) for condition in said["conditions"])
+
+
+def _differs(said: Mapping[str, Any], stands: Condition | None) -> bool:
+    return stands is None or (
+        said["status"],
+        said["reason"],
+        said["message"],
+        said["lastTransitionTime"],
+        said.get("observedGeneration"),
+    ) != (stands.status, stands.reason, stands.message, stands.last_transition_time, stands.observed_generation)
+
+
+@attrs.define(eq=False)
+class Corrections:
+    """Compare what stands with what this agent has said, whenever it has changed.
+
+    Attributes:
+        outbox: What was said, and the way to say it again.
+        conditions: The conditions of the object of a slot as last seen; None when there is no such object.
+        rng: Of the queue.
+    """
+
+    outbox: Outbox
+    conditions: Callable[[Slot], Iterable[Condition] | None]
+    rng: random.Random
+    _queue: WorkQueue[Slot] = attrs.field(init=False)
+    _corrected_at: dict[Slot, float] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._queue = WorkQueue(self.rng)
+
+    def look_nowait(self, slot: Slot) -> None:
+        """An object has changed: see soon whether our words still stand."""
+        if self.outbox.speaks_of(slot):
+            self._queue.add_after(slot, LOOK_SECONDS)
+
+    async def run(self) -> Never:
+        """Never return: look, and say again what does not stand any more."""
+        await run_workers(self._queue, self._look, workers=1)
+
+    async def _look(self, slot: Slot) -> float | None:
+        await trio.lowlevel.checkpoint()
+        said, stands = self.outbox.heard(slot), self.conditions(slot)
+        if said is None or stands is None or not contradicted(said["status"], stands):
+            return None
+        now = trio.current_time()
+        wait_seconds = self._corrected_at.get(slot, now - PAUSE_SECONDS) + PAUSE_SECONDS - now
+        if wait_seconds > 0:
+            return wait_seconds
+        self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
+        self._corrected_at[slot] = now
+        log.info("somebody else has written over the status; saying it again", object=str(slot))
+        self.outbox.again_nowait(slot)
+        return None

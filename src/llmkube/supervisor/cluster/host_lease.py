@@ -1,0 +1,319 @@
+"""This host's Lease: as long as it is renewed, others believe what the host says, and leave it what it has claimed.
+
+One task looks around once per renewal, in this order: has the machine slept? at which address is it reached? Then the
+Lease is renewed, and when that works again after it did not, whoever needs it is told: what this host has said before
+may have been overruled meanwhile.
+
+Two machines of one name would overwrite each other's slices and claims. So before anything is said in this host's name
+its Lease is read: if another machine stands in it and renews it, this one ends with the other's name in its message. A
+renewal says which state of the Lease it follows, so that one of two that were cut off from each other meets the other.
+"""
+
+import datetime
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from llmkube import __version__
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.tick import skip_ticks, wait_tick
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import (
+    ACCELERATORS_ANNOTATION,
+    ADDRESS_ANNOTATION,
+    ADDRESS_REASON_ANNOTATION,
+    AGENT_VERSION_ANNOTATION,
+    ENGINE_ANNOTATION,
+    HOST_LABEL,
+    MACHINE_ANNOTATION,
+    MEMORY_BUDGET_ANNOTATION,
+    MEMORY_FREE_ANNOTATION,
+    MEMORY_TOTAL_ANNOTATION,
+    SERVICES_ANNOTATION,
+    host_id,
+)
+from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.cluster.sleep_detection import Reading, slept_seconds
+from llmkube.supervisor.memory.accounts import Room
+from llmkube.supervisor.nouns.host_addresses import Reach, settle
+from llmkube.supervisor.nouns.ports import HostFacts, Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+log = structlog.get_logger(__name__)
+
+EXPIRES_AFTER_RENEWALS = 4
+"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
+
+RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
+"""Pauses after missed renewals, where they are shorter than between two renewals."""
+
+FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
+"""Pauses between looks for another machine of this name while the API server does not answer."""
+
+RIVAL_LOOK_SECONDS = 1.0
+"""How often to look whether another machine that stands in the Lease is alive."""
+
+ENGINE_LOOK_SECONDS = 60.0
+"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
+
+
+class HostNameTakenError(UserError):
+    """Another machine lives under this host's name."""
+
+
+@attrs.frozen
+class HostReport:
+    """What a host says of itself beside that it lives. Its memory budget stands there once its memory was looked at."""
+
+    facts: HostFacts = HostFacts()
+    engine: str = ""
+    services: int = 0
+    reach: Reach = Reach(None)
+    machine: str = ""
+    budget_bytes: int = 0
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """As they stand on the Lease; what is not known is left out."""
+        said = {
+            AGENT_VERSION_ANNOTATION: __version__,
+            ENGINE_ANNOTATION: self.engine,
+            MACHINE_ANNOTATION: self.machine,
+            MEMORY_TOTAL_ANNOTATION: str(self.facts.total_bytes or ""),
+            MEMORY_BUDGET_ANNOTATION: str(self.budget_bytes or ""),
+            MEMORY_FREE_ANNOTATION: str(self.facts.free_bytes or ""),
+            SERVICES_ANNOTATION: str(self.services),
+            ADDRESS_ANNOTATION: self.reach.address or "",
+            ADDRESS_REASON_ANNOTATION: self.reach.problem or self.reach.why,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+def lease_manifest(
+    settings: AgentSettings, now: datetime.datetime, annotations: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Return the Lease that says that this host is alive, and what it is and can hold."""
+    host = host_id(settings.host_name)
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": host,
+            "namespace": settings.lease_namespace,
+            "labels": {HOST_LABEL: host},
+            "annotations": {ACCELERATORS_ANNOTATION: ",".join(sorted(settings.accelerators)), **annotations},
+        },
+        "spec": {
+            "holderIdentity": settings.host_name,
+            "leaseDurationSeconds": round(settings.lease_renew_seconds * EXPIRES_AFTER_RENEWALS),
+            "renewTime": now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+async def withdraw_presence(client: Client, settings: AgentSettings) -> None:
+    """Delete the Lease, so that nobody has to wait for its expiry; best effort, the deadline is the caller's."""
+    try:
+        await client.delete(Lease, Key(settings.lease_namespace, host_id(settings.host_name)))
+    except LLMKubeError as error:
+        log.info("lease not deleted; it will expire", host=settings.host_name, error=str(error))
+
+
+@attrs.define(eq=False)
+class Presence:
+    """One host's sign of life.
+
+    Attributes:
+        reach: How this host is reached; replaced when that changes.
+        services: Counts the services that it looks after.
+        woke: Told after a sleep how long it was, in seconds.
+        returned: Told when the Lease is renewed after a renewal that was missed.
+        named: Set once it is certain that no other machine lives under this host's name.
+        present: Set once the Lease is there.
+        upgraded: Told when the engine program has become another one.
+        memory: What is known of its memory, if anybody looks at it.
+    """
+
+    client: Client
+    settings: AgentSettings
+    ports: Ports
+    reach: Mailbox[Reach]
+    services: Callable[[], int]
+    woke: Callable[[float], None]
+    returned: Callable[[], None]
+    named: trio.Event
+    present: trio.Event
+    upgraded: Callable[[], None] = lambda: None
+    memory: Callable[[], Room | None] = lambda: None
+    _engine: str = ""
+    _version: str = ""  # of the Lease as we have read or written it last
+    _missed: int = 0  # renewals in a row that did not work, or that nobody was awake for
+
+    async def run(self) -> None:
+        """Never return: look around and renew; a failed renewal is only missed, since the next one is never far.
+
+        Raises:
+            HostNameTakenError: Another machine lives under this host's name.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_engine_look)
+            nursery.start_soon(self._make_sure)
+            while True:
+                await self._renew()
+                before = self._reading()
+                pause = self.settings.lease_renew_seconds
+                if self._missed:
+                    pause = min(pause, RETRY.delay(self._missed, self.ports.rng))
+                await wait_tick(pause)
+                slept = slept_seconds(before, self._reading(), pause)
+                if slept:
+                    log.info("the host has slept", seconds=round(slept))
+                    self._missed += 1
+                    self.woke(slept)
+                    skip_ticks()
+                await self.look_around()
+
+    async def look_around(self) -> None:
+        """Find out how this host is reached now, and tell if that has changed."""
+        if self.ports.look is None:
+            return
+        before, seen = self.reach.value, await self.ports.look()
+        if seen is None:
+            return
+        now = settle(before if before.why else None, seen)
+        if now == before:
+            return
+        if now.problem and now.problem != before.problem:
+            log.warning("this host's address is in doubt", problem=now.problem, hostIP=now.address or "")
+        elif (now.address, now.why) != (before.address, before.why):
+            log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
+        self.reach.put_nowait(now)
+
+    async def _make_sure(self) -> None:
+        """Return once no other machine lives under this host's name; one that has fallen silent does not.
+
+        Raises:
+            HostNameTakenError: One does.
+        """
+        failures, first, silent_at = 0, "", 0.0
+        while not self.named.is_set():
+            try:
+                with trio.fail_after(self.settings.lease_renew_seconds):
+                    rival = await self._read_rival()
+            except ForbiddenError:
+                break  # then two of one name cannot be told apart; whoever may not read may write nothing either
+            except (LLMKubeError, trio.TooSlowError):
+                failures += 1
+                await trio.sleep(FIRST_LOOK.delay(failures, self.ports.rng))
+                continue
+            if rival is None:
+                break
+            if not first:
+                first = rival.metadata.resource_version
+                silent_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
+                log.warning("this host's name is another machine's; is it alive?", machine=_machine_in(rival))
+            elif rival.metadata.resource_version != first:
+                raise self._taken(rival)
+            elif trio.current_time() >= silent_at:
+                break
+            await trio.sleep(RIVAL_LOOK_SECONDS)
+        self.named.set()
+
+    async def _read_rival(self) -> Lease | None:
+        """Read this host's Lease, and return it if it is another machine's."""
+        try:
+            lease = await self.client.get(Lease, Key(self.settings.lease_namespace, host_id(self.settings.host_name)))
+        except NotFoundError:
+            self._version = ""
+            return None
+        self._version = lease.metadata.resource_version
+        other = _machine_in(lease)
+        return lease if other and _number_of(other) != _number_of(self.ports.machine) else None
+
+    def _taken(self, lease: Lease) -> HostNameTakenError:
+        name, address = self.settings.host_name, lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
+        other = f"{_machine_in(lease)} at {address}" if address else _machine_in(lease)
+        return HostNameTakenError(
+            f"the host name {name} is taken: the machine {other} serves under it, and this one is "
+            f"{self.ports.machine}; give this machine another name with --host-name"
+        )
+
+    async def _renew(self) -> None:
+        try:
+            with trio.fail_after(self.settings.lease_renew_seconds):
+                await self.named.wait()
+                await self._write()
+        except HostNameTakenError:
+            raise
+        except (LLMKubeError, trio.TooSlowError) as error:
+            self._missed += 1
+            if self._missed == 1:
+                log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
+            return
+        self.present.set()
+        if self._missed:
+            self._missed = 0
+            log.info("lease renewed again", host=self.settings.host_name)
+            self.returned()
+
+    async def _write(self) -> None:
+        """Renew; if somebody else has written meanwhile, find out who.
+
+        Raises:
+            HostNameTakenError: It was another machine, and so it is alive.
+        """
+        room, budget_bytes = self.memory(), 0
+        if room is None:
+            facts = self.ports.facts()
+        else:
+            facts, budget_bytes = HostFacts(room.total_bytes, room.free_bytes), room.limit_bytes
+        report = HostReport(facts, self._engine, self.services(), self.reach.value, self.ports.machine, budget_bytes)
+        manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
+        while True:
+            if self._version:
+                manifest["metadata"]["resourceVersion"] = self._version
+            with suppress(ConflictError):
+                lease = await self.client.apply(Lease, manifest, field_manager=self.settings.field_manager)
+                self._version = lease.metadata.resource_version
+                return
+            rival = await self._read_rival()
+            if rival is not None:
+                raise self._taken(rival)
+            manifest["metadata"].pop("resourceVersion", None)
+
+    async def _run_engine_look(self) -> None:
+        known: EngineInfo | None = None
+        while True:
+            try:
+                engine = await self.ports.engines.info()
+            except WorldError:
+                self._engine = ""  # whoever wants to start one is told why
+            else:
+                if known not in (None, engine):
+                    log.info("the engine program is another one", program=engine.program, version=engine.version)
+                    self.upgraded()
+                known = engine
+                self._engine = f"{Path(engine.program).name} {engine.version}".strip()
+            await wait_tick(ENGINE_LOOK_SECONDS)
+
+    def _reading(self) -> Reading:
+        return Reading(self.ports.utcnow(), trio.current_time())
+
+
+def _machine_in(lease: Lease) -> str:
+    return lease.metadata.annotations.get(MACHINE_ANNOTATION, "")
+
+
+def _number_of(machine: str) -> str:
+    """What of `name (number)` is the machine's for good; a Mac's name changes with the network that it is in."""
+    return machine.rpartition(" (")[2]

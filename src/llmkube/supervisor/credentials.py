@@ -1,0 +1,146 @@
+"""What a source asks for: from the Secret that a Model names, else from what the operator has given the agent.
+
+For the hub that is a token, for a bucket the variables of `weights.buckets`.
+
+It is looked for only when something has to be fetched from the hub, and never kept: a rotated one is used at once, and
+there is nothing to leak. Messages name where it should have come from, and never what was found there.
+"""
+
+import base64
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ApiError, ForbiddenError, NotFoundError
+from llmkube.k8s.resource import Key
+from llmkube.weights.download.buckets import VARIABLES, BucketAccess
+
+KEY: Final = "HF_TOKEN"
+"""The key of the Secret."""
+
+READ_SECONDS: Final = 15.0
+"""How long the API server may take to answer for a Secret before the fetch is tried again later."""
+
+_TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what may stand in a header, on one line
+
+ReadSecret = Callable[[Key], Awaitable[Secret]]
+
+
+class TokenError(UserError):
+    """There is no token where the Model or the operator says that there is one."""
+
+    reason = "TokenUnavailable"
+
+
+@attrs.frozen(eq=False)
+class HubTokens:
+    """Find tokens.
+
+    Attributes:
+        read_secret: Reads one Secret; NotFoundError when there is none.
+        file: What Models without a Secret use, if anything.
+        limiter: Bounds the threads that read it.
+        environ: Where such Models find the variables of a bucket.
+    """
+
+    read_secret: ReadSecret
+    file: Path | None
+    limiter: trio.CapacityLimiter
+    environ: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+    async def find(self, model: Model) -> str | None:
+        """Return the token for a Model's source, or None if nobody gave one.
+
+        Raises:
+            TokenError: Its Secret, the key in it, or the operator's file is missing or useless.
+            WorldError: The API server does not say.
+        """
+        reference = model.spec.source_secret_ref
+        if reference is not None and reference.name:
+            return await self._in_secret(Key(model.key.namespace, reference.name))
+        if self.file is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await trio.to_thread.run_sync(partial(read_token_file, self.file), limiter=self.limiter)
+
+    async def find_access(self, model: Model) -> BucketAccess:
+        """Return who asks for a Model's object in a bucket, and where.
+
+        Raises:
+            TokenError: Its Secret is missing.
+            SourceError: What the Secret or the environment says cannot be used.
+            WorldError: The API server does not say.
+        """
+        reference = model.spec.source_secret_ref
+        if reference is None or not reference.name:
+            await trio.lowlevel.checkpoint()
+            return BucketAccess.read(self.environ, where="the agent's environment")
+        key = Key(model.key.namespace, reference.name)
+        secret = await self._read(key, VARIABLES[0])
+        try:
+            values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
+        except ValueError as exc:
+            field = "spec.sourceSecretRef"
+            raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=field) from exc
+        return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
+
+    async def _read(self, key: Key, wanted: str) -> Secret:
+        field, remedy = "spec.sourceSecretRef", f"--from-literal={wanted}=…"
+        try:
+            with trio.fail_after(READ_SECONDS):
+                return await self.read_secret(key)
+        except NotFoundError as exc:
+            problem = f"there is no Secret {key.name} in namespace {key.namespace} to take {wanted} from"
+            command = f"kubectl -n {key.namespace} create secret generic {key.name} {remedy}"
+            raise TokenError(f"{problem}; make it with: {command}", field=field) from exc
+        except ForbiddenError as exc:
+            problem = f"the agent may not read Secret {key.name} in namespace {key.namespace}"
+            raise TokenError(f"{problem}; apply what `llmkube rbac agent` prints", field=field) from exc
+        except ApiError as exc:
+            raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
+        except trio.TooSlowError as exc:
+            raise WorldError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
+
+    async def _in_secret(self, key: Key) -> str:
+        field, secret = "spec.sourceSecretRef", await self._read(key, KEY)
+        if KEY not in secret.data:
+            there = ", ".join(sorted(secret.data)) or "nothing"
+            raise TokenError(
+                f"Secret {key.name} in namespace {key.namespace} has no key {KEY} (it has {there}); add that key",
+                field=field,
+            )
+        try:
+            text = base64.b64decode(secret.data[KEY], validate=True).decode("ascii").strip()
+        except ValueError:
+            text = ""
+        if not _TOKEN.fullmatch(text):
+            raise TokenError(
+                f"{KEY} in Secret {key.name} in namespace {key.namespace} is no token (one word of ASCII)", field=field
+            )
+        return text
+
+
+def read_token_file(path: Path) -> str:
+    """Return the token in a file: one word, white space around it is dropped. Blocks on the disk.
+
+    Raises:
+        TokenError: It cannot be read, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(8192).decode("ascii").strip()
+    except OSError as exc:
+        raise TokenError(f"{path} cannot be read ({exc.strerror or exc})", field="--hf-token-file") from exc
+    except UnicodeDecodeError:
+        text = ""
+    if not _TOKEN.fullmatch(text):
+        raise TokenError(f"{path} does not hold a token: one word of ASCII", field="--hf-token-file")
+    return text

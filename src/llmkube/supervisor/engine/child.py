@@ -1,0 +1,281 @@
+"""A process of ours, spawned here or found and adopted: its own session, its output in a file, a bounded end.
+
+The two differ in how an exit is noticed and in who reaps it (an adopted one is reaped by init). Everything after that
+is the same code: what an adopted engine gets is what a child gets.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+import psutil
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
+from llmkube.supervisor.engine.process_stats import Patient, Rounds, memory_kills
+from llmkube.supervisor.host import processes
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.ports import Command, Parting
+
+log = structlog.get_logger(__name__)
+
+FAMILY_SECONDS = 0.1
+"""Between two looks at processes that have left their session and were asked to end."""
+
+KILL_SECONDS = 5.0
+"""How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so."""
+
+NOTE_SECONDS = 2.0
+"""How long it may take to write that down."""
+
+AGAIN_SECONDS = 1.0
+"""Between two tries to look at a process when this host has no descriptor left for that."""
+
+
+class SpawnError(WorldError):
+    """The program could not be started at all."""
+
+
+class AdoptError(WorldError):
+    """The process that was to be adopted is not there any more."""
+
+    reason = "EngineExited"
+
+
+@attrs.define(eq=False)
+class OwnedProcess:
+    """A running engine; `supervisor.ports.Child` for real."""
+
+    pid: int
+    started: str
+    log_offset: int
+    _log_path: Path
+    _wait: Callable[[], Awaitable[Exit]]
+    _log_cap_bytes: int
+    _rounds: Rounds
+    _kills_before: int = attrs.field(factory=memory_kills)
+    _patient: Patient | None = None
+
+    async def wait(self) -> Exit:
+        """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
+        return await self._wait()
+
+    async def last_lines(self, count: int) -> tuple[str, ...]:
+        """The last lines that this incarnation wrote; lines of earlier ones in the same file are not shown."""
+        return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count, abandon_on_cancel=True)
+
+    async def log_to(self, path: Path) -> None:
+        """Have its log file called otherwise; it goes on writing into it, since it holds it open.
+
+        One that is not there under its old name has been renamed before, by an agent that could not note it any more.
+        """
+        try:
+            await trio.to_thread.run_sync(self._log_path.replace, path)
+        except FileNotFoundError:
+            self._log_path = path
+        except OSError as error:
+            log.warning("the log keeps its name", path=str(self._log_path), error=str(error))
+        else:
+            self._log_path = path
+
+    async def listens(self, port: int) -> bool:
+        """Whether it, or a process below it, accepts connections on this port."""
+        return await trio.to_thread.run_sync(processes.listens, self.pid, port, abandon_on_cancel=True)
+
+    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+        """What the kernel says of it and all below it; one look for all engines of the host.
+
+        A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
+        """
+        seen = await self._rounds.look(self._as_patient(host, port), loading=loading)
+        if seen is not None and seen.log_bytes > self._log_cap_bytes:
+            await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
+        return seen
+
+    def glance(self, host: str, port: int) -> Look | None:
+        """The same without waiting; None also when its log has to be rotated."""
+        seen = self._rounds.glance(self._as_patient(host, port))
+        return seen if seen is not None and seen.log_bytes <= self._log_cap_bytes else None
+
+    def _as_patient(self, host: str, port: int) -> Patient:
+        known = self._patient
+        if known is None or (known.host, known.port, known.log_path) != (host, port, self._log_path):
+            self._patient = known = Patient(self.pid, host, port, self._log_path)
+        return known
+
+    async def family(self, cookie: str) -> Sequence[psutil.Process]:
+        """Every process on this host that carries its cookie, itself included."""
+        return await self._rounds.family(cookie)
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed for want of memory around here since it is watched."""
+        return memory_kills() - self._kills_before
+
+
+@attrs.frozen
+class Ending:
+    """How an engine is ended.
+
+    Attributes:
+        cookie: Its mark: whoever carries it is ended, too, whatever session it has made for itself.
+        grace_seconds: Between TERM and KILL.
+        parting: Whether it is ended at all.
+        outlived: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
+    """
+
+    cookie: str
+    grace_seconds: float
+    parting: Parting
+    outlived: Callable[[int, str], None] | None = None
+
+
+@asynccontextmanager
+async def open_child(
+    command: Command, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
+) -> AsyncIterator[OwnedProcess]:
+    """Run a process; leaving the context ends it and everything that it has started, in bounded time.
+
+    The output goes straight to an append-only file and not through a pipe: a pipe that nobody reads stalls the engine,
+    and a pipe dies with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
+    launchd's sweep of our process group reaches it; ending it is our business alone.
+
+    Raises:
+        SpawnError: There is no such program, it may not be run, or its log cannot be written.
+    """
+    try:
+        offset, output = await trio.to_thread.run_sync(open_for_append, command.log_path)
+    except OSError as error:
+        raise SpawnError(f"cannot write the log {command.log_path}: {error.strerror or error}") from error
+    try:
+        command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process = await trio.lowlevel.open_process(
+            command.argv,
+            env=dict(command.env),
+            cwd=command.work_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SpawnError(f"cannot start {command.argv[0]}: {error.strerror or error}") from error
+    finally:
+        os.close(output)
+
+    async def wait() -> Exit:
+        return Exit(await process.wait())
+
+    started = processes.start_of(process.pid)
+    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, rounds or Rounds())
+    async with _owned(child, ending):
+        yield child
+
+
+@asynccontextmanager
+async def adopt_child(
+    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
+) -> AsyncIterator[OwnedProcess]:
+    """Take over a process that an earlier agent has started; from here on it is treated as our own.
+
+    Who cannot be looked at, because this host has no descriptor left, is waited for: it has not ended, and a second one
+    is not to be started beside it.
+
+    Raises:
+        AdoptError: It has ended.
+    """
+    async with AsyncExitStack() as stack:
+        wait_ended = await _watched(record, stack)
+
+        async def wait() -> Exit:
+            await wait_ended()
+            return Exit(None)
+
+        child = OwnedProcess(
+            record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, rounds or Rounds()
+        )
+        async with _owned(child, ending):
+            yield child
+
+
+async def _watched(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    """Return what tells of its end, as soon as this host has a descriptor for it."""
+    told = False
+    while True:
+        try:
+            wait_ended = await stack.enter_async_context(processes.open_exit_watch(record.pid))
+            break
+        except ProcessLookupError as error:
+            raise AdoptError(f"process {record.pid} has ended") from error
+        except OSError as error:
+            if not told:
+                log.warning("cannot watch an engine yet", pid=record.pid, error=str(error))
+            told = True
+        await trio.sleep(AGAIN_SECONDS)
+    while (started := processes.start_of(record.pid)) != record.started:
+        if started or processes.is_gone(record.pid):
+            raise AdoptError(f"process {record.pid} has ended")
+        await trio.sleep(AGAIN_SECONDS)
+    return wait_ended
+
+
+@asynccontextmanager
+async def _owned(child: OwnedProcess, ending: Ending) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if not ending.parting.keep:
+            await _end(child, ending)  # noqa: ASYNC102 - it shields itself, with a deadline
+
+
+async def _end(child: OwnedProcess, ending: Ending) -> None:
+    """TERM, grace, KILL, reaped: the process, its group, and whoever else carries its cookie; bounded.
+
+    Those who have made a session of their own are found by the cookie once the leader is gone, and get what is left of
+    the grace: a helper that survives may hold the model's memory.
+    """
+    signal_group = partial(processes.send_group, child.pid, child.started)
+    with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
+        with trio.move_on_after(ending.grace_seconds) as patience:
+            signal_group(signal.SIGTERM)
+            signal_group(signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+            await child.wait()
+            signal_group(signal.SIGKILL)
+            await _end_family(child, ending.cookie, signal.SIGTERM)
+        if patience.cancelled_caught:
+            signal_group(signal.SIGKILL)
+            await _end_family(child, ending.cookie, signal.SIGKILL)
+            await child.wait()
+    if bound.cancelled_caught:
+        log.error("the engine is stuck in the kernel and does not end", pid=child.pid)
+    if bound.cancelled_caught and ending.outlived is not None:
+        with trio.move_on_after(NOTE_SECONDS, shield=True):
+            try:  # on a dead disk the note is lost, and not the stop
+                await trio.to_thread.run_sync(ending.outlived, child.pid, child.started, abandon_on_cancel=True)
+            except OSError as error:
+                log.warning("not noted for the next agent", pid=child.pid, error=str(error))
+
+
+async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:
+    """Signal whoever carries the cookie, each once, and return when nobody does any more."""
+    told: set[psutil.Process] = set()
+    while True:
+        try:
+            family = set(await child.family(cookie))
+        except OSError:  # no descriptor is left: who cannot be seen has not ended
+            await trio.sleep(FAMILY_SECONDS)
+            continue
+        if not family:
+            return
+        for process in family - told:
+            processes.send(process, number)
+        told |= family
+        await trio.sleep(FAMILY_SECONDS)

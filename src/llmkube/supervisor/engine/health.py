@@ -1,0 +1,301 @@
+"""What an engine answers, and the two watches that look after it: while it loads, and while it serves.
+
+The watches gather what `progress` decides on: what the kernel sees each tick, what the engine says when it is asked.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
+
+import attrs
+import trio
+
+from llmkube.base.errors import NOT_ASKED
+from llmkube.base.http import BodyTooLargeError, Headers, HttpClient, HttpError, ProtocolError, Response
+from llmkube.base.tick import skips_so_far, wait_tick
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load
+
+FIRST_POLL_SECONDS = 0.02
+POLL_CAP_SECONDS = 0.25
+LONG_POLL_CAP_SECONDS = 2.0
+"""For a load that has taken minutes: a hundredth of what it has taken, at most this."""
+
+ANSWER_SECONDS = 5.0
+TOKEN_SECONDS = 20.0
+IDLE_POLL_SECONDS = 0.1
+SECOND_LOOK_SECONDS = 4.0
+"""After this long a process that was seen stopped is looked at again: somebody may have stopped it for a moment."""
+
+Health = Literal["ok", "busy", "gone"]
+LookAt = Callable[[], Awaitable[Look | None]]
+Glance = Callable[[], Look | None]
+
+NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
+"""An answer all the same: whoever gives it is there."""
+
+_METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
+_WORK: Final = frozenset({"requests_processing", "requests_deferred"})
+_PROGRESS: Final = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
+
+
+async def wait_ready(http: HttpClient, url: str) -> None:
+    """Return when the engine answers 200 on its readiness URL; a deadline is the caller's.
+
+    The first questions follow each other closely, since a small model loads in less time than a comfortable poll.
+    """
+    pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
+    while await ask(http, url) != "ok":
+        await trio.sleep(pause)
+        cap = max(POLL_CAP_SECONDS, min((trio.current_time() - started_at) / 100, LONG_POLL_CAP_SECONDS))
+        pause = min(pause * 1.5, cap)
+
+
+async def ask(http: HttpClient, url: str) -> Health:
+    """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nobody listens, or it broke off)."""
+    got = await _get(http, url)
+    if got == "gone":
+        return "gone"
+    return "ok" if isinstance(got, Response) and got.status == 200 else "busy"
+
+
+@attrs.frozen
+class Engine:
+    """Where an engine answers, and in which way one asks it for a token.
+
+    Attributes:
+        http: The way to it.
+        url: Scheme, host and port.
+        plan: What it was started with.
+    """
+
+    http: HttpClient
+    url: str
+    plan: LaunchPlan
+
+    @property
+    def ready_url(self) -> str:
+        """GET it: 200 means ready."""
+        return self.url + self.plan.ready_path
+
+    async def counters(self) -> Answer | None:
+        """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
+        got = await _get(self.http, f"{self.url}/metrics")
+        if got == "unasked":
+            return None
+        if got == "gone":
+            return Answer("gone")
+        metrics = _numbers(got)
+        work: int | None = None
+        if metrics.keys() & _WORK:
+            work = int(sum(metrics.get(name, 0.0) for name in _WORK))
+        if work == 0:
+            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
+        late = got == "late"
+        slots = b"" if late else await _body(self.http, f"{self.url}/slots")
+        if work is None:
+            work = _busy_slots(slots)
+        counters = None
+        if work is not None:
+            # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
+            counters = (*(metrics.get(name, 0.0) for name in _PROGRESS), float(zlib.crc32(slots)))
+        health = "ok" if metrics else await ask(self.http, self.ready_url)
+        return Answer(health, late=late, work=work, counters=counters)
+
+    async def one_token(self) -> Answer | None:
+        """Ask for the least that it can compute; any answer that is not an error of its own will do.
+
+        None: this host could not ask.
+        """
+        path, body = self._least()
+        content = Headers.of({"Content-Type": "application/json"})
+        token = False
+        with trio.move_on_after(TOKEN_SECONDS):
+            try:
+                got = await self.http.request("POST", self.url + path, headers=content, body=json.dumps(body).encode())
+            except NOT_UNDERSTOOD:
+                return Answer("busy", token=False)
+            except HttpError as error:
+                return None if _is_our_lack(error) else Answer("gone", token=False)
+            token = got.status < 500
+        return Answer("ok" if token else "busy", token=token)
+
+    def _least(self) -> tuple[str, dict[str, object]]:
+        if "--reranking" in self.plan.argv:
+            return "/v1/rerank", {"model": self.plan.alias, "query": "a", "documents": ["a"]}
+        if "--embedding" in self.plan.argv:
+            return "/v1/embeddings", {"model": self.plan.alias, "input": "a"}
+        return "/v1/completions", {"model": self.plan.alias, "prompt": "a", "max_tokens": 1}
+
+
+@attrs.define(eq=False)
+class _Inquiry:
+    """The question that is with an engine now, and what it has answered since the look before."""
+
+    engine: Engine
+    asking: bool = False
+    answer: Answer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a question, or an answer that no look has taken into account."""
+        return self.asking or self.answer is not None
+
+    async def put(self, question: Ask) -> None:
+        """Ask; one question at a time."""
+        self.answer = await (self.engine.one_token() if question is Ask.TOKEN else self.engine.counters())
+        self.asking = False
+
+    def add_to(self, seen: Look) -> Look:
+        """Return a look together with what has been asked and answered since the one before."""
+        if not self.is_open:
+            return seen
+        seen, self.answer = attrs.evolve(seen, asked=True, answer=self.answer), None
+        return seen
+
+
+async def watch(
+    engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits, *, glance: Glance | None = None
+) -> str:
+    """Return what stands still and for how long, when the engine hangs; `changed` hears whether it can be reached.
+
+    A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
+    Nor is this task woken at each tick: a look from which nothing follows is taken by `glance`, on the way past.
+
+    Args:
+        engine: Whom to ask.
+        look: Look at its process.
+        changed: Called when it can be reached, or cannot be any more.
+        limits: How long what may stand still.
+        glance: The same as `look` without waiting; None when only `look` can tell.
+    """
+    state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine), ""
+    skips = skips_so_far()
+
+    def content() -> bool:
+        """Take one look, unless something follows from it: then it is for the task to take."""
+        nonlocal state
+        if glance is None or inquiry.is_open or (seen := glance()) is None:
+            return False
+        after, verdict = step(state, seen, trio.current_time(), limits)
+        if verdict is not FINE or after.stopped_looks:
+            return False
+        state = after
+        return True
+
+    async with trio.open_nursery() as nursery:
+        while not hung:
+            if state.stopped_looks:
+                await trio.sleep(SECOND_LOOK_SECONDS)
+            elif await wait_tick(limits.tick_seconds, skips=skips, content=content):
+                # the machine has slept: what was said is old
+                skips = skips_so_far()
+                state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
+            seen = await look()
+            if seen is None:  # it has ended, which somebody else is told
+                continue
+            state, verdict = step(state, inquiry.add_to(seen), trio.current_time(), limits)
+            hung = verdict.hung
+            if verdict.reachable != reachable:
+                reachable = verdict.reachable
+                changed(reachable)
+            if verdict.ask is not Ask.NOTHING and not inquiry.asking:
+                inquiry.asking = True
+                nursery.start_soon(inquiry.put, verdict.ask)
+        nursery.cancel_scope.cancel(reason="the engine hangs")
+    return hung
+
+
+async def watch_load(look: LookAt, say: Callable[[Look], Awaitable[None]], limits: Limits) -> str:
+    """Return what stands still and for how long, when a load has stalled; call `say` after each look.
+
+    There is no clock on a load that moves: a large model from a slow disk takes as long as it takes.
+    """
+    load, stalled = Load(), ""
+    while not stalled:
+        await wait_tick(limits.tick_seconds)
+        seen = await look()
+        if seen is not None:
+            load, stalled = step_load(load, seen, trio.current_time(), limits)
+            await say(seen)
+    return stalled
+
+
+async def model_names(http: HttpClient, url: str) -> frozenset[str]:
+    """Return the names of the models that an engine says it serves; empty when it does not say."""
+    body = await _body(http, f"{url}/v1/models")
+    try:
+        return frozenset(str(model["id"]) for model in json.loads(body)["data"])
+    except (ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+async def wait_idle(http: HttpClient, url: str) -> None:
+    """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.
+
+    llama-server counts both in its metrics (with `--metrics`, which our plans give); without them its slots say who is
+    at work, but not who waits.
+    """
+    while await in_flight(http, url):  # noqa: ASYNC110 - another process knows it: there is no event
+        await trio.sleep(IDLE_POLL_SECONDS)
+
+
+async def in_flight(http: HttpClient, url: str) -> int:
+    """Return how many requests an engine works on or has queued; 0 when it does not say."""
+    metrics = _numbers(await _get(http, f"{url}/metrics"))
+    if metrics.keys() & _WORK:
+        return int(sum(metrics.get(name, 0.0) for name in _WORK))
+    return _busy_slots(await _body(http, f"{url}/slots")) or 0
+
+
+def _numbers(got: Response | str) -> dict[str, float]:
+    """llama.cpp's metrics by their names; none of anything but a 200."""
+    if not isinstance(got, Response) or got.status != 200:
+        return {}
+    numbers = {}
+    for name, value in _METRIC.findall(got.body):
+        try:
+            numbers[name.decode("ascii")] = float(value)
+        except ValueError:
+            continue
+    return numbers
+
+
+def _busy_slots(slots: bytes) -> int | None:
+    try:
+        return sum(bool(slot["is_processing"]) for slot in json.loads(slots))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+async def _body(http: HttpClient, url: str) -> bytes:
+    """The body of a 200, and nothing of anything else."""
+    got = await _get(http, url)
+    return got.body if isinstance(got, Response) and got.status == 200 else b""
+
+
+async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "odd", "unasked"]:
+    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off.
+
+    `odd`: somebody has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left, or
+    no memory, for the question.
+    """
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            return await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
+        except NOT_UNDERSTOOD:
+            return "odd"
+        except HttpError as error:
+            return "unasked" if _is_our_lack(error) else "gone"
+    return "late"
+
+
+def _is_our_lack(error: BaseException | None) -> bool:
+    """Whether what went wrong, or what caused it, is that this host has run out of something."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_our_lack, error.exceptions))
+    if error is None or (isinstance(error, OSError) and error.errno in NOT_ASKED):
+        return error is not None
+    return _is_our_lack(error.__cause__)

@@ -1,0 +1,170 @@
+"""The engine program on this machine: what it is, and how it is started in a small environment of its own."""
+
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import attrs
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_version
+from llmkube.supervisor.engine.child import Ending, adopt_child, open_child
+from llmkube.supervisor.engine.logfile import service_of
+from llmkube.supervisor.engine.process_stats import Rounds
+from llmkube.supervisor.engine.stuck import STRAYS, Stray, Strays
+from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.ports import Child, Command, Parting
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
+
+HELP_SECONDS = 30.0
+"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
+
+
+class EngineNotFoundError(WorldError):
+    """The engine program is missing, or is not what it should be."""
+
+    reason = "EngineNotFound"
+
+
+class EngineStuckError(WorldError):
+    """The last engine of the service cannot be ended, and there is to be no second one beside it."""
+
+    reason = "EngineStuck"
+
+
+class AddressMissingError(WorldError):
+    """This host does not have the address that engines should listen on, at least not now."""
+
+    reason = "AddressMissing"
+
+
+@attrs.define(eq=False)
+class _Question:
+    """That somebody asks the program now; whoever comes meanwhile gets the same answer."""
+
+    over: trio.Event = attrs.field(factory=trio.Event)
+    error: EngineNotFoundError | None = None
+
+
+@attrs.define(eq=False)
+class LocalEngines:
+    """Start llama-server on this machine."""
+
+    settings: AgentSettings
+    _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
+    _question: _Question | None = None
+    _rounds: Rounds = attrs.field(factory=Rounds)
+
+    async def info(self) -> EngineInfo:
+        """Ask the program for its flags, once per binary: a replaced file is asked again."""
+        program = self.settings.llama_server
+        try:
+            found = Path(program).stat()
+        except OSError as error:
+            raise EngineNotFoundError(
+                f"no llama-server at {program} ({error.strerror}); give --llama-server or install one"
+            ) from error
+        # Not the time alone: some package managers give every file the same one.
+        identity = (program, found.st_ino, found.st_size, found.st_mtime_ns)
+        while identity not in self._known:
+            if (question := self._question) is not None:
+                await question.over.wait()
+                if question.error is not None:
+                    raise EngineNotFoundError(str(question.error)) from question.error
+                continue  # it was answered, or whoever asked was cancelled
+            self._question = question = _Question()
+            try:
+                self._known[identity] = await self._ask(program)
+            except EngineNotFoundError as error:
+                question.error = error
+                raise
+            finally:
+                self._question = None
+                question.over.set()
+        return self._known[identity]
+
+    async def _ask(self, program: str) -> EngineInfo:
+        text = await self._output(program, "--help")
+        version = parse_version(await self._output(program, "--version"))
+        return EngineInfo(program, version, parse_help(text), parse_switches(text))
+
+    async def _output(self, program: str, flag: str) -> str:
+        try:
+            with trio.fail_after(HELP_SECONDS):
+                done = await trio.run_process(
+                    [program, flag],
+                    capture_stdout=True,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    env=self._environment({}),
+                )
+        except OSError as error:
+            raise EngineNotFoundError(f"cannot run {program}: {error.strerror or error}") from error
+        except trio.TooSlowError as error:
+            raise EngineNotFoundError(f"{program} {flag} gave no answer in {HELP_SECONDS:g} s") from error
+        text: str = done.stdout.decode("utf-8", "replace")
+        if done.returncode != 0:
+            said = text[-500:].strip()
+            raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
+        return text
+
+    def free_port(self, host: str) -> int:
+        """Ask the kernel; somebody may take it before the engine does, and then the attempt fails and is repeated."""
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+                port: int = probe.getsockname()[1]
+                return port
+        except OSError as error:
+            raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
+
+    @asynccontextmanager
+    async def open_child(self, command: Command, parting: Parting) -> AsyncIterator[Child]:
+        """Run a process with the small environment that engines get.
+
+        Raises:
+            EngineStuckError: An earlier one of this service has outlived its end.
+            SpawnError: It could not be started.
+        """
+        service = service_of(command.log_path)
+        stray = await trio.to_thread.run_sync(self._strays.of, service)
+        if stray is not None:
+            raise EngineStuckError(
+                f"the last engine of {service} (pid {stray.pid}) does not end, not even by KILL: it is stuck in the "
+                "kernel and holds its memory; another one is started when it is gone. If it stays, look at the disk of "
+                "the model and at the driver, or restart the machine"
+            )
+        complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
+        ending = self._ending(command.cookie, parting, service)
+        cap = self.settings.log_cap_bytes
+        async with open_child(complete, ending, log_cap_bytes=cap, rounds=self._rounds) as child:
+            yield child
+
+    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+        """Take over a process that an earlier agent has started."""
+        ending = self._ending(record.cookie, parting, service_of(log_path))
+        cap = self.settings.log_cap_bytes
+        return adopt_child(record, log_path, ending, log_cap_bytes=cap, rounds=self._rounds)
+
+    def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
+        def outlived(pid: int, started: str) -> None:
+            self._strays.note(Stray(pid, started, service))
+
+        return Ending(cookie, self.settings.grace_seconds, parting, outlived)
+
+    @property
+    def _strays(self) -> Strays:
+        return Strays(self.settings.state_dir / STRAYS)
+
+    def _environment(self, extra: dict[str, str]) -> dict[str, str]:
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}

@@ -1,0 +1,69 @@
+"""What an earlier agent left on this host: engines to go on with, and strays to end. Nothing else is ever signalled.
+
+```
+ journal entry ─┬─ its cookie found in a process's environment ─▶ adopt
+                └─ pid and start time still those of the record ─▶ adopt (where the environment cannot be read)
+ process with our mark, and no entry claims it ──────────────────▶ stray: TERM, grace, KILL
+```
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import attrs
+import psutil
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host import processes
+from llmkube.supervisor.nouns.desired import accelerator
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+
+def belongs(entry: Entry, settings: AgentSettings) -> bool:
+    """Whether an agent with these settings would serve this."""
+    return (
+        settings.namespace in (None, entry.key.namespace)
+        and accelerator(entry.wish.model) in settings.accelerators
+        and settings.selector.matches(entry.wish.service.metadata.labels)
+    )
+
+
+def take_stock(
+    entries: Mapping[Key, Entry],
+    settings: AgentSettings,
+    ours: Iterable[psutil.Process],
+    start_of: Callable[[int], str] = processes.start_of,
+    leads_session: Callable[[psutil.Process], bool] = processes.leads_session,
+) -> tuple[dict[Key, Entry], list[psutil.Process]]:
+    """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
+
+    An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
+    settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
+    not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
+    family is no stray.
+    """
+    by_cookie: dict[str, list[psutil.Process]] = {}
+    for process in ours:
+        by_cookie.setdefault(processes.cookie_of(process), []).append(process)
+    left = {}
+    for key, entry in entries.items():
+        record = entry.engine
+        if record is not None:
+            record = _alive(record, filter(leads_session, by_cookie.get(record.cookie, [])), start_of)
+        if record is not None:
+            by_cookie.pop(record.cookie, None)
+        if record is not None or belongs(entry, settings):
+            left[key] = attrs.evolve(entry, engine=record)
+    return left, [process for family in by_cookie.values() for process in family]
+
+
+def _alive(
+    record: EngineRecord, leaders: Iterator[psutil.Process], start_of: Callable[[int], str]
+) -> EngineRecord | None:
+    """Return the record with the pid that the process has, or None when it has ended."""
+    if record.pid and start_of(record.pid) == record.started:
+        return record
+    if record.pid:
+        return None  # its helpers may be alive, but the engine is not
+    leader = next(leaders, None)  # its agent was killed between the spawn and the second line of the journal
+    return attrs.evolve(record, pid=leader.pid, started=start_of(leader.pid)) if leader is not None else None

@@ -1,0 +1,196 @@
+"""What macOS says of memory, as bytes and what they mean. The decoders are pure; `Kernel` is the only door.
+
+The layouts are those of Apple's open source kernel, xnu: osfmk/mach/vm_statistics.h, bsd/sys/resource.h and
+bsd/sys/event.h. They are tested on bytes laid out by hand after these files; none of it has run on a Mac yet.
+"""
+
+import ctypes
+import struct
+from typing import Any, Final, Protocol
+
+import attrs
+
+from llmkube.supervisor.host.sample import Level
+
+HOST_VM_INFO64: Final = 4
+HOST_VM_INFO64_COUNT: Final = 38
+"""The struct's size in 32-bit words before later systems added to its end; they still fill this much when asked to."""
+
+RUSAGE_INFO_V0: Final = 0
+
+EVFILT_MEMORYSTATUS: Final = -14
+NOTE_MEMORYSTATUS_PRESSURE_NORMAL: Final = 0x01
+NOTE_MEMORYSTATUS_PRESSURE_WARN: Final = 0x02
+NOTE_MEMORYSTATUS_PRESSURE_CRITICAL: Final = 0x04
+
+# natural_t is 32 bits wide and stands in groups of even size among 64-bit counters, so that nothing is padded:
+# 4 natural_t, 9 counters, 2 natural_t, 4 counters, 4 natural_t, 1 counter.
+_STATISTICS: Final = struct.Struct("<4I9Q2I4Q4IQ")
+# A uuid, then ten 64-bit numbers of which ri_phys_footprint is the eighth.
+_RUSAGE: Final = struct.Struct("<16s10Q")
+
+_FRAMEWORK: Final = "/System/Library/Frameworks/{0}.framework/{0}"
+
+_LEVELS: Final = {1: Level.NORMAL, 2: Level.WARNING, 4: Level.CRITICAL}
+
+
+@attrs.frozen
+class Pages:
+    """The pages of a Mac by what they are used for, and how many have ever been swapped out or compressed.
+
+    `internal` are those of programs, `purgeable` among them those that may be thrown away. What is free, or backed by a
+    file and not wired, is what is left of the total.
+    """
+
+    wired: int
+    internal: int
+    purgeable: int
+    compressor: int
+    swapped_out: int
+    compressed: int
+
+
+class Kernel(Protocol):
+    """Three questions to the kernel, each answered in microseconds without a subprocess, and one to Metal."""
+
+    def sysctl(self, name: str) -> bytes:
+        """Return a value as the kernel keeps it.
+
+        Raises:
+            OSError: There is no such name.
+        """
+        ...
+
+    def page_bytes(self) -> int:
+        """Return the size of the pages that `statistics` counts."""
+        ...
+
+    def statistics(self) -> bytes:
+        """Return the `vm_statistics64` of this host.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        ...
+
+    def usage(self, pid: int) -> bytes:
+        """Return the `rusage_info_v0` of a process.
+
+        Raises:
+            OSError: There is no such process, or it is another user's.
+        """
+        ...
+
+    def working_set(self) -> int:
+        """Return how many bytes the GPU takes where nobody has set its limit; may block for a tenth of a second.
+
+        Raises:
+            OSError: There is no Metal here.
+        """
+        ...
+
+
+def decode_integer(data: bytes) -> int:
+    """Return a sysctl's number, of 4 or of 8 bytes.
+
+    Raises:
+        ValueError: It is of another size, and so something else.
+    """
+    if len(data) not in {4, 8}:
+        raise ValueError(f"a number has 4 or 8 bytes, not {len(data)}")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def decode_level(data: bytes) -> Level:
+    """Return what `kern.memorystatus_vm_pressure_level` means; UNKNOWN for a number that is none of the three."""
+    return _LEVELS.get(decode_integer(data), Level.UNKNOWN)
+
+
+def decode_statistics(data: bytes) -> Pages:
+    """Return the pages of a `vm_statistics64`.
+
+    Raises:
+        ValueError: The kernel has filled in less than the struct has.
+    """
+    if len(data) < _STATISTICS.size:
+        raise ValueError(f"vm_statistics64 has {_STATISTICS.size} bytes, not {len(data)}")
+    numbers = _STATISTICS.unpack_from(data)
+    _free, _active, _inactive, wired = numbers[:4]
+    purgeable, _speculative = numbers[13:15]
+    _decompressed, compressed, _swapped_in, swapped_out = numbers[15:19]
+    compressor, _throttled, _external, internal = numbers[19:23]
+    return Pages(wired, internal, purgeable, compressor, swapped_out, compressed)
+
+
+def decode_footprint(data: bytes) -> int:
+    """Return `ri_phys_footprint` in bytes: what jetsam holds a process to, with its GPU memory and without clean files.
+
+    Raises:
+        ValueError: There is less than the struct has.
+    """
+    if len(data) < _RUSAGE.size:
+        raise ValueError(f"rusage_info_v0 has {_RUSAGE.size} bytes, not {len(data)}")
+    footprint: int = _RUSAGE.unpack_from(data)[8]
+    return footprint
+
+
+def recommended_working_set() -> int:
+    """Ask Metal's device for `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac of 128 (measured by others, macOS 26).
+
+    More than that fails with kIOGPUCommandBufferCallbackErrorOutOfMemory. It is a method of an Objective-C object, so
+    it takes a message; and without CoreGraphics a command line program has no default device (Apple's documentation).
+
+    Raises:
+        OSError: There is no Metal here.
+    """
+    ctypes.CDLL(_FRAMEWORK.format("CoreGraphics"))
+    metal, runtime = ctypes.CDLL(_FRAMEWORK.format("Metal")), ctypes.CDLL("/usr/lib/libobjc.A.dylib")
+    metal.MTLCreateSystemDefaultDevice.restype, metal.MTLCreateSystemDefaultDevice.argtypes = ctypes.c_void_p, []
+    runtime.sel_registerName.restype, runtime.sel_registerName.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    runtime.objc_msgSend.restype, runtime.objc_msgSend.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_void_p]
+    device = metal.MTLCreateSystemDefaultDevice()
+    if not device:
+        raise OSError("this machine has no Metal device")
+    size_bytes: int = runtime.objc_msgSend(device, runtime.sel_registerName(b"recommendedMaxWorkingSetSize"))
+    return size_bytes
+
+
+@attrs.define(eq=False)
+class LibSystem:
+    """The kernel of this Mac, through the C library of this process."""
+
+    _library: Any = attrs.field(factory=lambda: ctypes.CDLL(None, use_errno=True), init=False)
+    _host: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Each call makes a new send right to the host port: once is enough.
+        self._host = self._library.mach_host_self()
+
+    def sysctl(self, name: str) -> bytes:
+        """Ask `sysctlbyname`."""
+        buffer, size = ctypes.create_string_buffer(8), ctypes.c_size_t(8)
+        if self._library.sysctlbyname(name.encode("ascii"), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)):
+            raise OSError(ctypes.get_errno(), f"sysctl {name} cannot be read")
+        return buffer.raw[: size.value]
+
+    def statistics(self) -> bytes:
+        """Ask `host_statistics64`."""
+        buffer, count = ctypes.create_string_buffer(_STATISTICS.size), ctypes.c_uint32(HOST_VM_INFO64_COUNT)
+        if code := self._library.host_statistics64(self._host, HOST_VM_INFO64, buffer, ctypes.byref(count)):
+            raise OSError(f"host_statistics64 answers {code}")
+        return buffer.raw[: 4 * count.value]
+
+    def page_bytes(self) -> int:
+        """Look at `vm_kernel_page_size`, as vm_stat does: to an Intel Python under Rosetta `hw.pagesize` says 4096."""
+        return ctypes.c_size_t.in_dll(self._library, "vm_kernel_page_size").value
+
+    def usage(self, pid: int) -> bytes:
+        """Ask `proc_pid_rusage`."""
+        buffer = ctypes.create_string_buffer(_RUSAGE.size)
+        if self._library.proc_pid_rusage(pid, RUSAGE_INFO_V0, buffer):
+            raise OSError(ctypes.get_errno(), f"the memory of process {pid} cannot be read")
+        return buffer.raw
+
+    def working_set(self) -> int:
+        """Ask Metal."""
+        return recommended_working_set()

@@ -1,0 +1,175 @@
+"""The loop that keeps a host from running out of memory: look, decide, carry out, look again.
+
+It looks when the kernel says that something has changed, when the ledger asks for it, and at intervals: short ones
+while anything moves, long ones that fall together with everybody else's otherwise.
+
+What each engine holds is measured beside that, by a task of its own: to add up a large process takes the kernel up to
+two seconds, and a host that runs out of memory has not got them. A look decides on what was measured last.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.supervisor.host import UNREADABLE, HostMemory, Level, Sample
+from llmkube.supervisor.memory.eviction import Decision, Evict, State, step
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.readings import Readings, steady
+
+log = structlog.get_logger(__name__)
+
+RELEASE_SECONDS: Final = 0.25
+"""Between two looks while the memory of an engine that has ended is not back."""
+
+MOVING_SECONDS: Final = 1.0
+"""Between two looks while memory is short, or engines load or go."""
+
+AWAITED_SECONDS: Final = 2.0
+"""Between two looks while somebody waits for memory."""
+
+CALM_SECONDS: Final = 5.0
+"""Between two looks otherwise."""
+
+MEASURE_SECONDS: Final = 30.0
+"""Between two measurements of every engine while nothing moves: to add up what a large process holds takes the kernel
+tens of milliseconds."""
+
+REST_SHARE: Final = 0.01
+"""Of the host's memory. While less than this comes or goes, and nothing else happens, there is nothing to decide."""
+
+SIGNAL_PAUSE_SECONDS: Final = 0.2
+"""After the kernel has spoken: it may go on without a pause."""
+
+
+@attrs.frozen
+class _Measured:
+    """What engines held, and what the host had left then."""
+
+    sample: Sample
+    footprints: Mapping[int, int]
+
+
+@attrs.define(eq=False)
+class Pressure:
+    """Keep one host within its memory.
+
+    Attributes:
+        memory: The host's.
+        ledger: Who has been promised what of it.
+        announce: Called with what was decided, and with what had been decided before.
+    """
+
+    memory: HostMemory
+    ledger: Ledger
+    announce: Callable[[Decision, Decision | None], None] = lambda *_: None
+    _readings: Readings = Readings()
+    _state: State = State()
+    _before: Decision | None = None
+    _decided_on: Sample = UNREADABLE
+    _decided_at: float = -math.inf
+    _measured_at: float = -math.inf
+    _measured: _Measured | None = None  # and not taken in yet
+    _measuring: bool = False
+    _orders: Mailbox[Sample] = attrs.field(factory=lambda: Mailbox(UNREADABLE))
+
+    async def run(self) -> None:
+        """Never return: look and act."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_measuring)
+            while True:
+                self.ledger.look_soon = trio.Event()  # what is asked for during a look is asked for the next one
+                await self.look()
+                now, pace = trio.current_time(), self._pace()
+                with trio.move_on_at((math.floor(now / pace) + 1) * pace):
+                    await self.ledger.look_soon.wait()
+
+    async def look(self) -> None:
+        """Look once and carry out what follows."""
+        self._readings = steady(self._readings, await self.memory.sample())
+        sample, now = self._readings.believed, trio.current_time()
+        if self._at_rest(sample, now):
+            return
+        self._decided_on, self._decided_at = sample, now
+        self._take_in_measured()
+        self.ledger.observe(sample, {})
+        if self._has_to_measure(sample, now):
+            self._measuring, self._measured_at = True, now
+            self._orders.put_nowait(sample)
+        self._state, decision = step(self.ledger.rules.policy, self._state, self.ledger.look(sample), now)
+        before, self._before = self._before, decision
+        self._count(decision, before)
+        self.ledger.decide(decision)
+        self.announce(decision, before)
+
+    async def _run_signals(self) -> None:
+        while True:
+            await self.memory.wait_change()
+            self.ledger.look_nowait()
+            await trio.sleep(SIGNAL_PAUSE_SECONDS)
+
+    async def _run_measuring(self) -> None:
+        done = 0
+        while True:
+            sample = await self._orders.wait_newer(done)
+            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.pids()))
+            self._measuring, done = False, self._orders.version
+            self.ledger.look_nowait()
+
+    def _at_rest(self, sample: Sample, now: float) -> bool:
+        """Whether a decision would be the last one again: to go through hundreds of engines for it costs something."""
+        last, ledger = self._decided_on, self.ledger
+        if now - self._decided_at >= MEASURE_SECONDS or self._measured is not None or self._short:
+            return False
+        if ledger.moving or ledger.awaited or ledger.releasing or ledger.unmeasured:
+            return False
+        alike = abs(sample.available_bytes - last.available_bytes) < REST_SHARE * sample.total_bytes
+        return sample.level is Level.NORMAL is last.level and sample.total_bytes == last.total_bytes and alike
+
+    def _take_in_measured(self) -> None:
+        """Footprints count together with what the host had left then: since then an engine may have ended."""
+        if self._measured is None:
+            return
+        awaited = self.ledger.unmeasured
+        self.ledger.observe(self._measured.sample, self._measured.footprints)
+        self._measured = None
+        if awaited and not self.ledger.unmeasured:
+            self._measured_at = -math.inf  # an engine has loaded since this began, and may have held less then
+
+    def _has_to_measure(self, sample: Sample, now: float) -> bool:
+        """Not at every look, since it is the most expensive part of one; never while the last one is under way."""
+        fresh = self._before is None or self._before.level is not Level.CRITICAL
+        if self._measuring or not self.ledger.pids() or (sample.level is Level.CRITICAL and fresh):
+            return False  # at the first sign of CRITICAL the processor has something better to do
+        pause = MOVING_SECONDS if self._short or self.ledger.moving or sample.level > Level.NORMAL else MEASURE_SECONDS
+        if self.ledger.unmeasured:
+            pause = RELEASE_SECONDS
+        return now - self._measured_at >= pause
+
+    @property
+    def _short(self) -> bool:
+        return self._state.level is not Level.NORMAL or self._state.pressed
+
+    def _pace(self) -> float:
+        if self.ledger.releasing:
+            return RELEASE_SECONDS
+        if self._short or self.ledger.moving or self.ledger.unmeasured:
+            return MOVING_SECONDS
+        return AWAITED_SECONDS if self.ledger.awaited else CALM_SECONDS
+
+    def _count(self, decision: Decision, before: Decision | None) -> None:
+        if decision.evict is not None:
+            self._log("evicting", decision.evict)
+        if decision.skip is not None and (before is None or before.skip is not decision.skip):
+            self.ledger.skips[decision.skip] += 1
+            log.debug("nobody evicted", reason=str(decision.skip), note=decision.note)
+        if decision.would is not None and (before is None or before.would is None):
+            self._log("would evict", decision.would)
+
+    def _log(self, message: str, evict: Evict) -> None:
+        log.warning(message, name=evict.key.name, namespace=evict.key.namespace, cause=str(evict.cause), why=evict.why)

@@ -1,0 +1,210 @@
+"""Everything the supervisor needs of the outside world, as values that a simulation can replace."""
+
+import datetime
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from llmkube.base.http import HttpClient
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.runtimes.plan import EngineInfo
+from llmkube.supervisor.host import HostMemory
+from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.nouns.liveness import Look
+from llmkube.weights.download.fetch import Progress, WeightsFile
+from llmkube.weights.formats.gguf import GGUFFacts
+
+
+@attrs.frozen
+class Command:
+    """A process to start: what to run, what to add to its environment, where, and which file takes its output.
+
+    `cookie` is the mark by which it and all that it starts are found again.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    work_dir: Path
+    log_path: Path
+    cookie: str = ""
+
+
+@attrs.define(eq=False)
+class Parting:
+    """How the agent takes leave: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
+
+    keep: bool = False
+
+
+class Child(Protocol):
+    """A running process that belongs to us."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    async def wait(self) -> Exit:
+        """Return how it ended, as soon as it has; an event, not a poll."""
+        ...
+
+    @property
+    def started(self) -> str:
+        """What tells it from another process with the same pid."""
+        ...
+
+    @property
+    def log_offset(self) -> int:
+        """Where its own output begins in the log file, in bytes."""
+        ...
+
+    async def last_lines(self, count: int) -> tuple[str, ...]:
+        """The last lines that this incarnation wrote, oldest first."""
+        ...
+
+    async def log_to(self, path: Path) -> None:
+        """Have its log file called otherwise; it goes on writing into it."""
+        ...
+
+    async def listens(self, port: int) -> bool:
+        """Whether it, or a process below it, accepts connections on this TCP port."""
+        ...
+
+    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+        """What the kernel says of it, and whether anybody listens there; None when nothing can be said now.
+
+        Of one that loads also what it has read from files.
+        """
+        ...
+
+    def glance(self, host: str, port: int) -> Look | None:
+        """The same of one that serves, without waiting; None also when `look` has more to do than that."""
+        ...
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed for want of memory around here since it is watched."""
+        ...
+
+
+class Engines(Protocol):
+    """Start engines on this host."""
+
+    async def info(self) -> EngineInfo:
+        """What the engine program is and which flags it knows.
+
+        Raises:
+            WorldError: The program is missing or does not answer `--help`.
+        """
+        ...
+
+    def free_port(self, host: str) -> int:
+        """A TCP port on one of this host's addresses that nobody listens on at this moment.
+
+        Raises:
+            WorldError: This host does not have the address.
+        """
+        ...
+
+    def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
+        """Run a process; leaving the context ends it: TERM, grace, KILL, reaped, whatever the reason to leave.
+
+        Only a parting that keeps engines leaves it alone.
+
+        Raises:
+            WorldError: The program could not be started.
+        """
+        ...
+
+    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+        """Take over a process that an earlier agent has started; leaving the context ends it as if it were our own.
+
+        Raises:
+            WorldError: It has ended.
+        """
+        ...
+
+
+class Weights(Protocol):
+    """Model files on this host."""
+
+    async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
+        """Make a Model's file present and read its header.
+
+        Raises:
+            UserError: The source, the digest or the file is wrong.
+            WorldError: It did not work this time.
+        """
+        ...
+
+    async def preview(self, model: Model) -> GGUFFacts | None:
+        """What the header of a Model's file says that is not here yet; None when it is, or its place does not tell.
+
+        Raises:
+            UserError: As `fetch`.
+            WorldError: As `fetch`.
+        """
+        ...
+
+    async def has(self, model: Model) -> bool:
+        """Whether a Model's file is here, as far as a quick look can tell; never an error."""
+        ...
+
+    async def keeps(self, file: WeightsFile) -> bool:
+        """Whether a file that was here once still is; never an error."""
+        ...
+
+
+@attrs.frozen
+class HostFacts:
+    """How much memory a host has, and how much programs could still get, in bytes; 0 when nobody knows."""
+
+    total_bytes: int = 0
+    free_bytes: int = 0
+
+
+class Journal(Protocol):
+    """What the next agent on this host will want to know."""
+
+    async def write(self, entry: Entry) -> None:
+        """Replace a service's entry.
+
+        Raises:
+            WorldError: It cannot be written.
+        """
+        ...
+
+    async def remove(self, key: Key) -> None:
+        """Forget a service."""
+        ...
+
+
+@attrs.frozen
+class Ports:
+    """The outside world of one agent.
+
+    `left` is what an earlier agent has left on this host: entries of the journal, whose `engine` is a process that
+    runs and is known to be ours, or None.
+    """
+
+    engines: Engines
+    weights: Weights
+    journal: Journal
+    http: HttpClient
+    utcnow: Callable[[], datetime.datetime]
+    rng: random.Random
+    left: Mapping[Key, Entry] = attrs.field(factory=dict)
+    downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
+    facts: Callable[[], HostFacts] = HostFacts
+    machine: str = ""  # which machine this is, for people and for telling it from others; "" when nobody knows
+    # How this host is reached now, or None while it cannot look; without it, the settings say so.
+    look: Callable[[], Awaitable[Reach | None]] | None = None
+    memory: HostMemory | None = None  # without it nobody looks, and everybody is admitted
+    learned: Learned = attrs.field(factory=Learned)

@@ -1,0 +1,107 @@
+"""What an operator may tune about one host's agent; every number says its unit."""
+
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from llmkube.k8s.label_selectors import Selector
+from llmkube.supervisor.memory.accounts import Rules
+from llmkube.supervisor.memory.eviction import Policy
+from llmkube.supervisor.nouns.liveness import Limits
+from llmkube.weights.allowed_addresses import Network
+from llmkube.weights.download.hugging_face import ENDPOINT
+
+END_SLACK_SECONDS = 5.0
+"""What an engine that gets TERM may take beyond its grace until it is gone for certain."""
+
+
+@attrs.frozen
+class AgentSettings:
+    """One host's agent, fully decided: nothing in here is looked up again later.
+
+    Attributes:
+        host_name: The name under which this host claims, publishes and reports; a DNS label.
+        state_dir: Private folder (0700) for logs and working directories.
+        store_dir: Where model files are kept.
+        private_sources: Networks that the source of a Model may lead to although they are not public.
+        hub_token_file: Holds the token for Models from the hub that name no Secret; read whenever one is needed.
+        hub_endpoint: The address of Hugging Face, or of a mirror of it.
+        llama_server: Path of the llama-server program.
+        advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
+            (one machine, reached through the local gateway).
+        bind_address: The address that engines listen on; never a wildcard.
+        api_server: The API server's URL, when the advertised address is to follow the route to it and the networks that
+            this host comes to; empty when `advertise_address` stands as given.
+        host_ip: The operator's own choice of the advertised address, which is then only watched.
+        namespace: The namespace to serve, or None for all.
+        selector: Which services to serve, by their labels; an empty one selects all.
+        accelerators: The `spec.hardware.accelerator` values that this host serves.
+        endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
+        lease_namespace: Where the host's Lease lives.
+        grace_seconds: Between TERM and KILL.
+        drain_seconds: How long requests in flight may take to end before an engine gets TERM.
+        offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
+        withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
+        load_stall_seconds: For how long nothing may move while an engine loads; there is no clock on what moves.
+        hang_seconds: For how long nothing may move in an engine that has work before it is replaced.
+        retry_cap_seconds: The longest pause before a failed fetch is tried again.
+        reassert_seconds: How often what was published is published again, in case somebody removed it.
+        lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
+        log_cap_bytes: An engine's log file is rotated when it grows beyond this.
+        memory_fraction: Share of the host's memory that models may take; None for the default of its size.
+        memory_guesses: Whether a model starts whose need nobody can tell.
+        memory_policy: When admission closes, when services are evicted and when they return.
+    """
+
+    host_name: str
+    state_dir: Path
+    store_dir: Path
+    llama_server: str
+    advertise_address: str | None = None
+    bind_address: str = "127.0.0.1"
+    api_server: str = ""
+    host_ip: str | None = None
+    namespace: str | None = None
+    selector: Selector = Selector()
+    accelerators: frozenset[str] = frozenset({"metal"})
+    endpoints_api: Literal["endpointslices", "endpoints"] = "endpointslices"
+    lease_namespace: str = "llmkube-system"
+    grace_seconds: float = 10.0
+    drain_seconds: float = 30.0
+    offline_seconds: float = 10.0
+    withdraw_seconds: float = 2.0
+    load_stall_seconds: float = 120.0
+    hang_seconds: float = 60.0
+    retry_cap_seconds: float = 60.0
+    reassert_seconds: float = 600.0
+    lease_renew_seconds: float = 5.0
+    log_cap_bytes: int = 16 * 1024 * 1024
+    memory_fraction: float | None = None
+    memory_guesses: bool = False
+    memory_policy: Policy = Policy()
+    private_sources: tuple[Network, ...] = ()
+    hub_token_file: Path | None = None
+    hub_endpoint: str = ENDPOINT
+
+    @property
+    def limits(self) -> Limits:
+        """For how long what may stand still."""
+        return Limits(still_seconds=self.hang_seconds, load_stall_seconds=self.load_stall_seconds)
+
+    @property
+    def memory_rules(self) -> Rules:
+        """What holds for this host's memory."""
+        ending = self.grace_seconds + END_SLACK_SECONDS
+        return Rules(
+            self.memory_policy,
+            self.memory_fraction,
+            self.memory_guesses,
+            gentle_seconds=self.withdraw_seconds + self.drain_seconds + ending,
+            urgent_seconds=ending,
+        )
+
+    @property
+    def field_manager(self) -> str:
+        """The name under which this agent owns fields."""
+        return f"llmkube-agent-{self.host_name}"

@@ -1,0 +1,407 @@
+"""One engine, from the wait for its memory to the last trace of its process: the scopes that it lives in, as nesting.
+
+```
+ run                                  contained: whatever goes wrong in here is this engine's failure
+ └ memory                             promised before the spawn, given back when the process is gone
+   └ child                            spawned or adopted; on the way out TERM, grace, KILL, reaped
+     ├ exit watch, stall watch        while it loads
+     └ drained ─ withdrawn ─ hang watch while it answers; on the way out: not ready, then requests in flight may end
+```
+
+Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError, innermost
+from llmkube.base.private_files import file_stem
+from llmkube.base.waiting import wait_any
+from llmkube.runtimes.process.exits import Cause, classify
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
+from llmkube.supervisor.memory.accounts import Claim
+from llmkube.supervisor.memory.admission import Need, Refusal
+from llmkube.supervisor.memory.learned import need_of
+from llmkube.supervisor.memory.ledger import Ledger, reason_word
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, Reason, ServiceView, reason_of
+from llmkube.supervisor.nouns.ports import Child, Command, Parting, Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.service.load_progress import LoadLine
+from llmkube.supervisor.service.measuring import Measuring, context_hint, key_of
+from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.voice import Voice
+
+log = structlog.get_logger(__name__)
+
+LAST_LINES: Final = 20
+"""How much of an engine's own words goes into a condition."""
+
+NOTE_AGAIN_SECONDS: Final = 1.0
+"""Between two tries of a successor to be written into the journal."""
+
+CONFIRM_SECONDS: Final = 0.15
+"""How long an adopted engine may take to answer before its endpoint is made not-ready."""
+
+
+@attrs.frozen
+class Site:
+    """What all engines of one service share.
+
+    Attributes:
+        reporter: Says what is true of the service.
+        ports: The outside world.
+        settings: The host's.
+        parting: Whether engines stay when their tasks are cancelled.
+        ledger: Who may take how much of this host's memory.
+    """
+
+    reporter: Reporter
+    ports: Ports
+    settings: AgentSettings
+    parting: Parting
+    ledger: Ledger
+
+    @property
+    def log_path(self) -> Path:
+        """Where the engine that leads writes to."""
+        return log_path(self.settings.state_dir, self.reporter.key)
+
+    async def need(self, launch: Launch) -> Need:
+        """How much a launch will take: what was estimated, or learned if that is more."""
+        return need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
+
+
+@attrs.define(eq=False)
+class Incarnation:
+    """One engine of a service.
+
+    Attributes:
+        site: Where it lives.
+        launch: What it runs.
+        found: The process to take over, if an earlier agent left one.
+        before: The engine that serves until this one answers, if there is one.
+        kept: What has served last, if newer plans could not start since: the next agent may have to know.
+        child: Its process, while there is one.
+        voice: What it may say.
+        scope: Cancel it, and the engine ends in order.
+        serves: It has answered.
+        ended: Set when nothing is left of it.
+        failure: Why it ended, if nobody asked it to.
+    """
+
+    site: Site
+    launch: Launch
+    found: EngineRecord | None = None
+    before: "Incarnation | None" = None
+    kept: Launch | None = None
+    child: Child | None = None
+    voice: Voice = attrs.field(init=False)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    serves: bool = False
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    failure: Failure | None = None
+    _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    _record: EngineRecord | None = None  # what the journal says of its process
+    _wish: Desired | None = None  # what it says was asked for
+    _host: str = ""  # where it listens, while it loads and serves
+
+    def __attrs_post_init__(self) -> None:
+        self.voice = Voice(self.site.reporter, newest=self.launch != self.kept)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Live; `started` is called when the engine serves, or has ended before it did."""
+        key, self._status = self.site.reporter.key, task_status
+        try:
+            with self.scope:
+                try:
+                    self.failure = await self._admitted()
+                except* WorldError as group:
+                    error = innermost(group)
+                    self.failure = Failure(reason_of(error), str(error))
+                except* Exception as bug:
+                    # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
+                    log.exception("attempt failed", name=key.name, namespace=key.namespace)
+                    self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
+        finally:
+            self.ended.set()
+        if not self.serves:
+            task_status.started()
+
+    def moved(self) -> None:
+        """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
+        if self._host and not self.site.reporter.reach.value.serves(self._host):
+            key = self.site.reporter.key
+            log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
+            self.scope.cancel(reason=f"{self._host} is not this host's address any more")
+
+    async def keep(self) -> None:
+        """Have the next agent know that this has served, and that newer plans could not start since."""
+        if self.kept is None:
+            self.kept = self.launch
+            if self._record is not None:
+                await self._noted(self._record)
+
+    async def follow(self) -> None:
+        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
+        known = self._wish is None or self._wish is self.site.reporter.wish
+        if self._record is not None and not known:
+            await self._noted(self._record)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    async def _admitted(self) -> Failure | None:
+        """Have the memory, and run within it; None when there is no room beside the other engine any more."""
+        site, key = self.site, self.site.reporter.key
+        if self.before is not None:
+            with site.ledger.beside(key, await site.need(self.launch), self.scope) as claim:
+                return await self._in_process(claim) if claim is not None else None
+        self.voice.lead()
+        # What is adopted has its memory already, and nothing may come before it is taken over.
+        need = need_of(self.launch, None) if self.found else await site.need(self.launch)
+        async with site.ledger.admitted(key, need, self.scope, self._waits) as claim:
+            return await self._in_process(claim)
+
+    def _waits(self, refusal: Refusal) -> None:
+        """Say why nothing runs, and what would help."""
+        key, message = self.site.reporter.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
+        evicted = self.site.ledger.evicted(key)
+        if evicted is None:
+            log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
+            self.voice.say(ServiceView(reason_word(refusal.block), message))
+        else:
+            self.voice.say(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
+
+    # -- the process ----------------------------------------------------------------------------------------------
+
+    async def _in_process(self, claim: Claim) -> Failure:
+        """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
+        site, found = self.site, self.found
+        async with self._adopted(found) if found else self._spawned() as (child, record):
+            self.child, self._record = child, record
+            site.ledger.runs(claim, child.pid)
+            view = ServiceView(
+                Reason.LOADING,
+                "the engine is loading the model",
+                record.host,
+                record.port,
+                child.pid,
+                self.launch.plan.alias,
+            )
+            self._host = record.host
+            self.moved()
+            try:
+                return await self._serve(child, record, view, claim)
+            finally:
+                self._host = ""
+
+    @asynccontextmanager
+    async def _spawned(self) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Start a process; the journal knows of it before it exists.
+
+        Not of one beside another: the next agent goes on with the one that serves, and ends this one as a stray.
+        """
+        site, launch = self.site, self.launch
+        engine = await site.ports.engines.info()
+        key, plan, host = site.reporter.key, launch.plan, site.reporter.reach.value.bind
+        port = site.ports.engines.free_port(host)
+        log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
+        record = EngineRecord(f"{site.ports.rng.getrandbits(64):016x}", host, port)
+        alone = self.before is None
+        command = Command(
+            argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
+            env=dict(plan.env),
+            work_dir=site.settings.state_dir / "work" / key.namespace / file_stem(key.name),
+            log_path=site.log_path if alone else next_log(site.log_path),
+            cookie=record.cookie,
+        )
+        if alone:
+            await self._note(record)
+        async with site.ports.engines.open_child(command, site.parting) as child:
+            record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
+            if alone:
+                await self._note(record)
+            yield child, record
+
+    @asynccontextmanager
+    async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
+        """Take over the process that an earlier agent left."""
+        site, key = self.site, self.site.reporter.key
+        path = next_log(site.log_path) if record.next_log else site.log_path
+        async with site.ports.engines.adopt_child(record, path, site.parting) as child:
+            log.info(
+                "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
+            )
+            self._wish = site.reporter.wish
+            if record.next_log:  # its agent was killed while it took over from another one
+                record = await self._named(child, record)
+            yield child, record
+
+    async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
+        """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
+        await child.log_to(self.site.log_path)
+        self._record = record = attrs.evolve(record, next_log=False)
+        await self._noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
+        return record
+
+    async def _noted(self, record: EngineRecord) -> bool:
+        """Whether the journal has taken it."""
+        try:
+            await self._note(record)
+        except WorldError as error:
+            key = self.site.reporter.key
+            log.warning("not written into the journal", name=key.name, namespace=key.namespace, error=str(error))
+            return False
+        return True
+
+    async def _note(self, record: EngineRecord) -> None:
+        wish = self.site.reporter.wish
+        await self.site.ports.journal.write(Entry(wish, self.launch, record, self.kept))
+        self._record, self._wish = record, wish
+
+    async def _answers_at_once(self, url: str) -> bool:
+        with trio.move_on_after(CONFIRM_SECONDS):
+            return await health.ask(self.site.ports.http, url) == "ok"
+        return False
+
+    # -- its service ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, claim: Claim) -> Failure:
+        """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
+        site, launch = self.site, self.launch
+        engine = health.Engine(site.ports.http, _url(record), launch.plan)
+        started_at, ready_at = trio.current_time(), None
+        failure: Failure | None = None
+        ended: Exit | None = None
+
+        def in_service() -> bool:  # an earlier agent has published what is adopted
+            return self.serves or self.found is not None
+
+        async with trio.open_nursery() as nursery:
+
+            async def notice_exit() -> None:
+                nonlocal ended
+                ended = await child.wait()
+                nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
+
+            nursery.start_soon(notice_exit)
+            async with (
+                self._drained(engine.url, lambda: in_service() and failure is None and ended is None, claim.hurried),
+                self.voice.withdrawn(site.parting, in_service, lambda: ended, lambda: claim.urgent),
+            ):
+                if self.found is None or not await self._answers_at_once(engine.ready_url):
+                    self.voice.say(view)
+                failure = await self._load(child, view, engine)
+                if failure is None:
+                    ready_at = trio.current_time()
+                    site.ledger.loaded(claim)
+                    if self.before is not None:
+                        await self._take_over(child, record, claim)
+                    words = f"loaded in {ready_at - started_at:.1f} s"
+                    self.voice.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
+                    failure = await self._watched(child, view, engine, claim)
+            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
+        seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
+        lines = await child.last_lines(LAST_LINES)
+        words = "\n" + "\n".join(lines) if lines else ""
+        if ended is None and failure is not None:
+            return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
+        code = ended.code if ended else None
+        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.is_short)
+        when = "while loading" if ready_at is None else "while serving"
+        reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
+        because = f": {why}" if why.summary else ""
+        return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
+
+    async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, claim: Claim) -> Failure:
+        """Return when it hangs."""
+        site = self.site
+        key = site.reporter.key
+        log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
+        self.serves = True
+        self._status.started()
+        look = partial(child.look, view.host, view.port, loading=False)
+        glimpse = partial(child.glance, view.host, view.port)
+        measuring = Measuring(child, look, glimpse, self.launch, claim, site.ports)
+        hung = await health.watch(
+            engine, measuring.look, self.voice.answering, site.settings.limits, glance=measuring.glance
+        )
+        failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
+        self.voice.amend(Reason.HUNG, failure.message)
+        return failure
+
+    async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
+        """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
+        record = attrs.evolve(record, next_log=True)
+        while not await self._noted(record):  # noqa: ASYNC110 - a disk tells nobody; what serves can wait
+            await trio.sleep(NOTE_AGAIN_SECONDS)
+        if self.before is not None and self.before.child is not None:
+            await self.before.child.log_to(old_log(self.site.log_path))
+        await self._named(child, record)
+        self.site.ledger.takes_over(claim)
+        self.voice.lead()
+        self.before = None
+
+    async def _load(self, child: Child, view: ServiceView, engine: health.Engine) -> Failure | None:
+        """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
+        line, stalled = LoadLine(child, self.voice, self.launch.weights.size_bytes), ""
+        http, limits = self.site.ports.http, self.site.settings.limits
+        async with trio.open_nursery() as nursery:
+
+            async def notice_stall() -> None:
+                nonlocal stalled
+                look = partial(child.look, view.host, view.port, loading=True)
+                stalled = await health.watch_load(look, line.write, limits)
+                nursery.cancel_scope.cancel(reason="the load has stalled")
+
+            nursery.start_soon(notice_stall)
+            await health.wait_ready(http, engine.ready_url)
+            nursery.cancel_scope.cancel(reason="ready")
+        if stalled:
+            return Failure(Reason.LOAD_STALLED, f"the engine does not get on with loading: {stalled}")
+        impostor = await self._impostor(child, view, engine.url)
+        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
+
+    async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
+        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
+
+        Between our choice of a port and the engine's bind, somebody else may have taken it, and may answer 200.
+        """
+        if not await child.listens(view.port):
+            return f"port {view.port} is answered by a process that is not this engine"
+        names = await health.model_names(self.site.ports.http, url)
+        if names and view.alias not in names:
+            return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
+        return ""
+
+    @asynccontextmanager
+    async def _drained(self, url: str, can_end: Callable[[], bool], hurried: trio.Event) -> AsyncIterator[None]:
+        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
+
+        Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
+        memory nobody waits for them.
+        """
+        site = self.site
+        try:
+            yield
+        finally:
+            if can_end() and not site.parting.keep and not hurried.is_set():
+                with trio.move_on_after(site.settings.drain_seconds, shield=True) as bound:
+                    await wait_any(hurried.wait, partial(health.wait_idle, site.ports.http, url))
+                if bound.cancelled_caught or hurried.is_set():
+                    late = f"they have not ended in {site.settings.drain_seconds:g} s"
+                    site.reporter.cut_short("memory is critically short" if hurried.is_set() else late)
+
+
+def _url(record: EngineRecord) -> str:
+    return f"http://{f'[{record.host}]' if ':' in record.host else record.host}:{record.port}"

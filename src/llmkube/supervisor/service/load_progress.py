@@ -1,0 +1,49 @@
+"""What is told of a load while it lasts: what the engine does, how much of the model is in memory, for how long."""
+
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.runtimes.process.exits import loading_phase
+from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.supervisor.nouns.liveness import Look, percent_loaded
+from llmkube.supervisor.nouns.ports import Child
+from llmkube.supervisor.service.voice import Voice
+
+SOONEST_SECONDS: Final = 5.0
+"""Between two lines that differ in what they say."""
+
+LATEST_SECONDS: Final = 30.0
+"""Between two lines of which only the second says that time has passed."""
+
+LINES: Final = 20
+
+
+@attrs.define(eq=False)
+class LoadLine:
+    """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
+
+    _child: Child
+    _voice: Voice
+    _weights_bytes: int
+    _started_at: float = attrs.field(factory=trio.current_time)
+    _written_at: float = attrs.field(factory=trio.current_time)
+    _log_bytes: int = -1
+    _phase: str = ""
+    _said: str = ""
+
+    async def write(self, look: Look) -> None:
+        """Say how far the load is, if that is news, or if nothing has been said for a while."""
+        now = trio.current_time()
+        if look.log_bytes != self._log_bytes:
+            self._log_bytes = look.log_bytes
+            self._phase = loading_phase(await self._child.last_lines(LINES)) or self._phase
+        percent = percent_loaded(look.resident_bytes, self._weights_bytes)
+        what = self._phase or "loading the model"
+        if percent is not None:
+            what = f"{what}, {percent} % in memory"
+        waited = now - self._written_at
+        if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
+            self._written_at, self._said = now, what
+            self._voice.amend(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")

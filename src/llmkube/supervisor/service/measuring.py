@@ -1,0 +1,113 @@
+"""What one engine does with its memory while it serves: when it worked last, and what it really holds."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.runtimes.process.buffers import reported
+from llmkube.supervisor.memory.accounts import Claim
+from llmkube.supervisor.memory.learned import Figure, figure_key
+from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, Look
+from llmkube.supervisor.nouns.ports import Child, Engines, Ports
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.weights.estimate.sizing import Place, largest_context
+
+log = structlog.get_logger(__name__)
+
+LEARN_SHARE: Final = 1.02
+"""An engine that holds this much more than it ever did teaches something."""
+
+LOAD_LINES: Final = 5000
+"""More than llama.cpp writes while it loads; its buffers are told of there."""
+
+
+async def key_of(launch: Launch, engines: Engines) -> str:
+    """Return what the figures of a launch are kept under, on this host's engine."""
+    try:
+        version = (await engines.info()).version
+    except WorldError:
+        version = ""  # an adopted engine goes on without its program; who wants to start one is told
+    return figure_key(launch.plan, version)
+
+
+@attrs.define(eq=False)
+class Measuring:
+    """Look at an engine as somebody else would, and learn from what is seen.
+
+    Attributes:
+        child: Its process.
+        sight: What the kernel says of it.
+        glimpse: The same without waiting, where that can be had.
+        launch: What it runs.
+        claim: What it has been promised, and what it was last seen to hold.
+        ports: Where that is kept.
+    """
+
+    child: Child
+    sight: Callable[[], Awaitable[Look | None]]
+    glimpse: Callable[[], Look | None]
+    launch: Launch
+    claim: Claim
+    ports: Ports
+    _cpu_seconds: float = 0.0
+    _looked_at: float = math.inf
+    _learned_bytes: int = 0
+
+    async def look(self) -> Look | None:
+        """Look, and note whether it has computed anything since the last look, and whether it has grown."""
+        seen = await self.sight()
+        self._take_note(seen)
+        if self._has_grown:
+            await self._learn()
+        return seen
+
+    def glance(self) -> Look | None:
+        """The same without waiting; None also when it has grown, which takes a look to note."""
+        if self._has_grown:
+            return None
+        seen = self.glimpse()
+        self._take_note(seen)
+        return seen
+
+    def _take_note(self, seen: Look | None) -> None:
+        if seen is not None:
+            now = trio.current_time()
+            if seen.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._looked_at) > 0:
+                self.claim.worked()
+            self._cpu_seconds, self._looked_at = seen.cpu_seconds, now
+
+    @property
+    def _has_grown(self) -> bool:
+        return self.claim.measured and self.claim.peak_bytes > self._learned_bytes * LEARN_SHARE
+
+    async def _learn(self) -> None:
+        """Keep what it holds at most, and once what it says that it has allocated."""
+        lines = () if self._learned_bytes else await self.child.last_lines(LOAD_LINES)
+        buffers = reported(lines)
+        self._learned_bytes = measured = self.claim.peak_bytes
+        estimated, said = self.claim.need.estimated_bytes, sum(each.size_bytes for each in buffers)
+        on_device = sum(each.size_bytes for each in buffers if each.place is Place.DEVICE)
+        log.info(
+            "memory measured",
+            name=self.claim.key.name,
+            namespace=self.claim.key.namespace,
+            estimatedBytes=estimated,
+            measuredBytes=measured,
+            reportedBytes=said,
+        )
+        figure = Figure(measured, said, on_device, estimated)
+        self.ports.learned.note(await key_of(self.launch, self.ports.engines), figure)
+
+
+def context_hint(launch: Launch, room_bytes: int | None) -> str:
+    """Name the largest context that would fit into so much, if a smaller one than was asked for would; else nothing."""
+    if room_bytes is None or launch.shape is None or launch.plan.demand is None:
+        return ""
+    context = largest_context(launch.shape, launch.plan.demand, room_bytes)
+    asked = launch.plan.demand.context or launch.shape.trained_context
+    return f"; context {context} would fit" if context and context < asked else ""

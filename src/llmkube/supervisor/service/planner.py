@@ -1,0 +1,189 @@
+"""From the newest wish to what should run: fetch, read, plan. Half of a service's nursery; `service` is the other.
+
+It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import wait_any
+from llmkube.runtimes.registry import check, plan_for
+from llmkube.supervisor.memory.budget import own_cap
+from llmkube.supervisor.memory.learned import need_of
+from llmkube.supervisor.memory.ledger import Ledger, reason_word
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.supervisor.nouns.ports import Ports
+from llmkube.supervisor.nouns.target import Idle, Launch, Target
+from llmkube.supervisor.service.measuring import context_hint
+from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.weights.download.fetch import Progress, WeightsFile
+from llmkube.weights.errors import DigestMismatchError
+from llmkube.weights.estimate.sizing import estimate
+from llmkube.weights.formats.gguf import GGUFFacts
+
+BEAT_SECONDS: Final = 2.0
+"""How often the progress of a fetch is written."""
+
+
+PREVIEW_SECONDS: Final = 10.0
+"""How long the header of a remote file may take; after that the download shows what is wrong."""
+
+
+async def run_planner(
+    desired: Mailbox[Desired], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
+) -> None:
+    """Never return: keep the target in line with the newest wish; a newer wish interrupts work on an older one."""
+    while True:
+        version = desired.version
+        reporter.follow(desired.value)
+        await _plan_unless_newer(partial(desired.wait_newer, version), target, reporter, ports, ledger)
+        await desired.wait_newer(version)  # the planner of a service at rest is one task that waits
+
+
+async def _plan_unless_newer(
+    newer: Callable[[], Awaitable[object]], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
+) -> None:
+    """Return when there is nothing more to do for this wish, or a newer one has arrived."""
+    line = _ProgressLine(target, reporter)
+
+    async def plan() -> None:
+        backoff, failures = Backoff(cap_seconds=reporter.settings.retry_cap_seconds), 0
+        while not await _plan(target, reporter, ports, ledger, line):
+            failures += 1
+            await trio.sleep(backoff.delay(failures, ports.rng))
+
+    await wait_any(plan, newer, line.run)
+
+
+async def _plan(
+    target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger, progress: "_ProgressLine"
+) -> bool:
+    """Do it once; return False when trying again later could help."""
+    wish = reporter.wish
+    if not wish.running:
+        word = "suspended" if wish.service.spec.suspend else "replicas=0"
+        target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
+        return True
+    try:
+        check(wish.service, wish.model)
+        own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
+    except UserError as error:
+        reporter.refused(error)
+        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
+        return True
+    if (never := await _preview(wish, ports, ledger)) is not None:
+        _idle_unless_running(target, reporter, never.reason, never.message)
+        return False
+    try:
+        with progress:
+            weights, facts = await ports.weights.fetch(wish.model, progress)
+    except LLMKubeError as error:
+        reporter.not_fetched(error)
+        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
+        # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
+        # file that had the wrong digest three times is not downloaded a fourth time for nothing.
+        return isinstance(error, DigestMismatchError) and error.final
+    reporter.fetched(weights, facts)
+    try:
+        launch = await _launch(wish, ports, weights, facts)
+    except UserError as error:
+        reporter.refused(error)
+        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
+        return True
+    except WorldError as error:
+        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
+        return False
+    reporter.accepted(launch.plan.not_honoured)
+    target.put_nowait(launch)
+    return True
+
+
+async def _launch(wish: Desired, ports: Ports, weights: WeightsFile, facts: GGUFFacts) -> Launch:
+    engine = await ports.engines.info()
+    plan = plan_for(wish.service, wish.model, weights, facts, engine, alias=wish.key.name)
+    expected = estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
+    return Launch(plan, weights, expected, facts.shape)
+
+
+async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
+    """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
+
+    Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
+    """
+    with trio.move_on_after(PREVIEW_SECONDS):
+        try:
+            facts = await ports.weights.preview(wish.model)
+            if facts is None:
+                return None
+            file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
+            launch = await _launch(wish, ports, file, facts)
+        except LLMKubeError:
+            return None
+        if launch.estimate is None or not launch.estimate.certain:
+            return None
+        refusal = ledger.never(wish.key, need_of(launch, None))
+        if refusal is not None:
+            message = refusal.message + context_hint(launch, refusal.room_bytes)
+            return Idle(reason_word(refusal.block), f"{message}; its file is not downloaded")
+    return None
+
+
+def _idle_unless_running(target: Mailbox[Target], reporter: Reporter, reason: str, message: str) -> None:
+    """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
+    if isinstance(target.value, Idle):
+        target.put_nowait(Idle(reason, message))
+    else:
+        reporter.unplanned(reason, message)
+
+
+@attrs.define(eq=False)
+class _ProgressLine:
+    """Turn a fetch's progress into a line: at once when what happens changes, else on the beat of a clock for all.
+
+    On the beat, all who wait for the same file say the same, and the API server hears of it once. What was said last
+    before a download stands still is said, too. While it is entered there is a fetch to tell about.
+    """
+
+    target: Mailbox[Target]
+    reporter: Reporter
+    _kind: tuple[str, str] = ("", "")
+    _newest: Progress | None = None
+    _news: trio.Event = attrs.field(factory=trio.Event)
+
+    def __enter__(self) -> None:
+        self._kind = ("", "")
+
+    def __exit__(self, *_: object) -> None:
+        self._newest = None
+
+    def __call__(self, progress: Progress) -> None:
+        self._newest = progress
+        if (progress.stage, progress.note) != self._kind:
+            self._write()
+        else:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Never return: write what is new, on the beat."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            await trio.sleep(BEAT_SECONDS - trio.current_time() % BEAT_SECONDS)
+            self._write()
+
+    def _write(self) -> None:
+        if self._newest is not None:
+            self._kind, line = (self._newest.stage, self._newest.note), str(self._newest)
+            self._newest = None
+            self.reporter.fetching(line)
+            if isinstance(self.target.value, Idle):
+                self.target.put_nowait(Idle(Reason.FETCHING, line))

@@ -1,0 +1,378 @@
+"""One InferenceService's nursery: a planner that turns wishes into a target, a runner that keeps an engine in line.
+
+```
+ run_service                         lives until the agent cancels its life scope
+ └ nursery
+   ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
+   └ Runner.run    Target ─▶ engine
+     └ incarnations                         one after the other, and two while one replaces the other
+```
+
+What an earlier agent left is where the first incarnation begins: its target comes from the journal, its child is
+adopted.
+
+**What has served stands in for what cannot start.** While the engine of an older plan serves because the newest one
+cannot, and then ends by itself, it is started again; the newest one is tried as before, beside it or between two tries
+of it. A newest plan that serves ends that, and so does a wish for nothing.
+
+**A handover is `nursery.start`.** The runner starts a successor beside the engine that serves, and waits inside `start`
+until it answers; until then, whatever cancels the wait ends the successor, and the old engine knows nothing of it.
+"""
+
+import math
+from functools import partial
+from typing import Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import innermost
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import wait_any
+from llmkube.supervisor.memory.admission import Refusal, Way
+from llmkube.supervisor.memory.ledger import reason_word
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.lifecycle import Failure, Reason, RestartPolicy, RestartState, ServiceView, after_failure
+from llmkube.supervisor.nouns.target import Idle, Launch, Target
+from llmkube.supervisor.service.attempt import Incarnation, Site
+from llmkube.supervisor.service.measuring import context_hint
+from llmkube.supervisor.service.planner import run_planner
+
+log = structlog.get_logger(__name__)
+
+FOLLOW_SECONDS: Final = 2.0
+"""After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
+
+CONFIRMED_SECONDS: Final = 1.0
+"""So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
+is replaced, and one that still loads is not waited for."""
+
+
+async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target) -> None:
+    """Look after one service until cancelled; a bug in here is reported and costs its siblings nothing.
+
+    Args:
+        desired: What is wished; the newest counts.
+        runner: Keeps the engine in line.
+        first: The target until the planner has made one: what an earlier agent left, if it did.
+    """
+    backoff, failures, site = Backoff(), 0, runner.site
+    reporter = site.reporter
+    while True:
+        target: Mailbox[Target] = Mailbox(first)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
+                nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
+        except* Exception as bug:
+            # One of the broad catches: here an error stops at the service that it belongs to.
+            log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
+            reporter.say(ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}"))
+        first = Idle(Reason.PENDING)
+        failures += 1
+        await trio.sleep(backoff.delay(failures, site.ports.rng))
+
+
+@attrs.define(eq=False)
+class Runner:
+    """Keep one engine in line with its target.
+
+    Attributes:
+        site: Where its engines live.
+        adoptable: The process that the first attempt takes over, if an earlier agent left one.
+        kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
+        policy: When a failed attempt is repeated.
+    """
+
+    site: Site
+    adoptable: EngineRecord | None = None
+    kept: Launch | None = None
+    policy: RestartPolicy = RestartPolicy()
+    _incarnations: trio.Nursery = attrs.field(init=False)  # it owns every engine's task
+    _is_open: bool = False  # that nursery
+    _current: Incarnation | None = None  # the engine that serves, or will
+    _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
+    _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
+    _content: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # nothing to do while the engine runs
+    _state: RestartState = RestartState()
+    _attempts: RestartState = RestartState()  # of the newest plan to take the place of what is kept, or serves
+    _attempted: str = ""  # the digest of that plan
+    _due_at: float = -math.inf  # when it is tried again
+
+    async def run(
+        self, target: Mailbox[Target], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Never return: run what the target says, again after every exit, later and later if it does not hold.
+
+        Started once it follows the target that is there now.
+        """
+        self._current, self._retiring, self._state = None, None, RestartState()
+        async with trio.open_nursery() as self._incarnations:
+            self._is_open = True
+            task_status.started()
+            try:
+                await self._keep_in_line(target)
+            finally:
+                self._is_open = False
+
+    async def _keep_in_line(self, target: Mailbox[Target]) -> Never:
+        while True:
+            version, goal = target.version, target.value
+            if isinstance(goal, Idle):
+                await self._rest(goal)
+                await target.wait_newer(version)
+                self._state = RestartState()
+            elif self._current is None:
+                self._is_new(goal)
+                await self._begin(await self._choice(goal), goal, target)
+            elif self._current.launch.plan.digest == goal.plan.digest:
+                self.kept, self._attempted = None, ""
+                self.site.reporter.current()
+                with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
+                    await self._current.follow()
+                    await target.wait_newer(version)
+            else:
+                await self._replace(self._current, goal, target)
+            if self._current is not None and self._current.ended.is_set():
+                ended, self._current = self._current, None
+                await self._mourn(ended, target)
+
+    async def _live(
+        self, engine: Incarnation, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Have an engine; started when it serves, or has ended before it did."""
+        self._engines.append(engine)
+        try:
+            await engine.run(task_status=task_status)
+        finally:
+            self._engines.remove(engine)
+        if engine is self._current:
+            self._content.cancel(reason="the engine has ended")
+
+    def moved_nowait(self) -> None:
+        """This host is reached in another way: have a task of this service look to it."""
+        if self._is_open:
+            self._incarnations.start_soon(self._move)
+
+    async def _move(self) -> None:
+        """Say where the service is, and end what listens on a lost address."""
+        self.site.reporter.moved()
+        for engine in self._engines:
+            engine.moved()
+        await trio.lowlevel.checkpoint()
+
+    # -- the steps ------------------------------------------------------------------------------------------------
+
+    async def _rest(self, goal: Idle) -> None:
+        """Have nothing run, and say why."""
+        key = self.site.reporter.key
+        engines = tuple(self._engines)
+        if engines:
+            zero = goal.reason == Reason.SCALED_TO_ZERO
+            message = "replicas=0; stopping process" if zero else "stopping process"
+            log.info(message, name=key.name, namespace=key.namespace, reason=goal.message)
+        if goal.reason == Reason.SCALED_TO_ZERO:
+            self.kept = None
+        await self._forget_if_unwanted(goal)
+        for each in engines:
+            each.scope.cancel(reason=goal.message)
+        for each in engines:
+            await each.ended.wait()
+        self._current = None
+        self.site.reporter.say(ServiceView(goal.reason, goal.message))
+
+    def _is_new(self, goal: Launch) -> None:
+        """Begin to count when a plan is the newest for the first time."""
+        if self._attempted != goal.plan.digest:
+            self._attempted, self._attempts, self._due_at = goal.plan.digest, RestartState(), -math.inf
+
+    async def _choice(self, goal: Launch) -> Launch:
+        """Return what to start where nothing runs: the newest plan, or what has served last while that one cannot."""
+        kept = self.kept
+        if kept is None or self.adoptable is not None or kept.plan.digest == goal.plan.digest:
+            return goal
+        if not await self.site.ports.weights.keeps(kept.weights):
+            self.kept = None
+            return goal
+        if trio.current_time() < self._due_at or await self._is_refused(goal):
+            return kept
+        return goal
+
+    async def _is_refused(self, goal: Launch) -> bool:
+        """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
+        way = self.site.ledger.replacement(self.site.reporter.key, await self.site.need(goal))
+        if isinstance(way, Refusal):
+            self._say_refused(goal, way)
+        return isinstance(way, Refusal)
+
+    def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
+        message = refusal.message + context_hint(goal, refusal.room_bytes)
+        self.site.reporter.outdated(reason_word(refusal.block), f"{message}; the engine of the older spec serves on")
+
+    async def _begin(self, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
+        """Have an engine where there is none; return when it serves, or has ended.
+
+        Args:
+            launch: What to start.
+            goal: The newest plan; another one when an older one stands in for it.
+            target: What should run.
+        """
+        found, self.adoptable = self.adoptable, None
+        self._current = engine = Incarnation(self.site, launch, found, kept=self.kept)
+        patience = CONFIRMED_SECONDS if found else 0.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
+            if launch is not goal:
+                key = self.site.reporter.key
+                log.info("starting what served last", name=key.name, namespace=key.namespace)
+                nursery.start_soon(self._end_wait_when_due, engine, goal)
+            await self._incarnations.start(self._live, engine)
+            nursery.cancel_scope.cancel(reason="it serves, or has ended")
+
+    async def _replace(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
+        """Do the next thing on the way from the engine that serves to one of another plan."""
+        key, version = self.site.reporter.key, target.version
+        self._is_new(goal)
+        until = (partial(target.wait_newer, version), current.ended.wait)
+        if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
+            await wait_any(self._retiring.ended.wait, *until)
+            return
+        if trio.current_time() < self._due_at:
+            with trio.move_on_at(self._due_at):
+                await wait_any(*until)
+            if target.version != version:
+                self._attempted = ""
+            return
+        way = self.site.ledger.replacement(key, await self.site.need(goal))
+        if way is Way.INSTEAD and not self._attempts.failures:
+            log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
+            self.kept = None
+            current.scope.cancel(reason="the plan changed")
+            await current.ended.wait()
+        elif way is Way.BESIDE:
+            await self._hand_over(current, goal, target)
+        else:  # what serves is not given up for what cannot start, or has failed to
+            if isinstance(way, Refusal):
+                self._say_refused(goal, way)
+                await self._keep(current)
+            await wait_any(self.site.ledger.decided.wait, *until)
+
+    async def _hand_over(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
+        """Start a successor beside the engine that serves; when it answers, the old one may go."""
+        key = self.site.reporter.key
+        log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
+        self.site.reporter.outdated(
+            "Replacing", "the engine of the newest spec is loading; the one before serves until then"
+        )
+        successor = Incarnation(self.site, goal, before=current)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
+            nursery.start_soon(_lead_when_alone, current, successor)
+            await self._incarnations.start(self._live, successor)
+            nursery.cancel_scope.cancel(reason="it serves, or has ended")
+        if successor.serves:
+            self._current, self._retiring, self._state = successor, current, RestartState()
+            self._incarnations.start_soon(self._retire, current)
+        elif successor.voice.leads:  # the old one has ended meanwhile
+            self._current, self.kept = successor, current.launch
+        elif successor.failure is not None:
+            delay = self._postpone(successor.failure)
+            self.site.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
+            await self._keep(current)
+
+    async def _keep(self, current: Incarnation) -> None:
+        """Remember that it has served, and that the newest plan could not."""
+        self.kept = current.launch
+        await current.keep()
+
+    def _postpone(self, failure: Failure) -> float:
+        """Count a failure of the newest plan, and return after how many seconds it is tried again."""
+        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.site.ports.rng)
+        self._due_at = trio.current_time() + delay
+        return delay
+
+    async def _retire(self, old: Incarnation) -> None:
+        """Let an engine end when nobody is sent to it any more."""
+        with trio.move_on_after(self.site.settings.withdraw_seconds):
+            await self.site.reporter.wait_endpoint_heard()
+        await trio.sleep(FOLLOW_SECONDS)
+        old.scope.cancel(reason="its successor serves")
+
+    async def _mourn(self, ended: Incarnation, target: Mailbox[Target]) -> None:
+        """Say why an engine has ended, and wait until the next attempt is due, or another plan.
+
+        Nobody waits for the newest plan while there is something that stands in for it.
+        """
+        failure, reporter = ended.failure, self.site.reporter
+        if failure is None:  # superseded or evicted: the next one starts with a clean record
+            self._state = RestartState()
+            return
+        stands_in = self.kept is not None and self.kept.plan.digest != ended.launch.plan.digest
+        if stands_in:
+            delay, failures = self._postpone(failure), self._attempts.failures
+            reporter.not_started(failure, failures, delay)
+        else:
+            self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
+            failures = self._state.failures
+            reporter.failed(failure, failures, delay)
+        log.warning(
+            "inference service failed",
+            name=reporter.key.name,
+            namespace=reporter.key.namespace,
+            reason=str(failure.reason),
+            failures=failures,
+            retry_seconds=round(delay, 1),
+            message=failure.message.partition("\n")[0],
+        )
+        if stands_in:
+            return
+        version = target.version
+        with trio.move_on_after(delay):
+            await target.wait_newer(version)
+            self._state = RestartState()
+
+    # -- what ends an engine --------------------------------------------------------------------------------------
+
+    async def _end_when_superseded(
+        self, engine: Incarnation, goal: Launch, target: Mailbox[Target], patience: float
+    ) -> None:
+        """End an engine that does not serve yet when another plan, or none, should run, after so many seconds.
+
+        One that stands in for the newest plan goes when there is a newer one.
+        """
+        key = self.site.reporter.key
+        fits = {engine.launch.plan.digest, goal.plan.digest}
+        await trio.sleep(patience)
+        while True:
+            version, newest = target.version, target.value
+            if isinstance(newest, Idle):
+                await self._forget_if_unwanted(newest)
+                engine.scope.cancel(reason=newest.message)
+            elif newest.plan.digest not in fits:
+                log.info("plan changed while loading", name=key.name, namespace=key.namespace)
+                engine.scope.cancel(reason="the plan changed")
+            await target.wait_newer(version)
+
+    async def _end_wait_when_due(self, engine: Incarnation, goal: Launch) -> None:
+        """End the wait of an older plan for memory when the newest one is due, and would not have to wait."""
+        await trio.sleep_until(self._due_at)
+        while engine.child is None and await self._is_refused(goal):
+            await self.site.ledger.decided.wait()
+        if engine.child is None:
+            engine.scope.cancel(reason="the newest plan can start")
+
+    async def _forget_if_unwanted(self, goal: Idle) -> None:
+        """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
+        if goal.reason == Reason.SCALED_TO_ZERO:
+            await self.site.ports.journal.remove(self.site.reporter.key)
+
+
+async def _lead_when_alone(current: Incarnation, successor: Incarnation) -> None:
+    """When the engine that serves ends by itself, its service is the successor's at once."""
+    await current.ended.wait()
+    if current.failure is not None:
+        log.warning("replaced engine failed", message=current.failure.message.partition("\n")[0])
+    successor.voice.lead()

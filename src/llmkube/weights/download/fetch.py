@@ -1,0 +1,142 @@
+"""Fetching turns a source into a complete file on this host, or says why it cannot and what would work."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.downloader import Downloader, GetAccess, GetToken
+from llmkube.weights.download.progress import OnProgress, Progress
+from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
+from llmkube.weights.source import Builtin, Elsewhere, LocalFile, Source
+from llmkube.weights.store import local_files
+from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
+from llmkube.weights.store.disk import in_threads
+from llmkube.weights.store.index import keep, piece_at
+
+__all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
+
+_FROM_OBJECT: Final = Policy()
+_CLOSE_SECONDS: Final = 10.0  # dropping an incomplete file of many gigabytes takes a file system a while
+
+
+async def fetch(
+    source: Source,
+    store: Store,
+    *,
+    sha256: str | None = None,
+    progress: OnProgress,
+    limiter: trio.CapacityLimiter,
+    downloader: Downloader | None = None,
+    token: GetToken | None = None,
+    access: GetAccess | None = None,
+    policy: Policy = _FROM_OBJECT,
+    fresh: bool = False,
+) -> WeightsFile:
+    """Return the file behind a source, complete and of the right digest.
+
+    Built-in weights are copied into the store. A file on this host is used where it lies, and read only if `sha256`
+    asks for it. What lies on a server is downloaded, once. Cancelling takes effect within one chunk; no thread that
+    writes is ever abandoned.
+
+    Args:
+        source: What to fetch.
+        store: Where to keep it.
+        sha256: The digest that it must have, in hex; None to trust it.
+        progress: Called as it goes on, in this task.
+        limiter: Bounds the worker threads that touch the disk.
+        downloader: Fetches remote sources into the same store; without one they are refused.
+        token: For the hub that the downloader knows, and nobody else; looked for only when that is asked.
+        access: For an object in a bucket: who asks for it, and where.
+        policy: What a remote source may lead to; by default what an object may: public addresses only.
+        fresh: What the store has of a remote source is compared with what the server has now.
+
+    Raises:
+        WeightsError: The source, the digest or the file is wrong; see the subclasses.
+        FetchError: The disk or the network got in the way.
+    """
+    if isinstance(source, Builtin):
+        return await _copy_in(source, store, sha256, progress, limiter)
+    if isinstance(source, LocalFile):
+        return await _use_in_place(Path(source.path), sha256, progress, limiter)
+    if isinstance(source, Elsewhere) or downloader is None:
+        scheme = source.scheme if isinstance(source, Elsewhere) else source.identity.partition("://")[0]
+        file = "download the file and name it by its absolute path or as file:///PATH"
+        remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf:// or s3:// source, or {file}"
+        raise SourceUnsupportedError(
+            f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
+        )
+    return await downloader.fetch(
+        source, sha256=sha256, token=token, access=access, policy=policy, progress=progress, fresh=fresh
+    )
+
+
+async def _copy_in(
+    source: Builtin, store: Store, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
+) -> WeightsFile:
+    """Keep a copy in the store, unless the store has it already."""
+    run_sync = in_threads(limiter)
+    before = await in_threads(limiter, abandon=True)(partial(local_files.look, _builtin_file(source)))
+
+    def verifying(done: int) -> None:
+        progress(Progress("verifying", done, before.size_bytes))
+
+    digest = await local_files.hash_file(before, verifying, in_threads(limiter, abandon=True))
+    _compare(before.path, digest, sha256)
+    kept = await run_sync(partial(store.find, digest, before.size_bytes))
+    if kept is None:
+        async with _open_writer(store, limiter) as writer:
+            for offset in range(0, before.size_bytes, local_files.CHUNK_BYTES):
+                await run_sync(partial(_copy_chunk, before, offset, writer))
+                progress(
+                    Progress("copying", min(offset + local_files.CHUNK_BYTES, before.size_bytes), before.size_bytes)
+                )
+            kept = await run_sync(writer.commit)
+    piece = await run_sync(partial(piece_at, kept.path))
+    return await run_sync(partial(keep, store, source.identity, source.identity, [piece], ""))
+
+
+def _copy_chunk(source: local_files.Look, offset: int, writer: BlobWriter) -> None:
+    writer.write(local_files.read_chunk(source, offset))
+
+
+async def _use_in_place(
+    path: Path, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
+) -> WeightsFile:
+    reading = in_threads(limiter, abandon=True)  # a dead network disk may hold a thread for ever, but not its task
+    seen = await reading(partial(local_files.look, path))
+    digest = None
+    if sha256 is not None:
+
+        def verifying(done: int) -> None:
+            progress(Progress("verifying", done, seen.size_bytes))
+
+        digest = await local_files.hash_file(seen, verifying, reading)
+        _compare(path, digest, sha256)
+    return WeightsFile(path, seen.size_bytes, digest, f"{path}:{seen.size_bytes}:{seen.mtime_ns}")
+
+
+def _compare(path: Path, digest: str, wanted: str | None) -> None:
+    if wanted is not None and digest != wanted.lower():
+        raise DigestMismatchError(f"{path} has {digest}, not {wanted.lower()}: replace the file, or correct the digest")
+
+
+def _builtin_file(source: Builtin) -> Path:
+    files = {path.stem: path for path in (Path(__file__).parents[1] / "builtin").glob("*.gguf")}
+    if source.name not in files:
+        raise SourceError(f"there are no built-in weights {source.name!r}; there is {', '.join(sorted(files))}")
+    return files[source.name]
+
+
+@contextlib.asynccontextmanager
+async def _open_writer(store: Store, limiter: trio.CapacityLimiter) -> AsyncGenerator[BlobWriter, None]:
+    writer = await trio.to_thread.run_sync(store.new_writer, limiter=limiter)
+    try:
+        yield writer
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
+            await trio.to_thread.run_sync(writer.close, limiter=limiter)

@@ -1,0 +1,152 @@
+"""One question to a web server, through at most five redirects, each judged like the first address.
+
+Nothing is remembered between questions: no cookies, no netrc, no proxy. Credentials go to the origin they belong to.
+"""
+
+import base64
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube import __version__
+from llmkube.base.http import HttpError
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.buckets import Signer
+from llmkube.weights.download.dial import Transport
+from llmkube.weights.download.http_get import Body, get
+from llmkube.weights.errors import FetchError, RedirectError
+from llmkube.weights.http_answers import linked_digest, linked_size, other_region
+from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
+
+MAX_REDIRECTS: Final = 5
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+@attrs.frozen
+class Credential:
+    """An Authorization header, and the only origin that ever sees it."""
+
+    origin: tuple[str, str, int]
+    authorization: str = attrs.field(repr=False)
+
+    @classmethod
+    def bearer(cls, url: WebUrl, token: str) -> "Credential":
+        """A token for the origin of a URL."""
+        return cls(url.origin, f"Bearer {token}")
+
+    @classmethod
+    def basic(cls, url: WebUrl, user_info: UserInfo) -> "Credential":
+        """A user and password for the origin of a URL."""
+        pair = f"{user_info.user}:{user_info.password}".encode()
+        return cls(url.origin, f"Basic {base64.b64encode(pair).decode('ascii')}")
+
+    def headers(self, url: WebUrl, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return what goes along with a GET of its origin: the same with each."""
+        return {"Authorization": self.authorization}
+
+
+@attrs.frozen
+class Question:
+    """A GET: where to, with which headers, and under which policy."""
+
+    url: WebUrl
+    policy: Policy
+    credential: Credential | Signer | None = None
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Answer:
+    """The first answer that is no redirect; its body is still to be read.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers, by any case.
+        redirected: Whether it comes from somewhere else than the question's URL.
+        linked_sha256: The digest that the hub promised on the way, if it did.
+        linked_size: The size that the hub promised on the way, if it did.
+        body: What it says; HttpError when it breaks off.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    redirected: bool
+    linked_sha256: str | None
+    linked_size: int | None
+    body: Body
+
+
+@asynccontextmanager
+async def open_answer(transport: Transport, question: Question) -> AsyncGenerator[Answer, None]:
+    """Ask, and follow redirects; on exit the connection is closed, read or not.
+
+    Raises:
+        RedirectError: The redirects lead nowhere that we go.
+        BlockedAddressError: A host leads to an address that the policy refuses.
+        FetchError: The connection cannot be made, or broke before the answer.
+    """
+    url, sha256, size = question.url, None, None
+    for hops in range(MAX_REDIRECTS + 1):
+        async with AsyncExitStack() as stack:
+            with translated(question.url):
+                stream = await transport.connect(url)
+                # Nothing is owed to a server that has been read, or given up on.
+                stack.push_async_callback(trio.aclose_forcefully, stream)
+                reply = await get(stream, url.target, _headers(url, question))
+            if url.origin == question.url.origin:
+                # Only what the source's own server says: further hops are content networks.
+                sha256 = sha256 or linked_digest(reply.headers)
+                size = linked_size(reply.headers) if size is None else size
+            if reply.status not in _REDIRECTS:
+                yield Answer(reply.status, reply.headers, hops > 0, sha256, size, reply.body)
+                return
+        url = _next(question, url, reply.headers)
+    raise RedirectError(
+        f"{question.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
+    )
+
+
+@contextlib.contextmanager
+def translated(url: WebUrl) -> Generator[None, None, None]:
+    """Translate what goes wrong between two HTTP peers while asking and reading."""
+    try:
+        yield
+    except HttpError as exc:
+        raise FetchError(f"{url.shown}: {exc}") from exc
+
+
+def _headers(url: WebUrl, question: Question) -> dict[str, str]:
+    headers = {
+        "Host": url.netloc,
+        "User-Agent": f"llmkube/{__version__}",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",  # the digest, the size and ranges are those of the file itself
+        **question.headers,
+    }
+    if question.credential is not None and question.credential.origin == url.origin:
+        headers |= question.credential.headers(url, question.headers)
+    return headers
+
+
+def _next(question: Question, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
+    shown, location = question.url.shown, headers.get("location", "")
+    region = other_region(headers)
+    # Only a signature is good for one region alone: whoever signs nothing may go where S3 sends him.
+    if region and (isinstance(question.credential, Signer) or not location):
+        raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
+    if not location:
+        raise RedirectError(f"{shown}: the server redirects, but does not say where to")
+    try:
+        target = follow(url, location)
+    except BadUrlError as exc:
+        raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
+    if target.scheme == "http" and (url.scheme == "https" or not question.policy.from_operator):
+        raise RedirectError(
+            f"{shown} redirects to http://{target.netloc}, where anybody on the way could change the file; "
+            "name a source that stays on https"
+        )
+    return target

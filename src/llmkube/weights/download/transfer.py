@@ -1,0 +1,335 @@
+"""One file from one URL: taken up where it was left, verified while it streams, and never spliced from two versions."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial as bind
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.download.buckets import Signer
+from llmkube.weights.download.receiver import Intake, Ring
+from llmkube.weights.download.redirects import Answer, Credential, Question, open_answer
+from llmkube.weights.download.retry import Means, persist
+from llmkube.weights.errors import (
+    DigestMismatchError,
+    FetchError,
+    NotGGUFError,
+    RangeError,
+    SourceRefusedError,
+    StalledError,
+    WrongSizeError,
+)
+from llmkube.weights.http_answers import Asked, Finished, StartOver, Take, Validator, judge
+from llmkube.weights.store.partial import Note, Partial
+from llmkube.weights.urls import WebUrl
+
+_WORTH_TWO_THREADS_BYTES: Final = 1 << 20
+_STEP_BYTES: Final = 1 << 30  # space that is promised at a time while nobody knows how long the file is
+
+
+@attrs.frozen
+class Wanted:
+    """One file to download, and what is known of it before.
+
+    Attributes:
+        shown: The source, for messages.
+        url: Where it can be had.
+        key: What the store keeps its incomplete bytes under.
+        policy: What it may lead to.
+        credential: For its origin, if it needs one.
+        sha256: The digest that it must have, in lower-case hex, if somebody said so.
+        promised_by: Who said so: `spec.sha256`, or empty for the hub.
+        size_bytes: Its size, if the hub said so.
+        hub: Whether it comes from a Hugging Face repository.
+        bucket: Whether it is an object in a bucket.
+    """
+
+    shown: str
+    url: WebUrl
+    key: str
+    policy: Policy
+    credential: Credential | Signer | None = None
+    sha256: str | None = None
+    promised_by: str = ""
+    size_bytes: int | None = None
+    hub: bool = False
+    bucket: bool = False
+
+
+@attrs.frozen
+class Refused:
+    """A version of a file that had the wrong digest too often; it is not downloaded again."""
+
+    validator: Validator
+    error: DigestMismatchError
+
+
+@attrs.define(eq=False)
+class Reports:
+    """Whom a transfer tells what it does."""
+
+    downloading: Callable[[int, int | None], None]  # bytes at hand, bytes in all
+    verifying: Callable[[int, int], None]
+    waiting: Callable[[float, str], None]
+
+
+@attrs.define(eq=False)
+class Transfer:
+    """Bring one file into one partial file.
+
+    Attributes:
+        refused: Versions that are not downloaded again, by key and digest; shared by all transfers.
+        later_bytes: What else the same job will still write: it must fit onto the disk too.
+    """
+
+    means: Means
+    wanted: Wanted
+    partial: Partial
+    reports: Reports
+    refused: dict[tuple[str, str], Refused]
+    later_bytes: int = 0
+    _expected: str | None = None
+    _ranges: bool = True
+    _best_bytes: int = 0
+
+    async def run(self) -> None:
+        """Return when the partial file is complete, right and on the disk.
+
+        Raises:
+            UserError: It cannot be had this way; see `weights.errors`.
+            FetchError: Not now. What has come is kept, and the next run goes on from there.
+        """
+        run_sync, patience = self.means.run_sync, self.means.patience
+        total = self.partial.unhashed_bytes
+        while self.partial.unhashed_bytes:
+            await run_sync(self.partial.rehash)
+            self.reports.verifying(self.partial.size_bytes, total)
+        self._best_bytes = self.partial.size_bytes
+        self._expected = self.wanted.sha256
+        for tries in range(1, patience.digest_tries + 1):
+            await persist(
+                self._attempt,
+                origin=self.wanted.url.origin,
+                means=self.means,
+                waiting=self.reports.waiting,
+                progressed=self._progressed,
+            )
+            found = self.partial.sha256
+            if self._expected in (None, found):
+                break
+            error = self._mismatch(found, tries)
+            self.refused[self.wanted.key, self._expected or ""] = Refused(self.partial.note.validator, error)
+            await run_sync(bind(self.partial.begin, Note()))  # these bytes are worth nothing
+            if tries == patience.digest_tries:
+                raise error
+            self._best_bytes = 0
+            delay = patience.backoff.delay(tries, self.means.rng)
+            self.reports.waiting(delay, str(error))
+            await trio.sleep(delay)
+            del self.refused[self.wanted.key, self._expected or ""]
+        await run_sync(self.partial.checkpoint)
+
+    def _mismatch(self, found: str, tries: int) -> DigestMismatchError:
+        wanted = self.wanted
+        promise, advice = "the hub promises", "try another revision, or tell its owner"
+        if wanted.promised_by:
+            promise, advice = "spec.sha256 asks for", "correct the digest, or the source"
+        times = "once" if tries == 1 else f"{tries} times"
+        final = tries == self.means.patience.digest_tries
+        return DigestMismatchError(
+            f"{wanted.shown} has the digest {found}, {promise} {self._expected} (downloaded {times}); {advice}",
+            field=wanted.promised_by,
+            final=final,
+        )
+
+    def _progressed(self) -> bool:
+        gained = self.partial.size_bytes - self._best_bytes
+        if gained < self.means.patience.window_bytes:
+            return False
+        self._best_bytes = self.partial.size_bytes
+        return True
+
+    async def _attempt(self) -> None:
+        partial = self.partial
+        # An earlier life may have got all bytes and not the hub's digest: then the hub is asked once more.
+        judged = self._expected is not None or not self.wanted.hub
+        if partial.size_bytes and partial.size_bytes == partial.note.total_bytes and judged:
+            await trio.lowlevel.checkpoint()
+            return
+        resume = self._ranges and partial.size_bytes > 0 and partial.note.validator.if_range
+        headers = {"Range": f"bytes={partial.size_bytes}-", "If-Range": str(resume)} if resume else {}
+        wanted = self.wanted
+        asked = Asked(
+            shown=wanted.shown,
+            offset=partial.size_bytes if resume else 0,
+            validator=partial.note.validator,
+            total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.note.total_bytes,
+            hub=wanted.hub,
+            bucket=wanted.bucket,
+            credential=wanted.credential is not None,
+        )
+        question = Question(wanted.url, wanted.policy, wanted.credential, headers)
+        patience = self.means.patience
+        with trio.move_on_after(patience.head_seconds) as scope:
+            async with (
+                self.means.open_transport(wanted.policy) as transport,
+                open_answer(transport, question) as answer,
+            ):
+                await self._take(answer, asked, scope)
+        if scope.cancelled_caught:
+            raise StalledError(
+                f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {patience.window_bytes} bytes "
+                f"came within {patience.window_seconds:g} s"
+            )
+
+    async def _take(self, answer: Answer, asked: Asked, scope: trio.CancelScope) -> None:
+        run_sync, partial, wanted = self.means.run_sync, self.partial, self.wanted
+        now = self.means.utcnow()
+        if wanted.sha256 is None:
+            self._expected = answer.linked_sha256
+        try:
+            verdict = judge(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
+            if self._expected is None and isinstance(verdict, Take) and verdict.offset:
+                self._prove_version(asked, answer)
+        except RangeError:
+            self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
+            raise
+        if isinstance(verdict, Finished):
+            partial.go_on(Note(partial.note.validator, partial.size_bytes))
+            return
+        if isinstance(verdict, StartOver):
+            await run_sync(bind(partial.begin, Note()))
+            raise FetchError(f"{wanted.shown}: {verdict.why}; starting again")
+        total = self._check(verdict, answer)
+        note = Note(verdict.validator, total)
+        if verdict.offset == 0:
+            await run_sync(bind(partial.begin, note))
+        else:
+            partial.go_on(note)
+        self._claim(total)
+        await self._pour(answer, total, scope)
+        if total is None:
+            partial.go_on(Note(verdict.validator, partial.size_bytes))
+        elif partial.size_bytes < total:
+            if verdict.offset == 0:
+                await run_sync(bind(partial.begin, Note()))
+                raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes had come")
+            raise FetchError(f"{wanted.shown}: the server sent a part of what was asked for")
+
+    def _prove_version(self, asked: Asked, answer: Answer) -> None:
+        """Refuse a part that no digest will judge, unless it carries the strong ETag that was asked for.
+
+        A server that knows If-Range sends it along (RFC 9110, 15.3.7); one that does not may send any version.
+        """
+        wanted = asked.validator.if_range
+        if wanted.startswith('"') and not Validator.of(answer.headers).etag:
+            raise RangeError(f"{asked.shown}: the server sent a part without saying of which version (no ETag)")
+
+    def _check(self, take: Take, answer: Answer) -> int | None:
+        """Return the size of what is coming; raise what can be known to be wrong before it comes."""
+        wanted = self.wanted
+        promised = answer.linked_sha256
+        if promised is not None and wanted.promised_by and promised != wanted.sha256:
+            raise DigestMismatchError(
+                f"the hub says that {wanted.shown} has the digest {promised}, spec.sha256 asks for {wanted.sha256}; "
+                "correct the digest, or the source"
+            )
+        before = self.refused.get((wanted.key, self._expected or ""))
+        if before is not None:
+            if before.validator == take.validator:
+                raise before.error
+            del self.refused[wanted.key, self._expected or ""]
+        total = self._total(take, answer)
+        if total == 0:
+            raise NotGGUFError(f"{wanted.shown} is empty")
+        return total
+
+    def _total(self, take: Take, answer: Answer) -> int | None:
+        wanted, most = self.wanted, self.means.patience.max_bytes
+        total = take.total_bytes
+        if answer.linked_size is not None:
+            if total not in (None, answer.linked_size):
+                raise WrongSizeError(f"{wanted.shown} should have {answer.linked_size} bytes, the server sends {total}")
+            total = answer.linked_size
+        if not take.framed and self._expected is None and total is None:
+            raise SourceRefusedError(
+                f"{wanted.shown}: the server does not say how long the file is, so a cut connection would look like "
+                "its end; give spec.sha256, or use another server"
+            )
+        if total is not None and total > most:
+            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {most} are not taken")
+        return total
+
+    def _claim(self, total: int | None) -> None:
+        need = _STEP_BYTES if total is None else total - self.partial.size_bytes
+        self.means.space.claim(self.partial, need + self.later_bytes)
+
+    async def _pour(self, answer: Answer, total: int | None, scope: trio.CancelScope) -> None:
+        """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
+        failures: list[FetchError] = []
+        ring, patience = Ring(), self.means.patience
+        limit = patience.max_bytes if total is None else total
+        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience, ring)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, ring, failures, total)
+            failure = await intake.run(answer.body, scope)
+        if failures:
+            raise failures[0]
+        if isinstance(failure, WrongSizeError):
+            await self.means.run_sync(bind(self.partial.begin, Note()))  # nobody knows what these bytes are of
+        if failure is not None:
+            raise failure
+
+    async def _write(self, ring: Ring, failures: list[FetchError], total: int | None) -> None:
+        """Take bytes until the end; now and then make what is there survive a power cut, beside the next ones."""
+        partial, patience = self.partial, self.means.patience
+        syncing = trio.CapacityLimiter(1)
+        since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+
+        async def attempt(step: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await step()
+            except FetchError as error:
+                failures.append(error)
+                ring.give_up()
+
+        async def checkpoint() -> None:
+            async with syncing:
+                await self.means.run_sync(partial.checkpoint)
+
+        async with trio.open_nursery() as nursery:
+            while not failures and (data := await ring.take()):
+                await attempt(bind(self._append, data, total))
+                lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
+                due = lately_seconds >= patience.checkpoint_seconds or lately_bytes >= patience.checkpoint_bytes
+                if due and not syncing.borrowed_tokens:
+                    since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+                    nursery.start_soon(attempt, checkpoint)
+
+    async def _append(self, data: memoryview, total: int | None) -> None:
+        """Write bytes and hash them: two threads, if that is worth it."""
+        run_sync, partial = self.means.run_sync, self.partial
+        before = partial.size_bytes
+        if len(data) < _WORTH_TWO_THREADS_BYTES:
+            await run_sync(bind(partial.append, data))
+        else:
+            failures: list[FetchError] = []
+
+            async def write() -> None:
+                try:
+                    await run_sync(bind(partial.write, data))
+                except FetchError as error:  # as a value: a nursery would wrap it
+                    failures.append(error)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                digest = await run_sync(bind(partial.hashed, data))
+            if failures:
+                raise failures[0]
+            partial.count(data, digest)
+        self.means.space.used(partial, partial.size_bytes - before)
+        if total is None:
+            self._claim(None)
+        self.reports.downloading(partial.size_bytes, total)

@@ -1,0 +1,89 @@
+"""What draws a graph of sizes: the model, one step, and the operations that every kind of layer is made of."""
+
+from collections.abc import Mapping
+
+import attrs
+
+from llmkube.weights.estimate.graph_allocator import Graph, Node
+from llmkube.weights.estimate.kv_cache import Cells
+from llmkube.weights.estimate.layers import Layer
+from llmkube.weights.formats.shape import Shape
+
+Block = Mapping[str, tuple[int, ...]]
+"""The tensors of one block by what follows the block's number, without `.weight`; the values are their dimensions."""
+
+
+@attrs.define(eq=False)
+class Pen:
+    """What draws a graph: the model, the step, and the inputs that all layers share."""
+
+    shape: Shape
+    layers: tuple[Layer, ...]
+    room: Cells
+    rows: int
+    flash: bool = attrs.field(kw_only=True)
+    graph: Graph = attrs.field(factory=Graph)
+    encoder: bool = attrs.field(init=False)
+    width: int = attrs.field(init=False)
+    heads: tuple[int, ...] = attrs.field(init=False)
+    positions: Node = attrs.field(init=False)
+    rotates: bool = attrs.field(init=False)
+    masks: dict[int, Node] = attrs.field(init=False)
+    key_rows: Node = attrs.field(init=False)
+    value_rows: Node = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        cached = [layer for layer in self.layers if layer.key_elements]
+        self.encoder = not cached and not any(layer.state_elements for layer in self.layers)
+        self.width = self.shape.embedding_size
+        self.heads = self.shape.per_layer("attention.head_count")
+        self.positions = Node(4 * self.rows)
+        # A model that adds its positions to the tokens rotates nothing. Looked for once: there may be 65,536 tensors.
+        self.rotates = all(tensor.name != "position_embd.weight" for tensor in self.shape.tensors)
+        cell_bytes = 2 if self.flash else 4
+        self.masks = {layer.window: Node(cell_bytes * self.seen(layer) * self.rows) for layer in self.layers}
+        self.key_rows = Node(8 * self.rows)
+        # without flash attention values lie the other way round, and each element has an index of its own
+        widest = 1 if self.flash else max((layer.value_elements for layer in cached), default=1)
+        self.value_rows = Node(8 * self.rows * max(1, widest))
+
+    def seen(self, layer: Layer) -> int:
+        """Return how many tokens each token of a step is compared with."""
+        return self.rows if self.encoder else self.room.of(layer)
+
+    def new(self, width: int, *parents: Node, in_place: bool = False) -> Node:
+        """Return a result of so many elements for each token."""
+        return Node(4 * width * self.rows, parents, in_place=in_place)
+
+    def times(self, block: Block, name: str, cur: Node) -> Node:
+        """Multiply by a weight, and add its bias if it has one; a weight that is missing counts as a square one."""
+        width = self.width_of(block[name]) if name in block else self.width
+        out = self.new(width, cur)
+        return self.new(width, out, in_place=True) if f"{name}.bias" in block else out
+
+    def norm(self, block: Block, name: str, cur: Node) -> Node:
+        """Normalize, if the block has this norm, in two results: the weight is not multiplied in place (measured)."""
+        if name not in block:
+            return cur
+        is_layer_norm = f"{name}.bias" in block
+        out = Node(cur.size, (Node(cur.size, (cur,), in_place=not is_layer_norm),))
+        return Node(cur.size, (out,), in_place=True) if is_layer_norm else out
+
+    def add(self, one: Node, other: Node) -> Node:
+        """Add, in the place of either if that is free."""
+        return Node(one.size, (one, other), in_place=True)
+
+    def turned(self, cur: Node) -> Node:
+        """Rotate by position, if the model does that."""
+        return Node(cur.size, (cur, self.positions), in_place=True) if self.rotates else cur
+
+    def picked(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:
+        """Go on with only those tokens that get a result."""
+        self.rows = outputs
+        chosen = Node(4 * outputs)
+        return tuple(self.new(self.width, each, chosen) for each in nodes)
+
+    @staticmethod
+    def width_of(sizes: tuple[int, ...]) -> int:
+        """Return how long a row is that this weight makes."""
+        return sizes[1] if len(sizes) > 1 else sizes[0]

@@ -1,0 +1,189 @@
+"""What each layer of a model keeps for every token or every slot, as llama.cpp lays it out.
+
+An architecture whose layers have different windows says so in its header or is in the tables here. The facts are from
+llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp` (the state of recurrent layers).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.weights.formats.shape import Shape
+
+_WINDOW_PERIOD: Final[Mapping[str, int]] = {
+    "afmoe": 4,
+    "cohere2": 4,
+    "exaone-moe": 4,
+    "exaone4": 4,
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "llama4": 4,
+    "olmo2": 4,
+    "plamo3": 8,
+    "smallthinker": 4,
+}
+"""Every so many layers, the last one sees the whole context; the others see a window. Their files may say another."""
+
+_FIRST_IS_WHOLE: Final = frozenset(("smallthinker",))
+"""Here it is the first of every so many that sees the whole context."""
+
+_WINDOW: Final[Mapping[str, int]] = {"llama4": 8192, "gemma2": 4096}
+"""Windows, in tokens, of architectures whose files need not name one."""
+
+_WINDOW_IGNORED: Final = frozenset(("llama", "phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"))
+"""Their files may name a window, and the engine gives every layer a cache for the whole context all the same."""
+
+_NO_CACHE: Final = frozenset(
+    (
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "t5encoder",
+        "dream",
+        "llada",
+        "llada-moe",
+        "rnd1",
+    )
+)
+"""Encoders and diffusion models read a text as a whole: nothing is kept from token to token."""
+
+_RECURRENT: Final = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
+"""Every layer is recurrent."""
+
+_WHERE_NO_HEADS: Final = frozenset(
+    ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
+)
+"""Layers without heads for keys and values are recurrent."""
+
+_INTERVAL: Final = frozenset(("qwen3next", "qwen35", "qwen35moe"))
+"""Layers are recurrent but for every `full_attention_interval`-th."""
+
+_BOTH: Final = frozenset(("falcon-h1",))
+"""Every layer has attention and a recurrent part side by side."""
+
+# fmt: off
+_PLAIN: Final = frozenset((
+    "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bitnet", "bloom", "chameleon", "chatglm",
+    "codeshell", "cogvlm", "command-r", "dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "dots1", "ernie4_5",
+    "ernie4_5-moe", "exaone", "falcon", "gemma", "gemma4", "glm4", "glm4moe", "gpt2", "gptj", "gptneox", "granite",
+    "granitemoe", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jais", "jais2", "llama",
+    "llama-embed", "maincoder", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "nemotron",
+    "olmo", "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plm", "qwen", "qwen2",
+    "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smollm3",
+    "stablelm", "starcoder", "starcoder2", "step35", "xverse",
+))
+# fmt: on
+"""Attention in every layer, with nothing that the header does not tell."""
+
+KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _RECURRENT | _WHERE_NO_HEADS | _INTERVAL | _BOTH
+
+
+@attrs.frozen
+class Layer:
+    """What one layer keeps.
+
+    Attributes:
+        key_elements: Of each token's keys; 0 if it keeps none.
+        value_elements: Of each token's values; 0 where they are part of the keys (MLA).
+        window: Tokens that it can see; 0 for all.
+        state_elements: Of each slot's recurrent state, four bytes each.
+    """
+
+    key_elements: int = 0
+    value_elements: int = 0
+    window: int = 0
+    state_elements: int = 0
+
+
+def layers_of(shape: Shape) -> tuple[Layer, ...]:
+    """Return the layers that run, in order; those that only guess ahead are left out."""
+    windows, recurrent = _windows(shape), _recurrent(shape)
+    state = _state_elements(shape)
+    heads = shape.per_layer("attention.head_count_kv", shape.number("attention.head_count"))
+    cached = 0 if shape.architecture in _NO_CACHE else shape.layer_count - shape.number("attention.shared_kv_layers")
+    feed_forward = shape.per_layer("feed_forward_length")
+    found = []
+    for at in range(max(0, shape.layer_count - shape.number("nextn_predict_layers"))):
+        key, value = head_lengths(shape, windowed=bool(windows[at]))
+        only_recurrent = recurrent[at] and shape.architecture not in _BOTH
+        kept = 0 if only_recurrent or at >= cached else heads[at]
+        idle = shape.architecture in {"nemotron_h", "nemotron_h_moe"} and feed_forward[at] > 0
+        found.append(
+            Layer(
+                key_elements=kept * key,
+                value_elements=0 if shape.number("attention.key_length_mla") else kept * value,
+                window=windows[at],
+                state_elements=state if recurrent[at] and not idle else 0,
+            )
+        )
+    return tuple(found)
+
+
+def head_lengths(shape: Shape, *, windowed: bool = False) -> tuple[int, int]:
+    """Return the elements of one head's key and value."""
+    default = shape.embedding_size // max(1, shape.number("attention.head_count"))
+    key, value = (shape.number(f"attention.{which}_length", default) for which in ("key", "value"))
+    if windowed:
+        key = shape.number("attention.key_length_swa") or key
+        value = shape.number("attention.value_length_swa") or value
+    return key, value
+
+
+def is_known(shape: Shape) -> bool:
+    """Whether nothing about this architecture's memory is guessed."""
+    return shape.architecture in KNOWN
+
+
+def _windows(shape: Shape) -> tuple[int, ...]:
+    none = (0,) * shape.layer_count
+    window = shape.number("attention.sliding_window", _WINDOW.get(shape.architecture, 0))
+    if not window or shape.architecture in _WINDOW_IGNORED:
+        return none
+    pattern = shape.numbers.get("attention.sliding_window_pattern", ())
+    if len(pattern) >= shape.layer_count and len(pattern) > 1:
+        return tuple(window if each else 0 for each in pattern[: shape.layer_count])
+    # A period of 1 makes each layer the last one of its period.
+    period = pattern[0] if len(pattern) == 1 and pattern[0] > 0 else _WINDOW_PERIOD.get(shape.architecture, 0)
+    if not period:
+        return none
+    whole = 0 if shape.architecture in _FIRST_IS_WHOLE else period - 1
+    return tuple(0 if at % period == whole else window for at in range(shape.layer_count))
+
+
+def _recurrent(shape: Shape) -> tuple[bool, ...]:
+    every = (True,) * shape.layer_count
+    if shape.architecture in _RECURRENT | _BOTH:
+        return every
+    if listed := shape.numbers.get("attention.recurrent_layers", ()):
+        return tuple(bool(each) for each in (*listed, *[0] * shape.layer_count)[: shape.layer_count])
+    if shape.architecture in _INTERVAL:
+        interval = max(1, shape.number("full_attention_interval", 4))
+        return tuple((at + 1) % interval != 0 for at in range(shape.layer_count))
+    if shape.architecture in _WHERE_NO_HEADS or (shape.number("ssm.inner_size") and not is_known(shape)):
+        heads = shape.per_layer("attention.head_count_kv", shape.number("attention.head_count"))
+        return tuple(count == 0 for count in heads)
+    return (False,) * shape.layer_count
+
+
+def _state_elements(shape: Shape) -> int:
+    """Elements of one recurrent layer for one slot: what its convolution and its state remember."""
+    width = shape.embedding_size
+    if wkv := shape.number("wkv.head_size"):
+        return width * shape.number("token_shift_count", 2) + width * wkv
+    if conv := shape.number("shortconv.l_cache"):
+        return width * max(0, conv - 1)
+    before = max(0, shape.number("ssm.conv_kernel") - 1)
+    if head := shape.number("kda.head_dim"):
+        heads = shape.number("attention.head_count")
+        return 3 * before * heads * head + heads * head * head
+    inner, state, groups = (shape.number(f"ssm.{name}") for name in ("inner_size", "state_size", "group_count"))
+    return before * (inner + 2 * groups * state) + state * inner

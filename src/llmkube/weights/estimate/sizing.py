@@ -1,0 +1,257 @@
+"""How many bytes a model will need, before anything is loaded: each part by the name that llama.cpp reports it under.
+
+`estimate` is a pure function of two values: the model's `Shape` and the `Demand` of a command line.
+"""
+
+from typing import Final
+
+import attrs
+
+from llmkube.base.units import format_bytes
+from llmkube.weights.estimate import mlx
+from llmkube.weights.estimate.compute_buffer import Batch, compute_bytes
+from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Place
+from llmkube.weights.estimate.kv_cache import CELL_PADDING, Cells, cache_bytes, cells, state_bytes
+from llmkube.weights.estimate.layers import Layer, head_lengths, is_known, layers_of
+from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
+from llmkube.weights.formats.shape import Shape
+
+__all__ = [
+    "DEFAULT_CACHE_RAM_BYTES",
+    "Component",
+    "Demand",
+    "Estimate",
+    "Place",
+    "Shape",
+    "default_cache_ram_bytes",
+    "estimate",
+    "largest_context",
+    "room_of",
+]
+
+_MIB: Final = 1 << 20
+
+PROCESS_BYTES: Final = 48 * _MIB
+"""What a server needs before it loads anything, and its threads' working memory: 38 MiB measured, one slot."""
+
+BYTES_PER_TOKEN: Final = 384
+"""What a token of the vocabulary costs: 220 bytes measured without merges, which may double it."""
+
+_LEAST_CACHE_RAM_BYTES: Final = 64 * _MIB
+_MOST_CACHE_RAM_BYTES: Final = 1024 * _MIB
+_PROJECTOR_WORK_BYTES: Final = 512 * _MIB
+_QUANTIZED_CACHE_BYTES: Final = _MIB
+"""Rotations and the like for quantized caches: half of it measured."""
+_QUANTIZED: Final = frozenset(("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
+_CHECKPOINT_TOKENS: Final = 8192
+"""llama-server makes a checkpoint at least so many tokens after the last."""
+_FALLBACK_CONTEXT: Final = 4096
+_LONGEST_CONTEXT: Final = 1 << 26
+
+
+def estimate(shape: Shape, demand: Demand) -> Estimate:
+    """Return what this model needs under this command line."""
+    if shape.format == "mlx":
+        return mlx.estimate(shape, demand)
+    found = _Sum()
+    _add_weights(found, shape, demand)
+    room = room_of(shape, demand)
+    _add_memory(found, shape, demand, room)
+    _add_compute(found, shape, demand, room)
+    _add_prompt_cache(found, shape, demand, room)
+    _add_companions(found, shape, demand)
+    found.add("process", Place.HOST, PROCESS_BYTES + BYTES_PER_TOKEN * shape.vocabulary_size)
+    if not is_known(shape):
+        found.doubt(
+            f"the architecture {shape.architecture} is not known: every layer counts as attention to all tokens"
+        )
+    return found.estimate()
+
+
+def room_of(shape: Shape, demand: Demand) -> Cells:
+    """Return the tokens that the caches of this command line hold."""
+    context = demand.context or shape.trained_context or _FALLBACK_CONTEXT
+    step = min(demand.ubatch, demand.batch, context)
+    return cells(context, max(1, demand.slots), unified=demand.unified_kv, ubatch=step, full_windows=demand.swa_full)
+
+
+def default_cache_ram_bytes(shape: Shape, demand: Demand) -> int:
+    """Return a limit for the prompt cache that is worth its memory: one context's worth in whole MiB, at most 1 GiB.
+
+    llama-server's own limit of 8 GiB does not depend on the model, and is more than many models need themselves.
+    """
+    room = room_of(shape, demand)
+    kept = sum(
+        cache_bytes(layer, room, demand.cache_type_k, demand.cache_type_v) + state_bytes(layer, room.slots)
+        for layer in layers_of(shape)
+    )
+    wanted = max(_LEAST_CACHE_RAM_BYTES, min(kept, _MOST_CACHE_RAM_BYTES))
+    return -(-wanted // _MIB) * _MIB
+
+
+def largest_context(shape: Shape, demand: Demand, room_bytes: int) -> int | None:
+    """Return the largest context, in steps of 256 tokens, that needs no more than that; None if none does.
+
+    It is never more than the model was trained for, or than what is asked for if that is more. A prompt cache that
+    has the default limit keeps it.
+    """
+    follows = demand.cache_ram_bytes == default_cache_ram_bytes(shape, demand)
+
+    def needed(context: int) -> int:
+        wish = attrs.evolve(demand, context=context)
+        if follows:
+            wish = attrs.evolve(wish, cache_ram_bytes=default_cache_ram_bytes(shape, wish))
+        return estimate(shape, wish).total_bytes
+
+    top = max(demand.context, shape.trained_context or _FALLBACK_CONTEXT, CELL_PADDING)
+    low, high = 0, -(-min(top, _LONGEST_CONTEXT) // CELL_PADDING)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if needed(middle * CELL_PADDING) <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low * CELL_PADDING, top) if low else None
+
+
+@attrs.define(eq=False)
+class _Sum:
+    """Components that are being added up, by name and place, in the order of their first mention."""
+
+    sizes: dict[tuple[str, Place], int] = attrs.Factory(dict)
+    notes: list[str] = attrs.Factory(list)
+    certain: bool = True
+
+    def add(self, name: str, place: Place, size_bytes: int) -> None:
+        if size_bytes > 0:
+            self.sizes[name, place] = self.sizes.get((name, place), 0) + size_bytes
+
+    def doubt(self, note: str) -> None:
+        self.notes.append(note)
+        self.certain = False
+
+    def estimate(self) -> Estimate:
+        components = tuple(Component(name, place, size) for (name, place), size in self.sizes.items())
+        return Estimate(components, tuple(self.notes), self.certain)
+
+
+def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
+    weights = place_weights(
+        shape,
+        device_layers=demand.device_layers,
+        overrides=demand.overrides,
+        repack=demand.repack,
+        machine=demand.machine,
+        mmap=demand.mmap,
+        guessing="draft-mtp" in demand.speculation,
+    )
+    rest = Place.DEVICE if demand.device_layers else Place.HOST
+    found.add("weights", Place.DEVICE, weights.device_bytes)
+    found.add("weights", Place.HOST, weights.host_bytes)
+    found.add("repacked weights", Place.HOST, weights.repacked_bytes)
+    if shape.unread_bytes:
+        found.add("weights", rest, shape.unread_bytes)
+        found.doubt("some tensors have a type that only a newer engine can judge: what is left of the file counts")
+    if shape.missing_parts:
+        found.add("weights", rest, _unread_part_bytes(shape))
+        found.doubt(
+            f"{shape.missing_parts} more files of this model were not read: each counts as if it were the largest"
+        )
+    if weights.repacked_bytes and demand.mmap:
+        size = format_bytes(weights.repacked_bytes)
+        found.notes.append(f"{size} of the weights are in memory twice: --no-repack keeps them once, and is slower")
+
+
+def _unread_part_bytes(shape: Shape) -> int:
+    """Guess at the files of a split model that were not read: blocks that are missing are like the largest seen."""
+    blocks: dict[str, int] = {}
+    for tensor in shape.tensors:
+        if tensor.name.startswith("blk."):
+            block = tensor.name.split(".")[1]
+            blocks[block] = blocks.get(block, 0) + tensor.size_bytes
+    if len(blocks) > 1:
+        missing = max(0, shape.layer_count - len(blocks) + 1)
+        return missing * max(blocks.values())
+    return shape.size_bytes * shape.missing_parts
+
+
+def _add_memory(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+    layers = layers_of(shape)
+    for at, layer in enumerate(layers):
+        on_device = demand.kv_offload and layer_on_device(at, shape.layer_count, demand.device_layers)
+        place = Place.DEVICE if on_device else Place.HOST
+        found.add("KV cache", place, cache_bytes(layer, room, demand.cache_type_k, demand.cache_type_v))
+        found.add("recurrent state", place, state_bytes(layer, room.slots))
+    if indexed := shape.number("attention.indexer.key_length"):
+        found.add("KV cache", Place.HOST, 2 * indexed * room.context * len(layers))
+        found.doubt("the index of sparse attention is counted as 16-bit keys for every token")
+
+
+def _add_compute(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+    flash = demand.flash_attention != "off"
+    tokens = -(-room.step // room.slots) * room.slots
+    outputs = tokens if demand.embedding else min(tokens, room.slots)
+    size = compute_bytes(shape, Batch(tokens, outputs, room, flash, demand.embedding))
+    size += _QUANTIZED_CACHE_BYTES if {demand.cache_type_k, demand.cache_type_v} & _QUANTIZED else 0
+    if demand.device_layers:
+        found.add("compute buffer", Place.DEVICE, size)
+        on_host = demand.device_layers <= shape.layer_count or demand.overrides or not demand.kv_offload
+        inputs = 4 * tokens * (3 * shape.embedding_size + room.whole)
+        found.add("compute buffer", Place.HOST, size if on_host else min(size, inputs))
+    else:
+        found.add("compute buffer", Place.HOST, size)
+    vectors = shape.vocabulary_size + (shape.embedding_size if demand.embedding else 0)
+    found.add("output buffer", Place.HOST, 4 * vectors * room.slots)
+
+
+def _add_prompt_cache(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+    """The prompt cache and the checkpoints of slots fill up while requests come: they count as full from the start."""
+    if demand.embedding:
+        return
+    if demand.cache_ram_bytes is None:
+        found.doubt("the prompt cache has no limit: set --cache-ram")
+        found.add("prompt cache", Place.HOST, DEFAULT_CACHE_RAM_BYTES)
+    else:
+        found.add("prompt cache", Place.HOST, demand.cache_ram_bytes)
+    kinds = (demand.cache_type_k, demand.cache_type_v)
+    one = attrs.evolve(room, streams=1, slots=1, step=0)
+    passing = [layer for layer in layers_of(shape) if layer.state_elements or (layer.window and not demand.swa_full)]
+    size = sum(state_bytes(each, 1) + (cache_bytes(each, one, *kinds) if each.window else 0) for each in passing)
+    each_slot = min(demand.checkpoints, room.whole // _CHECKPOINT_TOKENS + 1)
+    found.add("context checkpoints", Place.HOST, size * each_slot * room.slots)
+
+
+def _add_companions(found: _Sum, shape: Shape, demand: Demand) -> None:
+    """What else is loaded beside the model."""
+    if demand.projector_path:
+        place = Place.DEVICE if demand.device_layers and demand.projector_on_device else Place.HOST
+        if demand.projector_bytes is None:
+            found.doubt("the size of the multimodal projector is not known")
+        else:
+            found.add("mmproj", place, demand.projector_bytes + _PROJECTOR_WORK_BYTES)
+    if demand.draft_path and demand.draft is None:
+        found.doubt("the size of the draft model is not known")
+    if demand.draft is not None:
+        alone = Demand(
+            context=demand.context or shape.trained_context,
+            device_layers=demand.draft_device_layers,
+            cache_ram_bytes=0,
+            checkpoints=0,
+            flash_attention=demand.flash_attention,
+            machine=demand.machine,
+            repack=demand.repack,
+            slots=demand.slots,
+            unified_kv=demand.unified_kv,
+            ubatch=demand.ubatch,
+            batch=demand.batch,
+        )
+        for component in estimate(demand.draft, alone).components:
+            if component.name != "process":
+                found.add("draft model", component.place, component.size_bytes)
+    if "draft-mtp" in demand.speculation and (ahead := shape.number("nextn_predict_layers")):
+        key, value = head_lengths(shape)
+        layer = Layer(shape.number("attention.head_count_kv") * key, shape.number("attention.head_count_kv") * value)
+        room = room_of(shape, demand)
+        place = Place.DEVICE if demand.device_layers else Place.HOST
+        found.add("draft model", place, min(ahead, shape.layer_count) * cache_bytes(layer, room, "f16", "f16"))
+        found.add("draft model", place, compute_bytes(shape, Batch(room.step, room.slots, room, flash=True)))

@@ -1,0 +1,170 @@
+"""Where each tensor goes: the device, the host as it lies in the file, or the host in a second layout.
+
+llama.cpp gives the last layers and the output to the device and keeps the token embedding on the host, whatever
+`--n-gpu-layers` says. On the host, weights of some types are laid out anew for the processor (the buffer `CPU_REPACK`).
+A mapped file stays in memory from the first to the last tensor that is used as it lies there, with all that is in
+between: measured, and what llama.cpp reports as `CPU_Mapped`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.weights.formats.gguf_format import DEFAULT_ALIGNMENT
+from llmkube.weights.formats.shape import Shape, Tensor
+
+EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Expert weights by their names, as llama.cpp matches them for `--cpu-moe`."""
+
+_X86: Final = frozenset(("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"))
+_ARM: Final = frozenset(("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"))
+_REPACKED: Final[Mapping[str, frozenset[str]]] = {"x86_64": _X86, "AMD64": _X86, "arm64": _ARM, "aarch64": _ARM}
+"""Types that ggml has another layout for: with AVX2 (measured), and with NEON's dot products (from its sources)."""
+
+_REPACK_ROWS: Final = 8
+_FROM_HOST: Final = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
+_LONGEST_PATTERN: Final = 256
+_MOST_REPEATS: Final = 8
+_MOST_WAYS: Final = 100_000_000
+"""Ways to try a pattern, over all tensors: about a second. Beyond that somebody wants to keep the program busy."""
+
+
+@attrs.frozen
+class Weights:
+    """Bytes of weights.
+
+    Attributes:
+        device_bytes: In the device's buffers.
+        host_bytes: On the host as they lie in the file.
+        repacked_bytes: On the host in another layout.
+    """
+
+    device_bytes: int
+    host_bytes: int
+    repacked_bytes: int
+
+
+def place_weights(
+    shape: Shape,
+    *,
+    device_layers: int,
+    overrides: tuple[tuple[str, str], ...] = (),
+    repack: bool = True,
+    machine: str = "x86_64",
+    mmap: bool = True,
+    guessing: bool = False,
+) -> Weights:
+    """Sort all tensors by where they go; blocks that only guess ahead are left in the file unless they are asked to."""
+    running = shape.layer_count if guessing else shape.layer_count - shape.number("nextn_predict_layers")
+    first = max(0, shape.layer_count + 1 - device_layers) if device_layers else shape.layer_count + 1
+    types = _REPACKED.get(machine, frozenset()) if repack else frozenset()
+    patterns = _compiled(overrides, shape.tensors)
+    tied = all(tensor.name != "output.weight" for tensor in shape.tensors)
+    device = plain = repacked = at = end = 0
+    start: int | None = None
+    for tensor in shape.tensors:
+        size, name = tensor.size_bytes, tensor.name
+        at += size + -size % DEFAULT_ALIGNMENT
+        if _block(name) >= running:
+            continue
+        if name == "token_embd.weight" and tied:  # the output is a copy of it
+            if device_layers:
+                device += size
+            elif tensor.type in types and _fits(tensor):
+                repacked += size
+        if _on_device(name, first, shape.layer_count, patterns):
+            device += size
+        elif tensor.type in types and _is_multiplied(tensor) and _fits(tensor):
+            repacked += size
+        else:
+            plain += size
+            end = at
+            start = at - size if start is None else start
+    if mmap and not device_layers:
+        plain = max(plain, end - (start or 0))
+    return Weights(device, plain, repacked)
+
+
+def layer_on_device(at: int, layer_count: int, device_layers: int) -> bool:
+    """Whether a layer's cache follows it to the device."""
+    return device_layers > 0 and at >= layer_count + 1 - device_layers
+
+
+def _on_device(name: str, first: int, layer_count: int, patterns: tuple[tuple[re.Pattern[str], bool], ...]) -> bool:
+    for pattern, on_device in patterns:
+        if pattern.search(name):
+            return on_device
+    if (block := _block(name)) >= 0:
+        return block >= first
+    return first <= layer_count and not name.startswith(_FROM_HOST)
+
+
+def _block(name: str) -> int:
+    """Return the number of a tensor's block, or -1 if it is in none."""
+    parts = name.split(".", 2)
+    inside = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
+    return int(parts[1]) if inside else -1
+
+
+def _compiled(
+    overrides: tuple[tuple[str, str], ...], tensors: tuple[Tensor, ...]
+) -> tuple[tuple[re.Pattern[str], bool], ...]:
+    """Patterns that are none, in Python's eyes, match nothing, nor do those that would take too long to try.
+
+    Buffers of the processor are named CPU.
+    """
+    found = []
+    for pattern, buffer in overrides:
+        try:
+            if len(pattern) <= _LONGEST_PATTERN and _ways_over(pattern, tensors) <= _MOST_WAYS:
+                found.append((re.compile(pattern), not buffer.startswith("CPU")))
+        except re.error:
+            continue
+    return tuple(found)
+
+
+def _ways_over(pattern: str, tensors: tuple[Tensor, ...]) -> float:
+    choices, repeats = _choices(pattern)
+    if choices > _MOST_WAYS or repeats > _MOST_REPEATS:
+        return math.inf
+    places: int = sum(len(tensor.name) ** (repeats + 1) for tensor in tensors)
+    return choices * places / math.factorial(repeats + 1)
+
+
+def _choices(pattern: str) -> tuple[float, int]:
+    """Return how many ways its alternatives leave open, and how often something in it may be repeated at will.
+
+    Python tries all of them, one after the other, before it says that nothing matches. What is repeated as a group has
+    no bound: `(a+)+b`.
+    """
+    choices, repeats, before = 1.0, 0, ""
+    open_groups = [1]
+    for word in re.findall(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\(\?|.", pattern, re.DOTALL):
+        if word[0] == "(":
+            open_groups.append(1)
+        elif word == ")" and len(open_groups) > 1:
+            choices *= open_groups.pop()
+        elif word == "|":
+            open_groups[-1] += 1
+        elif word == "?":
+            choices *= 2
+        elif word in {"*", "+", "{"}:
+            repeats += 1
+            choices = math.inf if before == ")" else choices
+        before = word
+    return choices * open_groups[0], repeats
+
+
+def _is_multiplied(tensor: Tensor) -> bool:
+    """Whether it is a matrix that tokens are multiplied with, as only those are laid out anew."""
+    name, dimensions = tensor.name, len(tensor.sizes)
+    if name.startswith(_FROM_HOST) or "conv1d" in name or not name.endswith(".weight"):
+        return False
+    return dimensions == 2 or (dimensions == 3 and "_exps." in name)  # a matrix, or one for each expert
+
+
+def _fits(tensor: Tensor) -> bool:
+    return len(tensor.sizes) > 1 and tensor.sizes[1] % _REPACK_ROWS == 0

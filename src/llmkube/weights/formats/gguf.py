@@ -1,0 +1,336 @@
+"""A GGUF header says what a model needs, and reading it must be safe on any file that a user points at.
+
+`gguf_reader` reads the bytes by llama.cpp's rules; here the values become facts, by the rules that its model loader
+applies to every architecture (`gguf_rules`). A file that passes may still be refused by an engine, for what takes more
+than a header and rules for all:
+
+* the engine's version does not know the architecture, or the architecture wants hyperparameters of its own;
+* a tensor that the architecture needs is missing, has another shape than the hyperparameters ask for, or is left over;
+* the tokenizer's kind is unknown, or its tokens, merges and special tokens do not fit together;
+* a tensor has a type that is newer than our table (`GGUFFacts.newer_tensor_types`).
+"""
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from llmkube.weights.errors import FetchError, NotGGUFError
+from llmkube.weights.formats.gguf_format import (
+    BOOL,
+    FILE_TYPES,
+    GUESSED,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    MAX_LAYERS,
+    NEWER_TENSOR_TYPES,
+    STRING,
+    TENSOR_TYPES,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    VALUE_NAMES,
+)
+from llmkube.weights.formats.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
+from llmkube.weights.formats.gguf_rules import (
+    ARCHITECTURE,
+    FOR_SIZING,
+    GENERAL,
+    NO_TOKENIZER,
+    OF_ARCHITECTURE,
+    OF_SPLIT,
+    OF_TOKENIZER,
+    OF_TOKENS,
+    PER_LAYER,
+    REQUIRED,
+    TOKENIZER,
+    TOKENS,
+)
+from llmkube.weights.formats.shape import Shape, Tensor
+
+_NUMBERS: Final = {
+    UINT8: "<B",
+    INT8: "<b",
+    UINT16: "<H",
+    INT16: "<h",
+    UINT32: "<I",
+    INT32: "<i",
+    UINT64: "<Q",
+    INT64: "<q",
+    BOOL: "<?",
+}
+
+_PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
+MAX_PARTS: Final = 256
+"""Files of one model that are looked at; the largest models in use have under a hundred."""
+
+PIECE_BYTES: Final = 256 << 10
+"""How much of a local file is read at a time."""
+
+
+@attrs.frozen
+class GGUFFacts:
+    """What a GGUF header says about its model; None where it says nothing.
+
+    Models whose layers differ give a number of key-value heads for each layer: `head_count_kv` is then the largest of
+    them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
+    is split into `split_count` files; of a remote file whose size nobody gave, it is what its tensors need.
+    `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
+    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
+    what `sizing` needs; it is no part of what two files are compared by.
+    """
+
+    architecture: str
+    file_version: int
+    tensor_count: int
+    size_bytes: int
+    name: str | None = None
+    license: str | None = None
+    quantization: str | None = None
+    context_length: int | None = None
+    layer_count: int | None = None
+    embedding_size: int | None = None
+    head_count: int | None = None
+    head_count_kv: int | None = None
+    head_count_kv_per_layer: tuple[int, ...] = ()
+    key_length: int | None = None
+    value_length: int | None = None
+    pooling_type: int | None = None
+    split_count: int = 1
+    newer_tensor_types: tuple[int, ...] = ()
+    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
+
+
+def read_header(path: Path) -> GGUFFacts:
+    """Read the facts, in a second at worst and little memory whatever the file is. Blocks on the disk.
+
+    The other files of a split model are looked for beside the first one, for `shape` alone; one that is missing or no
+    part of it is left out.
+
+    Raises:
+        NotGGUFError: The file is not a complete little-endian GGUF of version 2 or 3 that holds a model.
+        FetchError: The file cannot be read now.
+    """
+    facts = facts_of(_read(path))
+    if facts.split_count == 1 or facts.shape is None:
+        return facts
+    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count))
+
+
+def _read(path: Path) -> HeaderReader:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise NotGGUFError(f"{path} is not a regular file")
+        # O_NONBLOCK: should a named pipe have taken its place meanwhile, opening it must not wait for a writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            reader = HeaderReader(str(path), found.st_size)
+            while (wanted := reader.wanted) is not None:
+                reader.feed(os.pread(descriptor, max(wanted.length, PIECE_BYTES), wanted.offset))
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise FetchError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    return reader
+
+
+def _with_parts(path: Path, shape: Shape, count: int) -> Shape:
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named["count"]) != count or count > MAX_PARTS:
+        return shape
+    for number in range(2, count + 1):
+        try:
+            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf")).header
+        except (NotGGUFError, FetchError):
+            continue
+        if header is not None and len(shape.tensors) + header.tensor_count <= MAX_TENSORS:
+            shape = attrs.evolve(
+                shape,
+                tensors=shape.tensors + header.tensors,
+                size_bytes=shape.size_bytes + (header.size_bytes or header.needed_bytes),
+                missing_parts=shape.missing_parts - 1,
+            )
+    return attrs.evolve(shape, vocabulary_size=_vocabulary(shape.tensors) or shape.vocabulary_size)
+
+
+def _vocabulary(tensors: tuple[Tensor, ...]) -> int:
+    """Return how many tokens the embedding has a vector for."""
+    embedding = next((each for each in tensors if each.name == "token_embd.weight"), None)
+    return embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
+
+
+def facts_of(reader: HeaderReader) -> GGUFFacts:
+    """Turn a header that was read to its end into facts.
+
+    Raises:
+        NotGGUFError: An engine's model loader would refuse it, whatever the architecture.
+    """
+    header = reader.header
+    assert header is not None, "the reader has been fed until it wanted nothing more"
+    values = _Values(reader, header)
+    values.check(GENERAL)
+    parts = _split_count(values)
+    architecture = values.text(ARCHITECTURE)
+    if not architecture:
+        raise reader.refuse("it has no general.architecture, so no engine can know what it is")
+    if architecture == "clip":
+        raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
+    values.check({f"{architecture}.{name}": kind for name, kind in OF_ARCHITECTURE.items()})
+    context_length, embedding_size, layer_count = (values.required(f"{architecture}.{name}") for name in REQUIRED)
+    if not 0 < layer_count <= MAX_LAYERS:
+        raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {MAX_LAYERS}")
+    heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in PER_LAYER)
+    _check_tokenizer(values)
+    if header.tensor_count == 0 and parts == 1:
+        raise reader.refuse("it holds no tensors: it is a vocabulary or an unfinished conversion, not a model")
+    heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
+    return GGUFFacts(
+        architecture=architecture,
+        file_version=header.version,
+        tensor_count=header.tensor_count,
+        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
+        name=values.text("general.name"),
+        license=values.text("general.license"),
+        quantization=_quantization(values.number("general.file_type"), heaviest),
+        context_length=context_length,
+        layer_count=layer_count,
+        embedding_size=embedding_size,
+        head_count=max(heads, default=None),
+        head_count_kv=max(kv_heads, default=None),
+        head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
+        key_length=values.number(f"{architecture}.attention.key_length"),
+        value_length=values.number(f"{architecture}.attention.value_length"),
+        pooling_type=values.number(f"{architecture}.pooling_type"),
+        split_count=parts,
+        newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in NEWER_TENSOR_TYPES)),
+        shape=_shape(values, architecture, parts),
+    )
+
+
+def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
+    """Keep what sizing needs; these keys are not checked, and one of an unexpected type counts as absent."""
+    header = values.header
+    keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
+    numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
+    tokens = values.get(TOKENS)
+    read_bytes = sum(each.size_bytes for each in header.tensors)
+    data_bytes = 0 if header.size_bytes is None else header.size_bytes - header.data_offset
+    return Shape(
+        architecture=architecture,
+        tensors=header.tensors,
+        numbers=numbers,
+        layer_count=numbers["block_count"][0],
+        embedding_size=numbers["embedding_length"][0],
+        vocabulary_size=_vocabulary(header.tensors) or (tokens.count if tokens and tokens.count else 0),
+        trained_context=numbers["context_length"][0],
+        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
+        unread_bytes=max(0, data_bytes - read_bytes) if any(not each.size_bytes for each in header.tensors) else 0,
+        missing_parts=parts - 1,
+    )
+
+
+@attrs.frozen
+class _Values:
+    """The kept values, asked for as the loader asks; a value of another type is refused where rules name its type."""
+
+    reader: HeaderReader
+    header: Header
+
+    def get(self, key: str) -> Value | None:
+        return self.header.values.get(key.encode())
+
+    def check(self, kinds: Mapping[str, int]) -> None:
+        """Refuse each of these keys that is there with another type."""
+        for key, kind in kinds.items():
+            value = self.get(key)
+            if value is not None and (value.kind != kind or value.count is not None):
+                raise self.reader.refuse(f"{key} is of type {value.title} and not {VALUE_NAMES[kind]}")
+
+    def text(self, key: str) -> str | None:
+        """A string that is there and not empty; engines read it as a C string."""
+        value = self.get(key)
+        if value is None or value.kind != STRING or value.count is not None or value.data is None:
+            return None
+        return value.data.partition(b"\0")[0].decode("utf-8", "replace") or None
+
+    def number(self, key: str) -> int | None:
+        """A whole number that is there."""
+        value = self.get(key)
+        if value is None or value.kind not in (UINT16, UINT32, INT32) or value.count is not None or value.data is None:
+            return None
+        return int.from_bytes(value.data, "little", signed=value.kind == INT32)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
+        value = self.get(key)
+        layout = None if value is None else _NUMBERS.get(value.kind)
+        if value is None or value.data is None or layout is None:
+            return ()
+        return tuple(int(number) for (number,) in struct.iter_unpack(layout, value.data))
+
+    def required(self, key: str) -> int:
+        number = self.number(key)
+        if number is None:
+            raise self.reader.refuse(f"it has no {key}")
+        return number
+
+    def per_layer(self, key: str, layer_count: int) -> tuple[int, ...]:
+        """One number for all layers, or one for each of them; nothing if the key is absent."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if value.count is None:
+            self.check({key: UINT32})
+            return (self.required(key),)
+        if value.count != layer_count or value.kind not in (UINT32, INT32, BOOL) or value.data is None:
+            raise self.reader.refuse(f"{key} is an {value.title} where {layer_count} layers want a u32 each")
+        if value.kind == BOOL:
+            return tuple(int(byte != 0) for byte in value.data)
+        return tuple(number for (number,) in struct.iter_unpack("<I", value.data))
+
+
+def _check_tokenizer(values: _Values) -> None:
+    """Refuse what leaves an engine without a way from text to tokens."""
+    refuse = values.reader.refuse
+    if values.get(TOKENIZER) is None:
+        raise refuse(f"it has no {TOKENIZER}, so no engine can turn text into tokens")
+    if values.text(TOKENIZER) in NO_TOKENIZER:
+        return
+    values.check(OF_TOKENIZER)
+    tokens = values.get(TOKENS)
+    if tokens is None or tokens.kind != STRING or tokens.count is None:
+        raise refuse(
+            f"it has no {TOKENS}" if tokens is None else f"{TOKENS} is a {tokens.title} and not its vocabulary"
+        )
+    for key, kinds in OF_TOKENS.items():
+        value = values.get(key)
+        if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
+            wanted = VALUE_NAMES[kinds[0]]
+            raise refuse(f"{key} is of type {value.title} where each of {tokens.count} tokens wants a {wanted}")
+
+
+def _split_count(values: _Values) -> int:
+    """Return how many files the model has; only the first of several can be loaded, and leads to the others."""
+    parts = values.number("split.count") or 1
+    if parts > 1:
+        values.check(OF_SPLIT)
+        part, _ = (values.required(key) for key in OF_SPLIT)
+        if part:
+            raise values.reader.refuse(f"it is part {part + 1} of {parts} of a split model: name the first part")
+    return parts
+
+
+def _quantization(file_type: int | None, heaviest: int | None) -> str | None:
+    """Return the name that people use (`Q4_K_M`): from the header, else the type that holds most of the bytes."""
+    if file_type is not None and (name := FILE_TYPES.get(file_type & ~GUESSED)):
+        return name
+    return None if heaviest is None or heaviest not in TENSOR_TYPES else TENSOR_TYPES[heaviest][0]

@@ -1,0 +1,409 @@
+"""A header, read from whatever pieces of the file arrive; it says which piece it needs next, and does no I/O itself.
+
+```
+ HeaderReader.wanted ── Range ──▶ a file, or an HTTP Range request
+        ▲                              │
+        └────────── feed(data) ◀───────┘        until `wanted` is None: then `header` has the result
+```
+
+The rules are those by which llama.cpp's `gguf_init_from_file` refuses a file, so that it is refused before an engine is
+started for it. What is stricter here are bounds on time and memory, each a constant below. Arrays of strings have to be
+stepped over string by string, since only each string says where the next one is; nothing of them is kept.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Generator, Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.weights.errors import NotGGUFError
+from llmkube.weights.formats.gguf_format import (
+    ARRAY,
+    DATA_ALIGNMENT,
+    DEFAULT_ALIGNMENT,
+    LOOKALIKES,
+    MAGIC,
+    MAX_DIMENSIONS,
+    NAME_BYTES,
+    NEWER_TENSOR_TYPES,
+    STRING,
+    TENSOR_TYPES,
+    UINT32,
+    VALUE_BYTES,
+    VALUE_NAMES,
+    VERSIONS,
+)
+from llmkube.weights.formats.gguf_rules import KEPT, KEPT_OF_ARCHITECTURE
+from llmkube.weights.formats.shape import Tensor
+
+MAX_HEADER_BYTES: Final = 256 << 20
+"""No header is longer: the largest vocabularies in use take about 20 MiB."""
+MAX_KEYS: Final = 1 << 16
+"""Real files have a few dozen."""
+MAX_TENSORS: Final = 1 << 16
+"""The largest models, with each expert a tensor of its own, have under fifty thousand."""
+MAX_WALKED_STRINGS: Final = 1 << 21
+"""Over all arrays together; the largest vocabularies with their merges hold under a million."""
+MAX_KEY_BYTES: Final = 1 << 16
+"""What the format allows for a key; engines allow more."""
+MAX_VALUE_BYTES: Final = 1 << 16
+"""Of a longer value only the kind is kept."""
+MAX_KEPT_BYTES: Final = 1 << 20
+"""All kept values together."""
+
+_DIGESTED_BYTES: Final = 64  # longer keys are remembered by their hash
+_START_BYTES: Final = 24
+_MAX_ELEMENTS: Final = (1 << 63) - 1
+_ALIGNMENT: Final = b"general.alignment"
+
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_STARTS: Final = struct.Struct("<4sIQQ")
+_TENSOR_TAIL: Final = struct.Struct("<IQ")
+_SHAPES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
+
+
+@attrs.frozen
+class Range:
+    """Bytes of the file that are needed: at least `length` of them (never 0), from `offset` on."""
+
+    offset: int
+    length: int
+
+
+@attrs.frozen
+class Value:
+    """One value as it stands in the file: its kind, its number of elements if it is an array, and its bytes.
+
+    `data` is None if there are more bytes than anything that is wanted has; an array of strings has none kept either.
+    """
+
+    kind: int
+    count: int | None
+    data: bytes | None
+
+    @property
+    def title(self) -> str:
+        """`u32`, or `array of 3 u32`."""
+        name = VALUE_NAMES[self.kind]
+        return name if self.count is None else f"array of {self.count} {name}"
+
+
+@attrs.frozen
+class Header:
+    """What was read: the kept values by key, the tensors, and what they add up to.
+
+    `size_bytes` is None if nobody has said yet how long the file is; `needed_bytes` is how long it must be for all its
+    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our
+    table does not know counts as 0.
+    """
+
+    version: int
+    tensors: tuple[Tensor, ...]
+    values: Mapping[bytes, Value]
+    tensor_bytes: Mapping[int, int]
+    needed_bytes: int
+    size_bytes: int | None
+    data_offset: int
+
+    @property
+    def tensor_count(self) -> int:
+        """How many tensors this file has."""
+        return len(self.tensors)
+
+
+Steps = Generator[Range, bytes, None]
+
+
+class HeaderReader:
+    """Read one header; feed it until `wanted` is None.
+
+    Every call either makes progress or raises, and all together take less than a second and 64 MiB, whatever is in it.
+
+    Args:
+        name: What the file is called in an error's sentence.
+        size_bytes: How long the file is, or None if that is not known.
+        limit_bytes: How far into the file the reader may ever want to look.
+
+    Attributes:
+        wanted: The piece that is needed next; None when the header is complete.
+        header: The result, once `wanted` is None.
+    """
+
+    def __init__(self, name: str, size_bytes: int | None, *, limit_bytes: int = MAX_HEADER_BYTES) -> None:
+        self.header: Header | None = None
+        self.wanted: Range | None = None
+        self._name = name
+        self._size = size_bytes
+        self._limit = limit_bytes
+        self._data = b""
+        self._at = 0  # where in the data the next byte to read is; beyond its end after a long skip
+        self._base = 0  # where in the file the data begins
+        self._walked = 0
+        self._kept = 0
+        self._values: dict[bytes, Value] = {}
+        self._steps = self._read()
+        self._advance(None)
+
+    def feed(self, data: bytes) -> None:
+        """Take the piece that was wanted; more than its length is welcome, less means that the file ends there.
+
+        Raises:
+            NotGGUFError: No engine could load this file, or the header is beyond every bound.
+        """
+        self._advance(data)
+
+    def refuse(self, why: str) -> NotGGUFError:
+        """Return the error that says why this is not a usable file."""
+        return NotGGUFError(f"{self._name} is not a usable GGUF file: {why}")
+
+    def _advance(self, data: bytes | None) -> None:
+        try:
+            self.wanted = next(self._steps) if data is None else self._steps.send(data)
+        except StopIteration:
+            self.wanted = None
+
+    # -- the window onto the file ---------------------------------------------------------------------------------
+
+    @property
+    def _position(self) -> int:
+        return self._base + self._at
+
+    def _have(self, count: int, what: str) -> Steps:
+        """Have that many bytes at hand, or raise because the file does not."""
+        while count and len(self._data) - self._at < count:  # after a long skip even 0 bytes are not at hand
+            self._check(count, what)
+            self._data = self._data[self._at :]
+            self._base, self._at = self._position, 0
+            missing = Range(self._base + len(self._data), count - len(self._data))
+            more = yield missing
+            if len(more) < missing.length:
+                self._size = missing.offset + len(more)
+            self._data += more
+
+    def _check(self, count: int, what: str) -> None:
+        """Refuse to go that far."""
+        end = self._position + count
+        if self._size is not None and end > self._size:
+            raise self.refuse(f"{what} goes beyond the end of the file (is the download complete?)")
+        if end > self._limit:
+            raise self.refuse(f"its header is longer than {self._limit >> 20} MiB, at {what}")
+
+    def _skip(self, count: int, what: str) -> None:
+        self._check(count, what)
+        self._at += count
+
+    def _number(self, layout: struct.Struct) -> int:
+        """Take a number out of bytes that are at hand."""
+        (number,) = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        found: int = number
+        return found
+
+    def _take(self, count: int) -> bytes:
+        data = self._data[self._at : self._at + count]
+        self._at += count
+        return data
+
+    # -- the format -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> Steps:
+        yield from self._have_start()
+        magic, version, tensor_count, key_count = _STARTS.unpack(self._take(_START_BYTES))
+        self._check_start(magic, version)
+        if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
+            raise self.refuse(f"it claims {tensor_count} tensors and {key_count} keys")
+        yield from self._read_keys(key_count)
+        yield from self._read_tensors(version, tensor_count, self._alignment())
+
+    def _have_start(self) -> Steps:
+        """Have the fixed part at hand; whatever is shorter or does not begin right is named for what it is."""
+        if self._size is None or self._size >= _START_BYTES:
+            start = yield Range(0, _START_BYTES)
+        else:
+            start = (yield Range(0, self._size)) if self._size else b""
+        self._data = start
+        if not start:
+            raise self.refuse("it is empty")
+        if len(start) < _START_BYTES:
+            self._size = len(start)
+            self._check_start(start[:4], None)
+            raise self.refuse("its fixed part goes beyond the end of the file (is the download complete?)")
+
+    def _check_start(self, magic: bytes, version: int | None) -> None:
+        if magic != MAGIC:
+            guess = next((guess for prefix, guess in LOOKALIKES if self._data.startswith(prefix)), None)
+            raise self.refuse(guess or f"it starts with {magic!r} instead of {MAGIC!r}")
+        if version is None or version in VERSIONS:
+            return
+        if version & 0xFFFF == 0:
+            raise self.refuse("it is big-endian: convert it for little-endian machines")
+        raise self.refuse(f"it has format version {version}; engines read versions {VERSIONS}")
+
+    def _read_keys(self, key_count: int) -> Steps:
+        seen: set[bytes | int] = set()
+        for number in range(key_count):
+            yield from self._have(8, "a key")
+            length = self._number(_U64)
+            if length > MAX_KEY_BYTES:
+                self._check(length, "a key")
+                raise self.refuse(f"a key claims to be {length} bytes long")
+            yield from self._have(length + 4, "a key")
+            key = self._take(length)
+            if not key:
+                raise self.refuse(f"its key {number} is empty")
+            mark = key if length <= _DIGESTED_BYTES else hash(key)
+            if mark in seen:
+                raise self.refuse(f"it has {shown(key)} twice")
+            seen.add(mark)
+            yield from self._read_value(key)
+
+    def _read_value(self, key: bytes) -> Steps:
+        """Keep or step over one value; its kind is at hand."""
+        kind, count = self._number(_U32), None
+        if kind == ARRAY:
+            yield from self._have(12, shown(key))
+            kind, count = self._number(_U32), self._number(_U64)
+        name = key.partition(b"\0")[0]  # engines look keys up as C strings, and take the first that matches
+        kept = name in KEPT or name.partition(b".")[2] in KEPT_OF_ARCHITECTURE
+        if kind == STRING and count is None:
+            yield from self._have(8, shown(key))
+            length = self._number(_U64)
+        elif kind == STRING:
+            yield from self._walk(count or 0, key)
+            length = 0
+        elif kind in VALUE_BYTES:
+            length = VALUE_BYTES[kind] * (1 if count is None else count)
+        else:  # an array in an array is legal on paper, but no engine reads one
+            raise self.refuse(f"{shown(key)} has the unexpected type {kind}")
+        if not kept:
+            self._skip(length, shown(key))
+        elif length > MAX_VALUE_BYTES:
+            self._skip(length, shown(key))
+            self._values.setdefault(name, Value(kind, count, None))
+        else:
+            yield from self._have(length, shown(key))
+            self._keep(name, Value(kind, count, self._take(length)))
+
+    def _keep(self, name: bytes, value: Value) -> None:
+        self._kept += len(value.data or b"")
+        if self._kept > MAX_KEPT_BYTES:
+            raise self.refuse("it describes more architectures than any model has")
+        self._values.setdefault(name, value)
+
+    def _walk(self, count: int, key: bytes) -> Steps:
+        """Step over that many strings; the inner loop is all that a vocabulary costs."""
+        self._check(8 * count, shown(key))  # each says at least its length
+        self._walked += count
+        if self._walked > MAX_WALKED_STRINGS:
+            raise self.refuse(f"{shown(key)} claims {count} strings, more than any vocabulary has")
+        length_at = _U64.unpack_from
+        while count:
+            data, at, last = self._data, self._at, len(self._data) - 8
+            left = count
+            while left and at <= last:
+                at += 8 + length_at(data, at)[0]
+                left -= 1
+            self._at, count = at, left
+            self._check(8 if count else 0, shown(key))
+            if count:
+                yield from self._have(8, shown(key))
+
+    def _alignment(self) -> int:
+        value = self._values.get(_ALIGNMENT)
+        if value is None:
+            return DEFAULT_ALIGNMENT
+        if value.kind != UINT32 or value.count is not None or value.data is None:
+            raise self.refuse(f"general.alignment is of type {value.title} and not u32")
+        (alignment,) = _U32.unpack(value.data)
+        if alignment == 0 or alignment & (alignment - 1):
+            raise self.refuse(f"general.alignment is {alignment}, not a power of two")
+        found: int = alignment
+        return found
+
+    def _read_tensors(self, version: int, tensor_count: int, alignment: int) -> Steps:
+        """Add up the list of tensors; their data must follow each other without a gap, as engines insist."""
+        names: set[bytes] = set()
+        by_type: Counter[int] = Counter()
+        tensors: list[Tensor] = []
+        expected, needed, odd = 0, 0, b""
+        for _ in range(tensor_count):
+            name, kind, sizes, offset = yield from self._read_tensor()
+            tensor_bytes = self._tensor_bytes(name, kind, sizes)
+            if name in names:
+                raise self.refuse(f"it has the tensor {shown(name)} twice")
+            names.add(name)
+            type_name = TENSOR_TYPES[kind][0] if kind in TENSOR_TYPES else str(kind)
+            tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
+            by_type[kind] += tensor_bytes
+            if kind in NEWER_TENSOR_TYPES:
+                expected = -1  # where the next one begins is for an engine to say that knows this type
+            elif expected < 0:
+                expected = offset
+            if 0 <= expected != offset:
+                raise self.refuse(f"the data of tensor {shown(name)} begins at {offset} where {expected} is expected")
+            if offset % DATA_ALIGNMENT:
+                odd = odd or name
+            needed = max(needed, offset + tensor_bytes)
+            if expected >= 0:
+                expected = offset + tensor_bytes + -tensor_bytes % alignment
+        start = self._position + -self._position % alignment if tensor_count else self._position
+        if self._size is not None and start + needed > self._size:
+            raise self.refuse(
+                f"its tensors need {start + needed} bytes but it has {self._size} (is the download complete?)"
+            )
+        if tensor_count and (odd or start % DATA_ALIGNMENT):
+            which = f"tensor {shown(odd)}" if odd else "the first tensor"
+            raise self.refuse(f"{which} is not at a multiple of {DATA_ALIGNMENT} in the file: engines crash on that")
+        self.header = Header(version, tuple(tensors), self._values, by_type, start + needed, self._size, start)
+
+    def _read_tensor(self) -> Generator[Range, bytes, tuple[bytes, int, tuple[int, ...], int]]:
+        """Return one tensor's name, type, dimensions and offset."""
+        what = "the list of tensors"
+        yield from self._have(8, what)
+        length = self._number(_U64)
+        if length >= NAME_BYTES:
+            self._check(length, what)
+            raise self.refuse(f"a tensor's name is {length} bytes long; engines keep fewer than {NAME_BYTES}")
+        yield from self._have(length + 4, what)
+        name = self._take(length).partition(b"\0")[0]
+        dimensions = self._number(_U32)
+        if dimensions > MAX_DIMENSIONS:
+            raise self.refuse(f"tensor {shown(name)} claims {dimensions} dimensions")
+        shape = _SHAPES[dimensions]
+        yield from self._have(shape.size + _TENSOR_TAIL.size, what)
+        sizes = shape.unpack_from(self._data, self._at)
+        self._at += shape.size
+        kind, offset = _TENSOR_TAIL.unpack_from(self._data, self._at)
+        self._at += _TENSOR_TAIL.size
+        return name, kind, sizes, offset
+
+    def _tensor_bytes(self, name: bytes, kind: int, sizes: tuple[int, ...]) -> int:
+        elements = 1
+        for size in sizes:
+            elements *= size
+        if max(sizes, default=1) > _MAX_ELEMENTS or elements >= _MAX_ELEMENTS:
+            raise self.refuse(f"tensor {shown(name)} claims {elements} elements")
+        if kind in NEWER_TENSOR_TYPES:
+            return 0
+        _, block_elements, block_bytes = TENSOR_TYPES.get(kind, ("", 0, 0))
+        if not block_elements:
+            raise self.refuse(f"tensor {shown(name)} has the type {kind}, which no engine knows")
+        row = sizes[0] if sizes else 1
+        if row % block_elements:
+            raise self.refuse(
+                f"tensor {shown(name)} has rows of {row} elements; its type packs them by {block_elements}"
+            )
+        return elements // block_elements * block_bytes
+
+
+def shown(name: bytes) -> str:
+    """A key or name as an error may show it: short, printable, and never a terminal's business."""
+    text = name[:MAX_SHOWN].decode("utf-8", "backslashreplace")
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text + "…" if len(name) > MAX_SHOWN else text
+
+
+MAX_SHOWN: Final = 80

@@ -1,0 +1,168 @@
+"""What lies in the store, for people: list it, look at it, and remove what nothing needs.
+
+Everything here blocks on the disk.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import attrs
+
+from llmkube.weights.errors import FetchError, SourceError
+from llmkube.weights.source import parse_source
+from llmkube.weights.store.blobs import Store, sync_folder
+from llmkube.weights.store.index import Doubt, Record, key_of, recall_key, records, set_name
+from llmkube.weights.store.partial import cannot_write, remove_partial
+
+
+@attrs.frozen
+class Cached:
+    """One model in the store.
+
+    Attributes:
+        key: The hash of its source; `prune` and `find` know it by this, or by a beginning of it.
+        source: The source without secrets.
+        size_bytes: Of all its parts.
+        digests: Of its parts, in order.
+        fetched_at: RFC 3339; empty for built-in weights.
+        path: What an engine would be given; None when a part is missing or has been touched.
+    """
+
+    key: str
+    source: str
+    size_bytes: int
+    digests: tuple[str, ...]
+    fetched_at: str
+    path: Path | None
+
+
+@attrs.frozen
+class Pruned:
+    """What was removed, or would be: models by their source, and how much space that gives back."""
+
+    models: tuple[str, ...]
+    incomplete: int
+    freed_bytes: int
+
+
+def list_cached(store: Store) -> list[Cached]:
+    """Return the models in the store, by source."""
+    found = [_cached(store, key, record) for key, record in records(store)]
+    return sorted(found, key=lambda cached: cached.source)
+
+
+def find_cached(store: Store, text: str) -> list[Cached]:
+    """Return the models that a source (any form of `spec.source`), or the beginning of a key, names."""
+    try:
+        identity = getattr(parse_source(text), "identity", "")
+    except SourceError:
+        identity = ""
+    return [
+        cached
+        for cached in list_cached(store)
+        if text in (cached.source, cached.key)
+        or cached.key == key_of(identity)
+        or (len(text) >= 4 and cached.key.startswith(text))
+    ]
+
+
+def incomplete_bytes(store: Store) -> int:
+    """Return the space that unfinished downloads take."""
+    return sum(map(_taken_bytes, store.partial.iterdir()))
+
+
+def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None = None, dry_run: bool = False) -> Pruned:
+    """Remove models that nothing needs, blobs that no model needs, and downloads that nobody is at.
+
+    Args:
+        store: The store.
+        keep: Identities of sources (`Source.identity`) that are in use, such as those of all Models of a cluster. Their
+            files stay, whatever `only` says.
+        only: Keys of models to remove; None for all that are not in use.
+        dry_run: Only say what would be removed.
+
+    Raises:
+        FetchError: The disk fails.
+    """
+    kept_keys = {key_of(identity) for identity in keep}
+    try:
+        with store.locked():
+            everything = dict(records(store))
+            doomed = {
+                key: record
+                for key, record in everything.items()
+                if key not in kept_keys and (only is None or key in only)
+            }
+            return _remove(store, everything, doomed, tidy=only is None, dry_run=dry_run)
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+
+
+def sweep(store: Store) -> None:
+    """Remove what no record vouches for any more: the blobs of versions that have been replaced.
+
+    Raises:
+        FetchError: The disk fails.
+    """
+    try:
+        with store.locked():
+            kept = [record for _, record in records(store)]
+            blobs = {piece.sha256 for record in kept for piece in record.pieces}
+            sets = {set_name(record) for record in kept if len(record.pieces) > 1}
+            for folder in store.sets.iterdir():
+                if folder.name not in sets:
+                    shutil.rmtree(folder, ignore_errors=True)
+            for path in store.blobs.iterdir():
+                if path.name not in blobs:
+                    path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+
+
+def _remove(
+    store: Store, everything: dict[str, Record], doomed: dict[str, Record], *, tidy: bool, dry_run: bool
+) -> Pruned:
+    kept = [record for key, record in everything.items() if key not in doomed]
+    blobs = {piece.sha256 for record in kept for piece in record.pieces}
+    sets = {set_name(record) for record in kept if len(record.pieces) > 1}
+    candidates = {piece.sha256 for record in doomed.values() for piece in record.pieces}
+    unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
+    folders = [path for path in store.sets.iterdir() if path.name not in sets]
+    freed = sum(map(_taken_bytes, unwanted))
+    partials = [path for path in store.partial.iterdir() if tidy and path.suffix != ".json"]
+    incomplete = 0
+    if dry_run:
+        freed += sum(map(_taken_bytes, partials))
+        incomplete = len(partials)
+    else:
+        for key in doomed:
+            (store.index / f"{key}.json").unlink(missing_ok=True)
+        sync_folder(store.index)  # a record must not outlive its blobs
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in unwanted:
+            path.unlink(missing_ok=True)
+        for path in partials:
+            count = remove_partial(path)
+            freed += count
+            incomplete += 1 if count else 0
+    return Pruned(tuple(sorted(record.source for record in doomed.values())), incomplete, freed)
+
+
+def _taken_bytes(path: Path) -> int:
+    """Return what a file takes on the disk; one that a download has just renamed or replaced takes nothing here."""
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _cached(store: Store, key: str, record: Record) -> Cached:
+    digests = tuple(piece.sha256 for piece in record.pieces)
+    try:
+        found = recall_key(store, key)
+        path = None if found is None or isinstance(found, Doubt) else found.path
+    except FetchError:
+        path = None
+    return Cached(key, record.source, record.size_bytes, digests, record.fetched_at, path)

@@ -1,0 +1,243 @@
+"""The index: which blobs a source led to, so that a file that was fetched once always starts, offline too.
+
+A record vouches for its blobs by size and time of change; a blob that differs in time only is read again before it is
+believed. Everything here blocks on the disk.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from llmkube.base.private_files import write_private
+from llmkube.weights.errors import FetchError
+from llmkube.weights.http_answers import Validator
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
+from llmkube.weights.store.partial import Partial, cannot_write
+
+_LONGEST_RECORD: Final = 256 * 1024
+
+
+@attrs.frozen
+class Piece:
+    """One blob, as it was when it was written or last verified."""
+
+    sha256: str
+    size_bytes: int
+    mtime_ns: int
+
+
+@attrs.frozen
+class Record:
+    """What one source led to.
+
+    Attributes:
+        source: The source for people, without secrets.
+        pieces: The file, or the parts of a split model in order.
+        fetched_at: When, in RFC 3339.
+        server: Whose it was, where the source leaves that open (`BucketAccess.server`).
+        versions: What the server called the version of each piece; empty when it did not say.
+    """
+
+    source: str
+    pieces: tuple[Piece, ...]
+    fetched_at: str = ""
+    server: str = ""
+    versions: tuple[Validator, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all pieces together."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+@attrs.frozen
+class Doubt:
+    """The record's blobs are there, but these have been touched: verify them before use."""
+
+    record: Record
+    touched: tuple[Piece, ...]
+
+
+def key_of(identity: str) -> str:
+    """Return the name under which the store keeps what it knows of a source: 64 hex digits, nothing of the text."""
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def recall(store: Store, identity: str, server: str | None = None) -> WeightsFile | Doubt | None:
+    """Return what the store has for a source, or None; from this very server, if one is named."""
+    key = key_of(identity)
+    if server is not None:
+        record = read_record(store, key)
+        if record is not None and record.server != server:
+            return None
+    return recall_key(store, key)
+
+
+def recall_key(store: Store, key: str) -> WeightsFile | Doubt | None:
+    """Return what the store has under a record's key, or None."""
+    record = read_record(store, key)
+    if record is None:
+        return None
+    states = [(piece, _state(store, piece)) for piece in record.pieces]
+    if any(state == "gone" for _, state in states):
+        return None
+    touched = tuple(piece for piece, state in states if state == "touched")
+    return Doubt(record, touched) if touched else weights_of(store, record)
+
+
+def find_piece(store: Store, sha256: str) -> Piece | None:
+    """Return an untouched blob of that digest that some record vouches for, or None."""
+    for _, record in records(store):
+        for piece in record.pieces:
+            if piece.sha256 == sha256 and _state(store, piece) == "good":
+                return piece
+    return None
+
+
+def keep(
+    store: Store,
+    identity: str,
+    source: str,
+    parts: Sequence[Partial | Piece],
+    fetched_at: str,
+    *,
+    server: str = "",
+    versions: tuple[Validator, ...] = (),
+) -> WeightsFile:
+    """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
+
+    Raises:
+        FetchError: The disk fails, or a blob that was there has been removed; the next fetch brings it again.
+    """
+    try:
+        with store.locked():
+            if any(isinstance(part, Piece) and _state(store, part) == "gone" for part in parts):
+                # found before the other parts were downloaded, which may have taken hours
+                raise FetchError("a part of the model has been removed from the model store meanwhile")
+            pieces = tuple(part if isinstance(part, Piece) else piece_at(part.commit()) for part in parts)
+            record = Record(source, pieces, fetched_at, server, versions)
+            found = weights_of(store, record)
+            save_record(store, key_of(identity), record)
+            return found
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+
+
+def piece_at(blob: Path) -> Piece:
+    """Look at a blob whose content is known to fit its name."""
+    found = blob.lstat()
+    return Piece(blob.name, found.st_size, found.st_mtime_ns)
+
+
+def verified(store: Store, identity: str, record: Record) -> WeightsFile:
+    """Take the blobs of a record as they are now: somebody has just read them, and their digests are right."""
+    now = tuple(piece_at(store.blobs / piece.sha256) for piece in record.pieces)
+    return keep(store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions)
+
+
+def weights_of(store: Store, record: Record) -> WeightsFile:
+    """Return the file that an engine is given: the blob, or the first part among its fellows."""
+    first = record.pieces[0]
+    if len(record.pieces) == 1:
+        return WeightsFile(store.blobs / first.sha256, first.size_bytes, first.sha256, f"sha256:{first.sha256}")
+    name = set_name(record)
+    folder = store.sets / name
+    names = set_names(len(record.pieces))
+    if not all(_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
+        _lay_out(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
+    return WeightsFile(folder / names[0], record.size_bytes, None, f"sha256-set:{name}")
+
+
+def set_name(record: Record) -> str:
+    """Return the name of the folder in which the parts of a split model lie: the hash of their digests."""
+    digests = "\n".join(piece.sha256 for piece in record.pieces)
+    return hashlib.sha256(digests.encode("ascii")).hexdigest()
+
+
+def set_names(count: int) -> list[str]:
+    """Return the names by which llama.cpp finds the parts of a split model from the first (`llama_split_path`)."""
+    return [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+
+
+def records(store: Store) -> Iterator[tuple[str, Record]]:
+    """Go through all records, each with its key."""
+    for path in sorted(store.index.glob("*.json")):
+        record = read_record(store, path.stem) if DIGEST.fullmatch(path.stem) else None
+        if record is not None:
+            yield path.stem, record
+
+
+def read_record(store: Store, key: str) -> Record | None:
+    """Return the record with a key; None if there is none that makes sense."""
+    try:
+        fd = os.open(store.index / f"{key}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            return _record(json.loads(file.read(_LONGEST_RECORD)))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def save_record(store: Store, key: str, record: Record) -> None:
+    """Write a record in place of the one with its key."""
+    pieces = [{"sha256": p.sha256, "sizeBytes": p.size_bytes, "mtimeNs": p.mtime_ns} for p in record.pieces]
+    data: dict[str, Any] = {"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at}
+    if record.server:
+        data["server"] = record.server
+    if any(version != Validator() for version in record.versions):
+        data["versions"] = [[version.etag, version.last_modified] for version in record.versions]
+    text = json.dumps(data)
+    write_private(store.index / f"{key}.json", text)
+    sync_folder(store.index)
+
+
+def _record(data: Any) -> Record:
+    pieces = tuple(Piece(str(p["sha256"]), int(p["sizeBytes"]), int(p["mtimeNs"])) for p in data["pieces"])
+    if not pieces or not all(DIGEST.fullmatch(piece.sha256) for piece in pieces):
+        raise ValueError("no digests")
+    versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
+    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), str(data.get("server") or ""), versions)
+
+
+def _state(store: Store, piece: Piece) -> str:
+    try:
+        found = (store.blobs / piece.sha256).lstat()
+    except OSError:
+        return "gone"
+    if not stat.S_ISREG(found.st_mode) or found.st_size != piece.size_bytes:
+        return "gone"
+    return "good" if found.st_mtime_ns == piece.mtime_ns else "touched"
+
+
+def _linked(name: Path, blob: Path) -> bool:
+    try:
+        link, file = name.lstat(), blob.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(link.st_mode) and (link.st_dev, link.st_ino) == (file.st_dev, file.st_ino)
+
+
+def _lay_out(store: Store, folder: Path, digests: dict[str, str]) -> None:
+    """Put hard links to the blobs side by side; the folder appears when it is complete."""
+    fresh = Path(tempfile.mkdtemp(dir=store.sets, prefix=".new-"))  # 0700
+    try:
+        for name, digest in digests.items():
+            os.link(store.blobs / digest, fresh / name, follow_symlinks=False)
+        sync_folder(fresh)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(fresh.with_name(f"{fresh.name}-old"))  # a rename over a folder with something in it fails
+        fresh.rename(folder)
+        sync_folder(store.sets)
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)

@@ -1,0 +1,284 @@
+"""A file on its way into the store: it can be put down and taken up again, and is never mixed from two versions.
+
+Beside the bytes lies a note: the version that they are of, the size of the whole, and how many of them are known to be
+on the disk. After a power cut only those are believed; a file system may have kept the length and lost the content.
+Everything here blocks on the disk.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from llmkube.base.private_files import sync, write_private
+from llmkube.weights.errors import FetchError, NoSpaceError
+from llmkube.weights.http_answers import Validator
+from llmkube.weights.store.blobs import Store, sync_folder
+
+_HASH_CHUNK_BYTES: Final = 8 << 20
+_WRITE_BYTES: Final = 256 << 10
+"""Per system call. With 4 MiB at once, ext4 on Linux 6.18 takes five to ten times the processor time: it then looks for
+large stretches of free memory. Below 64 KiB the calls themselves begin to count."""
+_LONGEST_NOTE: Final = 16 * 1024
+
+
+@attrs.frozen
+class Note:
+    """What is known of the file that is coming: its version, and its size if the server said so."""
+
+    validator: Validator = Validator()
+    total_bytes: int | None = None
+
+
+@attrs.define(eq=False)
+class Partial:
+    """An incomplete file, locked for us; `open_partial` makes one, and its `close` is owed.
+
+    Attributes:
+        size_bytes: How many bytes are there and hashed.
+        note: What they are of.
+        unhashed_bytes: Bytes from an earlier life that `rehash` has still to read.
+    """
+
+    store: Store
+    path: Path
+    _fd: int
+    note: Note = Note()
+    size_bytes: int = 0
+    unhashed_bytes: int = 0
+    _digest: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of what is there, in lower-case hex."""
+        return self._digest.hexdigest()
+
+    def rehash(self) -> None:
+        """Read one more piece of an earlier life's bytes; what cannot be read again is dropped."""
+        try:
+            data = os.pread(self._fd, min(_HASH_CHUNK_BYTES, self.unhashed_bytes), self.size_bytes)
+        except OSError:
+            data = b""  # a bad sector under the prefix: everything from there on comes from the server again
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        self.unhashed_bytes = self.unhashed_bytes - len(data) if data else 0
+        if not self.unhashed_bytes:
+            self._seek_to_end()
+
+    def begin(self, note: Note) -> None:
+        """Drop what is there, and expect the version that the note names."""
+        self._digest = hashlib.sha256()
+        self.size_bytes = self.unhashed_bytes = 0
+        self.note = note
+        self._write_note(0)
+        self._seek_to_end()
+
+    def go_on(self, note: Note) -> None:
+        """Keep what is there, and note what else has become known of it."""
+        self.note = note
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write, hash and count bytes.
+
+        Raises:
+            FetchError: As `write`.
+        """
+        self.write(data)
+        self.count(data, self.hashed(data))
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write bytes behind what is there, without counting them yet; what was written before a failure is cut off.
+
+        Raises:
+            NoSpaceError: The disk is full.
+            FetchError: The disk fails.
+        """
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                self._seek_to_end()
+            raise self._cannot_write(exc) from exc
+
+    def hashed(self, data: bytes | memoryview) -> "hashlib._Hash":
+        """Return the digest of what is there with the bytes behind it, without counting them yet."""
+        digest = self._digest.copy()
+        digest.update(data)
+        return digest
+
+    def count(self, data: bytes | memoryview, digest: "hashlib._Hash") -> None:
+        """Count bytes that have been written and hashed."""
+        self._digest = digest
+        self.size_bytes += len(data)
+
+    def checkpoint(self) -> None:
+        """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""
+        size_bytes = self.size_bytes
+        try:
+            sync(self._fd)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+        self._write_note(size_bytes)
+
+    def commit(self) -> Path:
+        """Give the file its name among the blobs: its digest. It must have been through `checkpoint`."""
+        final = self.store.blobs / self.sha256
+        try:
+            self.path.replace(final)
+            sync_folder(self.store.blobs)
+            self._note_path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+        return final
+
+    def close(self) -> None:
+        """Let go of it; what has come so far is kept for the next attempt, unless there is nothing."""
+        try:
+            if self.size_bytes == 0 and self._is_ours():
+                self.path.unlink()
+                self._note_path.unlink(missing_ok=True)
+            elif self._is_ours() and not self.unhashed_bytes:
+                self.checkpoint()
+        except (OSError, FetchError):
+            pass
+        finally:
+            os.close(self._fd)
+
+    @property
+    def _note_path(self) -> Path:
+        return _note_of(self.path)
+
+    def _is_ours(self) -> bool:
+        return _same_file(self.path, self._fd)
+
+    def _seek_to_end(self) -> None:
+        os.ftruncate(self._fd, self.size_bytes)
+        os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
+
+    def _write_note(self, synced_bytes: int) -> None:
+        text = json.dumps(
+            {
+                "etag": self.note.validator.etag,
+                "lastModified": self.note.validator.last_modified,
+                "totalBytes": self.note.total_bytes,
+                "syncedBytes": synced_bytes,
+            }
+        )
+        try:
+            write_private(self._note_path, text)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+
+    def _cannot_write(self, exc: OSError) -> FetchError:
+        return cannot_write(self.store, exc)
+
+
+def open_partial(store: Store, key: str) -> Partial | None:
+    """Take up the file with that key, or begin it; None while somebody else has it.
+
+    The key is 64 hex digits: a digest of what is downloaded.
+
+    Raises:
+        FetchError: The disk fails, or something lies there that is no file of ours.
+    """
+    path = store.partial_path(key)
+    try:
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            kept = False
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise FetchError(f"{path} is not a regular file; remove it")
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
+                if _same_file(path, fd):  # else it was committed or removed between our open and our lock
+                    partial = _take_up(store, path, fd)
+                    kept = True
+                    return partial
+            finally:
+                if not kept:
+                    os.close(fd)
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
+
+
+def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> int:
+    """Remove an incomplete file that nobody holds; return the bytes that this frees.
+
+    Args:
+        path: One of the files in the store's folder of partials.
+        unless_younger_than: Keep it if it changed after this time, in seconds since the epoch.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0  # gone meanwhile, or nothing that we made
+    try:
+        found = os.fstat(fd)
+        if unless_younger_than is not None and found.st_mtime > unless_younger_than:
+            return 0
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        _note_of(path).unlink(missing_ok=True)
+    except BlockingIOError:
+        return 0
+    else:
+        return found.st_blocks * 512
+    finally:
+        os.close(fd)
+
+
+def cannot_write(store: Store, exc: OSError) -> FetchError:
+    """Say that the store's disk is full, or what else is wrong with it."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(store.root)
+            return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=found.f_bavail * found.f_frsize)
+    return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
+
+
+def _take_up(store: Store, path: Path, fd: int) -> Partial:
+    partial = Partial(store, path, fd)
+    note, synced_bytes = _read_note(_note_of(path))
+    if synced_bytes > 0 and os.fstat(fd).st_size >= synced_bytes:
+        partial.note, partial.unhashed_bytes = note, synced_bytes
+    else:
+        partial.begin(Note())
+    return partial
+
+
+def _read_note(path: Path) -> tuple[Note, int]:
+    """Return what an earlier life noted and the bytes that it vouches for; nothing at all if it makes no sense."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            data = json.loads(file.read(_LONGEST_NOTE))
+        etag, modified, total, synced = (data[k] for k in ("etag", "lastModified", "totalBytes", "syncedBytes"))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return Note(), 0
+    texts = isinstance(etag, str) and isinstance(modified, str)
+    numbers = isinstance(synced, int) and (total is None or isinstance(total, int))
+    return (Note(Validator(etag, modified), total), synced) if texts and numbers else (Note(), 0)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _same_file(path: Path, fd: int) -> bool:
+    try:
+        there, here = path.lstat(), os.fstat(fd)
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

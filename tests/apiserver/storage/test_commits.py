@@ -1,0 +1,136 @@
+"""Writers who wait for the disk share a sync; nothing is shown or acknowledged before it, and a failure undoes all."""
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from llmkube.apiserver.storage.commits import Committer
+from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
+from llmkube.apiserver.storage.write_ahead_log import JournalError
+from llmkube.apiserver.values.api_errors import RequestRefusedError
+from llmkube.k8s.resource import Key
+
+
+@attrs.define(eq=False)
+class Disk:
+    """A disk whose syncs end when the test says so."""
+
+    synced: list[list[str]] = attrs.Factory(list)
+    broken: bool = False
+    gate: trio.Semaphore = attrs.Factory(lambda: trio.Semaphore(0))
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        names = [change.ref.key.name for change in changes]
+        with trio.CancelScope(shield=True):
+            await self.gate.acquire()
+        if self.broken:
+            raise JournalError("the disk is full")
+        self.synced.append(names)
+
+
+def ref(name: str) -> Ref:
+    return Ref("maps", Key("a", name))
+
+
+def put(name: str) -> Callable[[Transaction], Object]:
+    return lambda tx: tx.put(ref(name), {"metadata": {"name": name, "uid": name}})
+
+
+def names(store: Store) -> list[str]:
+    return [key.name for key, _ in store.list("maps")]
+
+
+async def test_writers_who_wait_share_the_next_sync():
+    """While the first write is being synced the others gather; one sync serves them all, in their order."""
+    disk, store, shown = Disk(), Store(), list[int]()
+    committer = Committer(store, disk, lambda changes: shown.append(len(changes)))
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(committer.write, put(f"m{number}"))
+            await trio.testing.wait_all_tasks_blocked()
+        assert names(store) == [], "shown before it is on the disk"
+        disk.gate.release()
+        await trio.testing.wait_all_tasks_blocked()
+        assert names(store) == ["m0"]
+        disk.gate.release()
+    assert disk.synced == [["m0"], ["m1", "m2", "m3", "m4"]]
+    assert shown == [1, 4]
+    assert [change.revision for change in store.changes_after("maps", 0)] == [1, 2, 3, 4, 5]
+
+
+async def test_a_decision_sees_what_is_on_its_way_and_waits_for_it():
+    """A writer finds an object that is not synced yet, and is answered, changing nothing, only when it is."""
+    disk, store, answers = Disk(), Store(), list[str]()
+    committer = Committer(store, disk, lambda changes: None)
+
+    async def look() -> None:
+        found = await committer.write(lambda tx: tx.get(ref("m")))
+        answers.append(str(found and found["metadata"]["name"]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committer.write, put("m"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(look)
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == []
+        disk.gate.release()
+    assert answers == ["m"]
+    assert disk.synced == [["m"]]
+
+
+async def test_a_failed_sync_undoes_what_was_decided_on_top_of_it():
+    """All who waited are refused, nothing is shown, and the next write goes on from what is on the disk."""
+    disk, store, refused = Disk(), Store(), list[int]()
+    committer = Committer(store, disk, lambda changes: None)
+    disk.gate.release()
+    await committer.write(put("kept"))
+    disk.broken = True
+
+    async def fail(name: str) -> None:
+        with pytest.raises(RequestRefusedError) as caught:
+            await committer.write(put(name))
+        refused.append(caught.value.code)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("first", "second", "third"):
+            nursery.start_soon(fail, name)
+            await trio.testing.wait_all_tasks_blocked()
+        disk.gate.release()
+    assert refused == [500, 500, 500]
+    assert names(store) == ["kept"]
+    disk.broken = False
+    disk.gate.release()
+    assert (await committer.write(put("next")))["metadata"]["resourceVersion"] == "2"
+    assert names(store) == ["kept", "next"]
+    assert await committer.write(lambda tx: tx.get(ref("second"))) is None
+
+
+async def test_a_cancelled_writer_has_written():
+    """Once decided, a write is synced and shown although the client is gone."""
+    disk, store = Disk(), Store()
+    committer = Committer(store, disk, lambda changes: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committer.write, put("m"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        disk.gate.release()
+    assert names(store) == ["m"]
+
+
+async def test_a_refused_decision_and_a_dry_run_leave_nothing():
+    """Neither reaches the disk, and neither is seen by the next decision."""
+    disk, store = Disk(), Store()
+    committer = Committer(store, disk, lambda changes: None)
+
+    def refuse(tx: Transaction) -> None:
+        put("refused")(tx)
+        raise RequestRefusedError(409, "Conflict", "no")
+
+    with pytest.raises(RequestRefusedError):
+        await committer.write(refuse)
+    await committer.write(put("dry"), dry_run=True)
+    assert await committer.write(lambda tx: (tx.get(ref("refused")), tx.get(ref("dry")))) == (None, None)
+    assert disk.synced == []

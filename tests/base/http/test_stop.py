@@ -1,0 +1,295 @@
+"""The server's life: accepting, listening errors, TLS, and the order in which it stops."""
+
+import datetime
+import errno
+import socket
+import ssl
+from functools import partial
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from http_lab import MemoryListener, echo, receive_all, receive_until
+from llmkube.base.errors import UserError
+from llmkube.base.http import (
+    Headers,
+    Limits,
+    ListenError,
+    PortTakenError,
+    Response,
+    listen,
+    open_http_client,
+    open_listeners,
+    run_server,
+)
+
+GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+ANSWER_END = b"\r\n\r\nGET /a "
+
+
+class Timeline:
+    """What happened, at which second of virtual time."""
+
+    def __init__(self):
+        self.started_at = trio.current_time()
+        self.events = []
+
+    def note(self, what):
+        self.events.append((round(trio.current_time() - self.started_at, 3), what))
+
+
+async def test_stop_closes_listeners_then_idle_connections_then_drains(autojump_clock):
+    """On cancel nobody new gets in, idle connections end at once, and a request in flight is answered to its end."""
+    timeline = Timeline()
+    listener = MemoryListener()
+    started = trio.Event()
+
+    async def slow(exchange):
+        if exchange.request.path == "/slow":
+            started.set()
+            await trio.sleep(4)
+        await echo(exchange)
+
+    async def watch_idle(stream):
+        assert await receive_all(stream) == b""
+        timeline.note("idle ended")
+        with pytest.raises(ConnectionRefusedError):
+            await listener.connect("h", 1)
+        timeline.note("connecting refused")
+
+    async def watch_busy(stream):
+        received = await receive_all(stream)
+        assert received.endswith(b"GET /slow ")
+        assert b"Connection: close" in received
+        timeline.note("busy ended")
+        await stream.aclose()
+
+    async with trio.open_nursery() as clients:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_server, slow, [listener])
+            idle, busy = await listener.connect("h", 1), await listener.connect("h", 1)
+            await idle.send_all(GET)
+            await receive_until(idle, ANSWER_END)
+            await busy.send_all(b"GET /slow HTTP/1.1\r\nHost: h\r\n\r\n")
+            await started.wait()
+            clients.start_soon(watch_idle, idle)
+            clients.start_soon(watch_busy, busy)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        timeline.note("server ended")
+    assert timeline.events == [(1, "idle ended"), (1, "connecting refused"), (4, "busy ended"), (4, "server ended")]
+
+
+async def test_drain_has_an_end(autojump_clock):
+    """A request that outlives the drain time is cut off without a clean end, and that is logged."""
+    timeline = Timeline()
+    listener = MemoryListener()
+    started = trio.Event()
+
+    async def endless(exchange):
+        try:
+            async with exchange.stream(200, Headers()) as send:
+                await send(b"x")
+                started.set()
+                await trio.sleep_forever()
+        finally:
+            timeline.note("handler cancelled")
+
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(run_server, endless, [listener], limits=Limits(drain_seconds=7)))
+            client = await listener.connect("h", 1)
+            await client.send_all(GET)
+            await started.wait()
+            nursery.cancel_scope.cancel()
+    timeline.note("server ended")
+    assert timeline.events == [(7, "handler cancelled"), (7, "server ended")]
+    assert (await receive_all(client)).endswith(b"1\r\nx\r\n")
+    assert [(log["event"], log["connections"]) for log in logs] == [("requests cut off after the drain time", 1)]
+
+
+async def test_a_crowd_waits_at_the_door(autojump_clock):
+    """No more connections than the limit are served; the next one is served when one of them ends."""
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2)))
+        clients = [await listener.connect("h", 1) for _ in range(3)]
+        for client in clients:
+            await client.send_all(GET)
+        for client in clients[:2]:
+            await receive_until(client, ANSWER_END)
+        with trio.move_on_after(1) as patience:
+            await clients[2].receive_some()
+        assert patience.cancelled_caught
+        await clients[0].aclose()
+        await receive_until(clients[2], ANSWER_END)
+        nursery.cancel_scope.cancel()
+
+
+async def test_running_out_of_descriptors_is_survived(autojump_clock):
+    """An accept that fails for want of file descriptors is logged and tried again."""
+    listener = MemoryListener()
+    failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "Too many open files in system")]
+    accept = listener.accept
+
+    async def sometimes():
+        if failures:
+            raise failures.pop()
+        return await accept()
+
+    listener.accept = sometimes
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_server, echo, [listener])
+            client = await listener.connect("h", 1)
+            await client.send_all(GET)
+            await receive_until(client, ANSWER_END)
+            nursery.cancel_scope.cancel()
+    assert len(logs) == 2
+
+
+async def test_a_server_needs_a_listener():
+    """A server without listeners is a bug that shows at once."""
+    with pytest.raises(ValueError, match="listener"):
+        await run_server(echo, [])
+
+
+async def test_a_taken_port_is_named():
+    """Listening on a taken port says which one, and names the flag that chose it."""
+    (first,) = await open_listeners("127.0.0.1", 0)
+    port = first.socket.getsockname()[1]
+    with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program") as caught:
+        await open_listeners("127.0.0.1", port, field="--port")
+    assert isinstance(caught.value, UserError)
+    assert caught.value.field == "--port"
+    await first.aclose()
+
+
+@pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "does not have that address"), ("x" * 70, "not a host name")])
+async def test_a_foreign_address_is_named(host, why):
+    """Listening on an address that this machine does not have is the user's error, and says so."""
+    with pytest.raises(ListenError, match=why):
+        await open_listeners(host, 0)
+
+
+async def test_port_zero_gives_one_port():
+    """With port 0 a name with two addresses gives one listener, so that there is one port to tell."""
+    listeners = await open_listeners("localhost", 0)
+    assert len(listeners) == 1
+    await listeners[0].aclose()
+
+
+async def test_real_sockets_carry_large_bodies_both_ways():
+    """A megabyte goes over a real socket and comes back, pooled, with and without chunks."""
+    payload = bytes(range(256)) * 4096
+
+    async def mirror(exchange):
+        if exchange.request.path == "/whole":
+            await exchange.respond(Response(200, body=exchange.request.body))
+            return
+        async with exchange.stream(200, Headers()) as send:
+            for start in range(0, len(payload), 100_000):
+                await send(exchange.request.body[start : start + 100_000])
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, open_http_client() as client:
+            listeners = await open_listeners("127.0.0.1", 0)
+            port = listeners[0].socket.getsockname()[1]
+            await nursery.start(run_server, mirror, listeners)
+            for path in ("whole", "chunked", "whole"):
+                answer = await client.request("POST", f"http://127.0.0.1:{port}/{path}", body=payload)
+                assert answer.body == payload
+            nursery.cancel_scope.cancel()
+
+
+def self_signed():
+    """A server's TLS context and a client's that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return key, certificate
+
+
+async def test_tls_listeners_are_served(tmp_path):
+    """Over TLS the same server answers, streams, notices a client that leaves, and survives one that speaks plainly."""
+    key, certificate = self_signed()
+    pem = tmp_path / "server.pem"
+    pem.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_context.load_cert_chain(pem)
+    client_context = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
+    watching, cancelled = trio.Event(), trio.Event()
+
+    async def handler(exchange):
+        if exchange.request.path != "/watch":
+            await echo(exchange)
+            return
+        async with exchange.stream(200, Headers()) as send:
+            await send(b"x")
+            watching.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                cancelled.set()
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            (plain,) = await open_listeners("127.0.0.1", 0)
+            port = plain.socket.getsockname()[1]
+            await nursery.start(run_server, handler, [trio.SSLListener(plain, server_context, https_compatible=True)])
+
+            async with await trio.open_tcp_stream("127.0.0.1", port) as rude:
+                await rude.send_all(GET)
+                assert b"HTTP" not in await receive_all(rude)
+
+            async def open_tls():
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
+                return trio.SSLStream(stream, client_context, server_hostname="localhost", https_compatible=True)
+
+            async with await open_tls() as client:
+                await client.send_all(GET + GET)
+                assert (await receive_until(client, ANSWER_END)).count(b"200 OK") in (1, 2)
+                await client.send_all(b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+                assert (await receive_all(client)).endswith(b"GET /z ")
+            client = await open_tls()
+            await client.send_all(b"GET /watch HTTP/1.1\r\nHost: h\r\n\r\n")
+            await watching.wait()
+            await trio.aclose_forcefully(client)
+            await cancelled.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_macos_would_share_is_taken(monkeypatch):
+    """A server on all addresses keeps its port, also where the kernel would let us listen before it on one of them."""
+
+    async def bind(port, *, host):
+        await trio.lowlevel.checkpoint()
+        return []  # what macOS does beside a listener on all addresses: it sees no conflict
+
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(listen, "SHARES_PORTS", True)
+        monkeypatch.setattr(trio, "open_tcp_listeners", bind)
+        with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program"):
+            await open_listeners("127.0.0.1", port, field="--port")
+    assert await open_listeners("127.0.0.1", port, field="--port") == []

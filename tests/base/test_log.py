@@ -1,0 +1,138 @@
+import io
+import json
+import logging
+import sys
+
+import pytest
+import structlog
+
+from llmkube.base.errors import UserError
+from llmkube.base.log import REDACTED, configure_logging, parse_level
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def lines(write, level="info", style="json"):
+    stream = io.StringIO()
+    configure_logging(level, style=style, stream=stream)
+    write(structlog.get_logger())
+    text = stream.getvalue().splitlines()
+    return [json.loads(line) for line in text] if style == "json" else text
+
+
+def test_a_line_has_the_guides_keys_in_order():
+    """A line begins with ts, level and msg, followed by the caller's own keys as they were given."""
+    (line,) = lines(lambda log: log.info("registered endpoint", name="chat", hostIP="10.0.0.5", port=51234))
+    assert list(line) == ["ts", "level", "msg", "name", "hostIP", "port"]
+    assert (line["level"], line["msg"], line["port"]) == ("info", "registered endpoint", 51234)
+    assert line["ts"].endswith("Z")
+
+
+def test_the_level_is_a_threshold():
+    """Lines below the level are not written, those at the level are."""
+    written = lines(lambda log: (log.debug("a"), log.info("b"), log.warning("c"), log.error("d")), level="warning")
+    assert [line["msg"] for line in written] == ["c", "d"]
+
+
+@pytest.mark.parametrize(("text", "level"), [("info", 20), ("WARN", 30), ("warning", 30), (" Debug ", 10)])
+def test_levels_are_read_in_any_case(text, level):
+    """Both spellings of warning and any case are understood."""
+    assert parse_level(text) == level
+
+
+def test_an_unknown_level_is_refused():
+    """A typing error in the level is an error that lists the levels, and not a silent default."""
+    with pytest.raises(UserError, match='"verbose" is not a log level; choose debug, info, warning, error'):
+        configure_logging("verbose")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"token": "s3cret-s3cret"},
+        {"apiKey": "s3cret-s3cret"},
+        {"api_key": "s3cret-s3cret"},
+        {"Authorization": "s3cret-s3cret"},
+        {"headers": {"authorization": "s3cret-s3cret", "x": [{"password": "s3cret-s3cret"}]}},
+        {"error": "401 for Authorization: Bearer s3cret-s3cret"},
+        {"url": "https://user:s3cret-s3cret@example.org/x"},
+        {"url": "https://s3cret-s3cret@example.org/x"},
+        {"parts": ["Basic s3cret-s3cret"]},
+    ],
+)
+def test_secrets_are_not_logged(keys):
+    """Whatever the nesting, the values of secret-looking keys and credentials within texts are redacted."""
+    (line,) = lines(lambda log: log.info("called", **keys))
+    assert "s3cret" not in json.dumps(line)
+    assert REDACTED in json.dumps(line)
+
+
+def test_what_only_looks_like_a_secret_stays():
+    """Counts of tokens, empty secrets and an at sign in a path are not redacted: they help, and reveal nothing."""
+    url = "https://example.org/@user/x?mail=a@b"
+    (line,) = lines(lambda log: log.info("done", tokens=17, tokens_per_second=9.5, token="", url=url))
+    assert (line["tokens"], line["token"], line["url"]) == (17, "", url)
+
+
+def test_exceptions_come_as_one_line():
+    """A traceback is part of its JSON line, so that one event is one line."""
+
+    def fail(log):
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            log.exception("bug")
+
+    (line,) = lines(fail)
+    assert "ValueError: broken" in line["exception"]
+
+
+def test_unserialisable_values_are_written_as_text():
+    """A value that JSON does not know never costs the line."""
+    (line,) = lines(lambda log: log.info("odd", path={1}, what=object))
+    assert line["path"] == "{1}"
+
+
+def test_other_packages_are_heard_from_warnings_up():
+    """Standard-library records take the same form; below warning they would drown ours."""
+
+    def speak(_log):
+        logging.getLogger("httpx").info("HTTP Request: GET")
+        logging.getLogger("httpx").warning("odd %s", "answer", extra={"token": "s3cret"})
+
+    (line,) = lines(speak)
+    assert (line["msg"], line["token"]) == ("odd answer", REDACTED)
+
+
+def test_the_console_line_is_short():
+    """On a console a line is a clock, a level, the message and quoted keys."""
+    (line,) = lines(lambda log: log.warning("engine exited", name="chat", message='said "no"'), style="console")
+    assert line[8:] == ' WARNING engine exited  name=chat message="said "no""'
+
+
+def test_a_closed_terminal_costs_only_the_line(monkeypatch):
+    """A stream that cannot be written does not raise into whoever logs."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    configure_logging("info")
+    structlog.get_logger().info("lost")
+    logging.getLogger("httpx").warning("lost, too")
+
+
+def test_the_stream_is_looked_up_at_each_line(capsys):
+    """Without a stream, a line goes to what sys.stderr is at that moment."""
+    configure_logging("info")
+    structlog.get_logger().info("now")
+    assert '"msg": "now"' in capsys.readouterr().err

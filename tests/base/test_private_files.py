@@ -1,0 +1,80 @@
+"""Small private files are replaced as a whole."""
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from llmkube.base.private_files import file_stem, remove_drafts, sync, write_private
+
+
+@pytest.mark.parametrize("content", ["größer", "größer".encode()])
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_file_is_replaced_and_stays_private(tmp_path, content, lasting):
+    """The new content is there, with mode 0600 whatever the old file's was, and nothing else is left in the folder."""
+    path = tmp_path / "note.json"
+    path.write_text("a longer text that was there before")
+    path.chmod(0o644)
+    write_private(path, content, lasting=lasting)
+    assert path.read_text("utf-8") == "größer"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
+    """After an error at any step the old content is whole, and no draft is left behind."""
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "note.json"
+    path.write_text("old")
+    monkeypatch.setattr(os if step == "fsync" else Path, step, fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_private(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_draft_of_a_killed_writer_is_removed(tmp_path, monkeypatch):
+    """What a writer leaves that is killed between two steps goes at the next start, and nothing else does."""
+    path = tmp_path / "note.json"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "replace", lambda *_: os.kill)  # it never comes to that
+    write_private(path, "new")
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_drafts(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    remove_drafts(tmp_path / "none")
+
+
+@pytest.mark.parametrize("length", [1, 246, 247, 253])
+def test_a_name_of_any_length_is_that_of_a_file(length):
+    """A name stays itself as long as the longest ending fits; a longer one is cut to that, and is nobody else's."""
+    name = "a" * length
+    assert len(file_stem(name)) <= 246
+    assert (file_stem(name) == name) == (length <= 246)
+    assert file_stem("b" + "a" * 252) != file_stem("a" * 253) != file_stem("a" * 252 + "b")
+
+
+@pytest.mark.parametrize(("refused", "wanted"), [(False, ["full"]), (True, ["full", "fsync"])])
+def test_where_fsync_is_not_enough_the_drive_is_told_to_write(tmp_path, monkeypatch, refused, wanted):
+    """On macOS the drive has to empty its own memory; a disk that does not know how is synced as anywhere else."""
+    done = []
+
+    def control(_descriptor, command):
+        assert command == 51
+        done.append("full")
+        if refused:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: done.append("fsync"))
+    with (tmp_path / "file").open("wb") as file:
+        sync(file.fileno())
+    assert done == wanted

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from http_lab import MemoryListener
+from llmkube.base.http import Headers, Response, open_http_client, run_server
+from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer
+from llmkube.cli.commands.inference.service_route import Way
+from llmkube.cli.failures import CommandError, in_one_sentence
+
+WAY = Way("127.0.0.1", 8080, "default/chat", "the gateway")
+EVENTS = Headers.of({"Content-Type": "text/event-stream"})
+
+
+async def ask(handler, body=b"{}"):
+    """Return the texts of an answer and why it ended."""
+    listener = MemoryListener()
+    deltas = []
+    with in_one_sentence():  # a nursery raises groups
+        async with open_http_client(listener.connect) as client, trio.open_nursery() as nursery:
+            await nursery.start(run_server, handler, [listener])
+            finish_reason = await stream_answer(client, WAY, body, deltas.append)
+            nursery.cancel_scope.cancel()
+    return "".join(delta.text for delta in deltas), finish_reason
+
+
+def saying(*pieces):
+    async def handler(exchange):
+        async with exchange.stream(200, EVENTS) as send:
+            for piece in pieces:
+                await send(piece)
+
+    return handler
+
+
+def refusing(response):
+    async def handler(exchange):
+        await exchange.respond(response)
+
+    return handler
+
+
+TEXT = b'data: {"choices": [{"delta": {"content": "yes"}}]}\n\n'
+STOP = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+
+async def test_an_answer_comes_in_pieces():
+    """Every piece is told as it comes, and the reason of the end is returned."""
+    assert await ask(saying(TEXT, TEXT, STOP)) == ("yesyes", "stop")
+
+
+async def test_an_end_without_a_reason_is_a_break():
+    """A stream that ends cleanly in the middle of an answer is not taken for a whole one."""
+    with pytest.raises(CommandError, match="the answer broke off: the gateway ended it half-way"):
+        await ask(saying(TEXT))
+
+
+async def test_a_broken_connection_is_told():
+    """An engine that dies in the middle of an answer is a sentence that says where to look."""
+
+    async def handler(exchange):
+        async with exchange.stream(200, EVENTS) as send:
+            await send(TEXT)
+            raise trio.BrokenResourceError("the engine is gone")
+
+    with pytest.raises(CommandError, match="broke off"):
+        await ask(handler)
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (
+            Response.json(503, {"error": {"message": "model is loading"}}),
+            "does not answer yet: model is loading; it is",
+        ),
+        (
+            Response.json(400, {"error": {"message": "context is full"}}),
+            r"refused the question \(400\): context is full",
+        ),
+        (Response.text(500, "oops"), r"\(500\): oops"),
+    ],
+)
+async def test_a_refusal_is_told_in_its_own_words(response, words):
+    """While a model loads, and when it refuses, the sentence has the server's words."""
+    with pytest.raises(CommandError, match=words):
+        await ask(refusing(response))
+
+
+async def test_nobody_there_is_told():
+    """A port on which nobody listens is a sentence and not a traceback."""
+    listener = MemoryListener()
+    await listener.aclose()
+    async with open_http_client(listener.connect) as client:
+        with pytest.raises(CommandError, match="the gateway cannot be reached"):
+            await stream_answer(client, WAY, b"{}", lambda _: None)
+
+
+def test_the_conversation_goes_along():
+    """Each question is sent with the system's words and everything that was said; /new keeps only the former."""
+    talk = Conversation(Sampling(temperature=0.0, max_tokens=9), "Be brief.")
+    talk.keep("a?", "A.")
+    body = json.loads(talk.body("chat", "b?"))
+    assert [(each["role"], each["content"]) for each in body["messages"]] == [
+        ("system", "Be brief."),
+        ("user", "a?"),
+        ("assistant", "A."),
+        ("user", "b?"),
+    ]
+    assert (body["model"], body["stream"], body["temperature"], body["max_tokens"]) == ("chat", True, 0.0, 9)
+    talk.forget()
+    assert len(json.loads(talk.body("chat", "c?"))["messages"]) == 2
+    plain = json.loads(Conversation(Sampling()).body("chat", "c?"))
+    assert plain.keys() == {"model", "stream", "messages"}

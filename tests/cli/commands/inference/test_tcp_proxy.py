@@ -1,0 +1,183 @@
+import random
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from cli.commands.inference.test_service_route import piece
+from cli.memory_cluster import open_cluster_client
+from llmkube.cli.commands.inference.port_forward import Ports, PortsType, open_engines
+from llmkube.cli.commands.inference.tcp_proxy import DIAL_SECONDS, WAIT_SECONDS, Destination, carry
+from llmkube.cli.failures import CommandError
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.resource import Key
+
+HERE = Destination("10.0.0.5", 51234)
+
+
+async def here():
+    await trio.lowlevel.checkpoint()
+    return HERE
+
+
+def dial_to(stream, dialled=None):
+    async def dial(host, port):
+        await trio.lowlevel.checkpoint()
+        if dialled is not None:
+            dialled.append((host, port))
+        return stream
+
+    return dial
+
+
+async def test_bytes_go_both_ways_and_ends_are_passed_on():
+    """A request, its half-close, and the answer that comes after it all arrive; then both connections are closed."""
+    client, near = trio.testing.memory_stream_pair()
+    engine, far = trio.testing.memory_stream_pair()
+    dialled = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carry, near, here, pytest.fail, dial_to(far, dialled))
+        await client.send_all(b"question")
+        await client.send_eof()
+        assert b"".join([piece async for piece in engine]) == b"question"
+        await engine.send_all(b"answer")
+        await engine.send_eof()
+        assert b"".join([piece async for piece in client]) == b"answer"
+    assert dialled == [("10.0.0.5", 51234)]
+
+
+async def test_a_broken_side_ends_the_other():
+    """A client that goes away in the middle closes the engine's connection, which stops its work."""
+    client, near = trio.testing.memory_stream_pair()
+    engine, far = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carry, near, here, pytest.fail, dial_to(far))
+        await client.send_all(b"question")
+        assert await engine.receive_some() == b"question"
+        await trio.aclose_forcefully(client)
+        await engine.send_all(b"an answer that nobody reads")
+    with pytest.raises(trio.BrokenResourceError):
+        await engine.send_all(b"more of it")
+
+
+async def refused(host, port):
+    await trio.lowlevel.checkpoint()
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+async def silent(host, port):
+    await trio.sleep_forever()
+
+
+async def nowhere():
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("find", "dial", "words", "seconds"),
+    [
+        (here, refused, "10.0.0.5:51234 cannot be reached (Connection refused)", 0),
+        (here, silent, "10.0.0.5:51234 did not answer within 10 s", DIAL_SECONDS),
+        (nowhere, refused, "nothing answers for 30 s", WAIT_SECONDS),
+    ],
+)
+async def test_a_connection_that_leads_nowhere_is_closed(autojump_clock, find, dial, words, seconds):
+    """Whatever is wrong with the other end, the client is closed in time and the reason is told."""
+    client, near = trio.testing.memory_stream_pair()
+    told = []
+    began = trio.current_time()
+    await carry(near, find, told.append, dial)
+    assert trio.current_time() - began == seconds
+    assert (len(told), words in told[0]) == (1, True)
+    assert await client.receive_some() == b""
+
+
+async def test_the_engine_is_followed(autojump_clock, capsys):
+    """New connections go where the slices say now, and wait while they say that nothing is ready."""
+    random.seed(7)
+    async with open_cluster_client() as client:
+        apply = partial(client.apply, EndpointSlice, field_manager="test")
+        await apply(piece("a", "10.0.0.4", ready=True))
+        async with open_engines(client, Key("default", "chat"), "a") as current:
+            assert await current.find() == Destination("10.0.0.4", 51234)
+            await apply(piece("a", "10.0.0.4", ready=False))
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(5) as waiting:
+                await current.find()
+            assert waiting.cancelled_caught
+            await apply(piece("b", "10.0.0.5", ready=True))
+            assert await current.find() == Destination("10.0.0.5", 51234)
+    assert capsys.readouterr().err == "the engine is now at 10.0.0.5:51234\n"
+
+
+async def test_of_several_replicas_the_chosen_one_is_followed():
+    """Connections go to the host that was chosen while it answers, and to another one only while it does not."""
+    async with open_cluster_client() as client:
+        apply = partial(client.apply, EndpointSlice, field_manager="test")
+        for host, address in (("a", "10.0.0.4"), ("b", "10.0.0.5")):
+            await apply(piece(host, address, ready=True))
+        async with open_engines(client, Key("default", "chat"), "b") as current:
+            assert (await current.find()).host == "10.0.0.5"
+            await apply(piece("b", "10.0.0.5", ready=False))
+            await trio.testing.wait_all_tasks_blocked()
+            assert (await current.find()).host == "10.0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [("9000", Ports(9000)), ("9000:8080", Ports(9000, 8080)), (":51234", Ports(0, 51234)), ("0", Ports(0))],
+)
+def test_ports_are_read_as_kubectl_reads_them(text, ports):
+    """LOCAL alone, both, and REMOTE alone are understood; 0 or nothing takes a free port."""
+    assert PortsType().convert(text, None, None) == ports
+
+
+@pytest.mark.parametrize("text", ["x", "1:y", "70000", "9000:0", "-1", "1:2:3"])
+def test_other_ports_are_usage_errors(run, text):
+    """What is no port is refused before anything listens."""
+    assert run("port-forward", "--", "demo", text).exit_code == 2
+
+
+def test_a_taken_port_and_a_wrong_one_are_told(run):
+    """REMOTE must be a port of the service; a service that is not ready says so instead of listening."""
+    done = run("port-forward", "demo", "0")
+    assert (done.exit_code, "does not answer yet" in done.output) == (1, True)
+
+    async def serve(client):
+        slice_ = piece("a", "10.0.0.4", ready=True)
+        slice_["metadata"]["labels"]["kubernetes.io/service-name"] = "demo"
+        await client.apply(EndpointSlice, slice_, field_manager="test")
+
+    done = run("port-forward", "demo", "0:99", prepare=serve)
+    assert (done.exit_code, "has no port 99; it has 8080, 51234" in done.output) == (1, True), done.output
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("port-forward", "demo", str(port), prepare=serve)
+    assert (done.exit_code, f"LOCAL: cannot listen on 127.0.0.1:{port}" in done.output) == (1, True), done.output
+
+
+def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
+    """Of two replicas, REMOTE means the one that has this port, and not the first by name."""
+
+    async def serve(client):
+        for host, port in (("a", 51234), ("b", 51235)):
+            slice_ = piece(host, "10.0.0.4", ready=True)
+            slice_["metadata"]["labels"]["kubernetes.io/service-name"] = "demo"
+            slice_["ports"][0]["port"] = port
+            await client.apply(EndpointSlice, slice_, field_manager="test")
+
+    async def find(listeners, find, tell):
+        for listener in listeners:
+            await listener.aclose()
+        raise CommandError(f"found {await find()}")
+
+    monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
+    for remote, host in ((51234, "a"), (51235, "b")):
+        done = run("port-forward", "demo", f":{remote}", prepare=serve)
+        assert f"-> 10.0.0.4:{remote} (default/demo on {host})" in done.output, done.output
+        assert f"found 10.0.0.4:{remote}" in done.output

@@ -1,0 +1,191 @@
+"""`llmkube cache`, against a real store and the embedded API server in memory."""
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import llmkube.weights
+from cli.memory_cluster import open_cluster_client
+from llmkube.cli.commands.models import cache as module
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.main import cli
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import TransportError
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.weights.store.blobs import WeightsFile, open_store
+from llmkube.weights.store.index import keep, key_of
+from llmkube.weights.store.partial import Note, open_partial
+
+DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
+HF = "hf://org/repo/file.gguf@main"
+WEB = "https://files.example/m.gguf"
+
+
+def fill(store, identity, source, data):
+    partial = open_partial(store, key_of(identity))
+    partial.begin(Note())
+    partial.append(data)
+    partial.checkpoint()
+    try:
+        keep(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
+    finally:
+        partial.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two models, and a download that nobody is at."""
+    store = open_store(tmp_path / "state" / "store")
+    fill(store, HF, "hf://org/repo/file.gguf", DEMO)
+    fill(store, WEB, WEB, DEMO + b"more")
+    left = open_partial(store, key_of("x"))
+    left.begin(Note())
+    left.append(b"half")
+    left.close()
+    return store
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run `llmkube cache`, with the demo's Model and one for WEB in the cluster that kubectl would ask."""
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+
+    def run(*args, models=(WEB,), error=None):
+        @asynccontextmanager
+        async def open_client(config):
+            if error is not None:
+                raise error
+            async with open_cluster_client() as client:
+                await Applier(client).apply_all(demo_manifests(), lambda _: None)
+                for number, source in enumerate(models):
+                    manifest = {"apiVersion": Model.RESOURCE.api_version, "kind": "Model", "spec": {"source": source}}
+                    metadata = {"metadata": {"name": f"m{number}", "namespace": "default"}}
+                    await client.apply(Model, manifest | metadata, field_manager="test")
+                yield client
+
+        monkeypatch.setattr(module, "open_client", open_client)
+        monkeypatch.setattr(module, "_clusters", lambda *_: [("https://cluster", None)])
+        return CliRunner().invoke(cli, ["cache", *args])
+
+    return run
+
+
+def test_the_list_is_a_table_or_data(run, store):
+    """Each model has a line with key, size and source; unfinished downloads are told; JSON says it exactly."""
+    text = run("list").output
+    lines = text.splitlines()
+    assert lines[0].split() == ["KEY", "SIZE", "FETCHED", "SOURCE"]
+    assert lines[1].split()[:3] == [key_of(HF)[:12], "933.8", "KiB"]
+    assert lines[1].endswith("hf://org/repo/file.gguf")
+    assert lines[-1].startswith("Unfinished downloads take ")
+    [first, second] = json.loads(run("list", "-o", "json").output)
+    assert (first["key"], first["sizeBytes"], second["source"]) == (key_of(HF), len(DEMO), WEB)
+    assert Path(first["path"]).read_bytes() == DEMO
+
+
+def test_an_empty_store_says_so(run, tmp_path):
+    """No models is a sentence, and an empty list for programs."""
+    assert run("list").output == f"No models in {tmp_path / 'state' / 'store'}.\n"
+    assert json.loads(run("list", "-o", "json").output) == []
+
+
+@pytest.mark.parametrize("name", ["hf://org/repo/file.gguf", HF, key_of(HF), key_of(HF)[:8]])
+def test_a_model_is_named_by_source_or_key(run, store, name):
+    """Any form of its source, its key or the beginning of it shows a model and what its header says."""
+    text = run("inspect", name).output
+    assert "architecture  llama" in text
+    assert json.loads(run("inspect", name, "-o", "json").output)["gguf"]["architecture"] == "llama"
+
+
+def test_what_is_not_there_is_exit_code_3(run, store):
+    """A source that was never fetched is not found."""
+    found = run("inspect", "https://elsewhere.example/m.gguf")
+    assert found.exit_code == 3
+    assert "is not in" in found.output
+
+
+def test_prune_removes_what_no_model_names(run, store):
+    """A dry run only tells; then the unused model and the unfinished download go, and the used one stays."""
+    told = run("prune", "--dry-run").output
+    assert "hf://org/repo/file.gguf would be removed" in told
+    assert len(list(store.blobs.iterdir())) == 2
+    told = run("prune").output
+    assert "hf://org/repo/file.gguf removed" in told
+    assert "1 unfinished download removed" in told
+    assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == [WEB]
+
+
+def test_prune_refuses_what_is_in_use(run, store):
+    """A named model that a Model uses stays, and so does everything else, unless --force is given."""
+    refused = run("prune", WEB, HF)
+    assert refused.exit_code == 1
+    assert f"{WEB} is in use by Model default/m0: nothing was removed" in refused.output
+    assert len(list(store.blobs.iterdir())) == 2
+    assert run("prune", "--force", WEB).exit_code == 0
+    assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
+
+
+def test_prune_without_an_answer_removes_nothing(run, store):
+    """If nobody can say what is in use, nothing goes, and the sentence names the way out."""
+    refused = run("prune", error=TransportError("connection refused"))
+    assert refused.exit_code == 1
+    assert "cannot ask https://cluster which models are in use (connection refused)" in refused.output
+    assert "--force" in refused.output
+    assert len(list(store.blobs.iterdir())) == 2
+
+
+def test_prune_spares_what_runs_here_for_a_cluster_that_is_not_asked(run, store, tmp_path):
+    """A model that the agent's journal names stays, although no Model of the clusters that were asked does."""
+    metadata = {"name": "chat", "namespace": "other"}
+    service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "chat"}})
+    wish = Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": HF}}))
+    launch = Launch(LaunchPlan((), (), "llamacpp", "chat"), WeightsFile(tmp_path / "x.gguf", 1, None, "x"))
+    path = entry_path(tmp_path / "state" / "journal", service.key)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(dump(Entry(wish, launch))))
+    assert f"{HF} is in use by InferenceService other/chat on this machine" in run("prune", HF).output
+    run("prune", models=())
+    assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
+
+
+def test_prune_asks_the_cluster_of_the_agents_settings(store, tmp_path):
+    """The kubeconfig that config.toml gives the agent is the one whose Models are in use."""
+    (tmp_path / "state" / "config.toml").write_text('[agent]\nkubeconfig = "/nowhere/config"\n')
+    refused = CliRunner().invoke(cli, ["cache", "prune", "--state-dir", str(tmp_path / "state")])
+    assert (refused.exit_code, "kubeconfig /nowhere/config does not exist" in refused.output) == (1, True)
+
+
+def test_preload_keeps_the_built_in_model(run, tmp_path):
+    """What is preloaded is listed, and its path is a file of the right bytes."""
+    found = run("preload", "builtin://demo", "-o", "json")
+    assert found.exit_code == 0, found.output
+    data = json.loads(found.stdout)
+    assert Path(data["path"]).read_bytes() == DEMO
+    assert [each["key"] for each in json.loads(run("list", "-o", "json").output)] == [data["key"]]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("/models/m.gguf",), 1, "is on this machine already"),
+        (("pvc://claim/key",), 1, "cannot be fetched from here"),
+        (("no such thing",), 1, "is neither an absolute path nor a URL"),
+        (("builtin://demo", "--sha256", "abc"), 2, "is not a digest"),
+        (("builtin://demo", "--sha256", "0" * 64), 1, "correct the digest"),
+        (("http://169.254.169.254/m.gguf",), 1, "cloud metadata service"),
+    ],
+)
+def test_what_cannot_be_preloaded_says_why(run, args, code, words):
+    """A source that makes no sense, or a wrong digest, is one sentence and an exit code."""
+    found = run("preload", *args)
+    assert found.exit_code == code
+    assert words in found.output

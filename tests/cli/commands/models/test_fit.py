@@ -1,0 +1,105 @@
+import json
+from importlib.resources import files
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.models.fit import described, judge
+from llmkube.cli.main import cli
+from llmkube.runtimes.process.memory_demand import ALL_LAYERS
+from llmkube.supervisor.memory.budget import host_budget
+from llmkube.weights.estimate.sizing import Demand, default_cache_ram_bytes
+from mlx_folder import folder
+from model_shapes import decoder, golden_shape
+
+DEMO = files("llmkube.weights") / "builtin" / "demo.gguf"
+GIB = 1 << 30
+
+
+def run(*args):
+    return CliRunner().invoke(cli, ("fit", *map(str, args)))
+
+
+def wish(shape, **demand):
+    found = Demand(device_layers=ALL_LAYERS, **demand)
+    return attrs.evolve(found, cache_ram_bytes=default_cache_ram_bytes(shape, found))
+
+
+def lines(shape, memory_gib, **demand):
+    return "\n".join(described(judge("Model", shape, wish(shape, **demand), host_budget(memory_gib * GIB))))
+
+
+def test_the_demo_fits_everywhere():
+    """The parts stand in a table with their total, and the verdict names the budget it was held against."""
+    done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu")
+    assert done.exit_code == 0, done.output
+    table = done.output.splitlines()
+    assert table[:2] == ["LLMKube demo: llama, Q8_0, 933.8 KiB", "context 512 tokens, 1 slot, f16 cache"]
+    assert "KV cache        host   512.0 KiB" in table
+    assert any(line.startswith("It fits: models get 10.7 GiB") for line in table)
+    assert table[-1] == "Largest context that fits: 512 tokens, all that it was trained for."
+
+
+def test_what_does_not_fit_exits_with_1():
+    """A script can ask: too little memory is exit status 1."""
+    done = run(DEMO, "--memory", "64Mi")
+    assert done.exit_code == 1
+    assert "It does not fit" in done.output
+
+
+def test_json_has_bytes():
+    """The components add up to the total, in bytes."""
+    data = json.loads(run(DEMO, "--memory", "16Gi", "-o", "json").output)
+    assert sum(each["sizeBytes"] for each in data["components"]) == data["totalBytes"]
+    assert data["totalBytes"] == data["hostBytes"] + data["deviceBytes"]
+    assert (data["fits"], data["context"], data["memoryBytes"]) == (True, 512, 16 * GIB)
+
+
+def test_the_context_that_would_fit_is_named():
+    """Too long a context is answered with the longest that fits, and with a cache type that makes room for it."""
+    text = lines(decoder(), 16, context=65536)
+    assert "It does not fit, by" in text
+    assert "Largest context that fits: 45568 tokens." in text
+    assert "--kv-type q8_0 would make it fit: 9.4 GiB of 10.7 GiB." in text
+
+
+def test_weights_that_are_too_large():
+    """Where no context helps, it says so and offers none."""
+    text = lines(decoder(), 4, context=4096)
+    assert "No context makes it fit" in text
+
+
+def test_doubts_are_told():
+    """An architecture that is not known is named, and the figures are called high."""
+    text = lines(decoder("brandnew"), 64, context=4096)
+    assert "brandnew is not known" in text
+    assert "rather too high than too low" in text
+
+
+def test_windows_make_the_difference():
+    """Gemma 3 has its checkpoints and its smaller cache in the table."""
+    text = lines(golden_shape("gemma3-4b Q4_K_M"), 64, context=32768)
+    assert "context checkpoints" in text
+
+
+@pytest.mark.parametrize(("args", "words"), [(["--memory", "much"], "is not a quantity"), (["--kv-type", "q9"], "q9")])
+def test_a_wrong_flag_is_named(args, words):
+    """A value that cannot be read is told with the way to write it."""
+    done = run(DEMO, *args)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_an_mlx_folder(tmp_path):
+    """A folder with safetensors is sized by its config, and its name is its title."""
+    folder(tmp_path)
+    done = run(tmp_path, "--memory", "64Gi", "--context", "8192")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{tmp_path.name}: qwen3, MLX")
+    assert "KV cache        device  128.0 MiB" in done.output
+
+
+def test_a_missing_file():
+    """A model that is nowhere is exit status 3."""
+    assert run("/nowhere/model.gguf").exit_code == 3

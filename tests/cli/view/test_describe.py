@@ -1,0 +1,127 @@
+import datetime
+
+import attrs
+import pytest
+
+from cli.cli_objects import condition, model, service
+from llmkube.cli.view.describe import (
+    Scene,
+    describe_model,
+    describe_service,
+    host_lines,
+    last_error,
+    next_retry,
+    progress,
+    summary,
+    waits_for,
+)
+from llmkube.cli.view.locations import Engine, Host
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+CRASH = condition(
+    "Loaded",
+    False,
+    "CrashLoopBackOff",
+    "3 failures in a row; next attempt at 2026-01-01T00:00:12Z: exit code 1\nerror: no memory",
+)
+FETCHING = condition("Fetched", False, "Fetching", "downloading: 42 % of 4.5 GiB, 12.0 MiB/s, 3m left")
+FETCHED = condition("Fetched", True, "Fetched", "")
+
+
+def spec(found, **changes):
+    return attrs.evolve(found, spec=attrs.evolve(found.spec, **changes))
+
+
+@pytest.mark.parametrize(
+    ("scene", "words"),
+    [
+        (Scene(service(), None), "a Model called chat"),
+        (Scene(service(), model()), "an agent to take it up"),
+        (Scene(service("chat", condition("Loaded", False, "Released", "let go")), model()), "an agent to take it up"),
+        (Scene(service(), model("chat", FETCHING)), "the Model's file"),
+        (Scene(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
+        (Scene(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),
+        (
+            Scene(
+                service("chat", condition("Loaded", False, "Loading", "the engine is loading")), model("chat", FETCHED)
+            ),
+            "the engine is loading",
+        ),
+        (
+            Scene(
+                service("chat", condition("Available", False, "NoHost")),
+                model(accelerator="metal"),
+                hosts=(Host("a", frozenset({"cpu"})),),
+            ),
+            "a host that serves metal; live hosts serve cpu",
+        ),
+        (Scene(service("chat", CRASH), model("chat", FETCHED)), None),
+        (Scene(service(phase="Ready"), model()), None),
+    ],
+)
+def test_what_it_waits_for(scene, words):
+    """Each state names the one thing that has to happen next, and Ready or a failure names none."""
+    assert waits_for(scene) == ([] if words is None else [words])
+
+
+def test_a_crash_is_told_apart_from_its_retry():
+    """The agent's one message is shown as error, time of the next try, and the engine's own lines."""
+    crashing = service("chat", CRASH, phase="Failed")
+    assert last_error(crashing, None) == ["CrashLoopBackOff: exit code 1"]
+    assert next_retry(crashing, None, NOW)[0].startswith("in 12.0 s (")
+    assert next_retry(crashing, None, NOW + datetime.timedelta(minutes=1))[0].startswith("now (")
+    assert next_retry(service("chat", condition("Loaded", True, "Loaded")), None, NOW) == []
+    shown = describe_service(Scene(crashing, model("chat", FETCHED)), NOW)
+    assert "\n\nThe engine's last lines:\n  error: no memory\n\n" in shown
+    assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
+
+
+def test_what_serves_and_is_not_the_newest_is_told_with_the_reason():
+    """A replacement that fails is shown beside a service that is Ready, with the words of the engine that failed."""
+    words = "the engine of the older spec serves on; exit code 1\nerror: no memory"
+    failing = condition("UpToDate", False, "CrashLoopBackOff", words)
+    found = service("chat", condition("Loaded", True, "Loaded"), failing, phase="Ready")
+    shown = describe_service(Scene(found, model("chat", FETCHED)), NOW)
+    assert "CrashLoopBackOff: the engine of the older spec serves on; exit code 1" in shown
+    assert "  error: no memory" in shown
+
+
+def test_an_older_generations_verdict_is_not_believed():
+    """A refusal of the spec before the edit is no error of the spec after it."""
+    refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}
+    found = service("chat", refused)
+    edited = attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=2))
+    assert last_error(found, None) == ["Invalid: spec.extraArgs: no"]
+    assert last_error(edited, None) == []
+
+
+def test_a_fetch_shows_its_progress_and_its_error():
+    """While the file comes there is progress and no error, and the other way round when it does not."""
+    coming = model("chat", FETCHING)
+    assert progress(coming) == ["downloading: 42 % of 4.5 GiB, 12.0 MiB/s, 3m left"]
+    assert last_error(service(), coming) == []
+    missing = model("chat", condition("Fetched", False, "FileNotFound", "there is no file /m.gguf\nat all"))
+    assert progress(missing) == []
+    assert last_error(service(), missing) == ["FileNotFound: there is no file /m.gguf"]
+    assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_model(missing, NOW)
+
+
+def test_hosts_are_those_in_slices_else_those_that_report():
+    """An address beats a report; a host without a living Lease is doubted; what is stopped runs nowhere."""
+    engines = (Engine("mac", "10.0.0.5", 51234, True), Engine("", "fd00::5", 1, False))
+    assert host_lines(Scene(service(), None, engines)) == ["mac, 10.0.0.5:51234", "unknown, [fd00::5]:1 (not ready)"]
+    reported = Scene(service(), None, (), ("mac", "mini"), (Host("mac", frozenset()),))
+    assert host_lines(reported) == ["mac", "mini (has not been heard of lately)"]
+    assert host_lines(attrs.evolve(reported, hosts=None)) == ["mac", "mini"]
+    assert host_lines(Scene(service(phase="Stopped"), None, (), ("mac",))) == []
+
+
+def test_a_source_never_shows_its_password():
+    """A URL's credentials and query stay out of what is printed."""
+    from llmkube.cli.view.output import shown_source
+
+    secret = model()
+    secret = spec(secret, source="https://ann:hunter2@example.org/m.gguf?sig=abc")
+    assert "source       https://example.org/m.gguf\n" in describe_model(secret, NOW)
+    assert shown_source("s3://bucket/key") == "s3://bucket/key"
+    assert shown_source("nonsense://x?y") == "nonsense://x"

@@ -1,0 +1,65 @@
+import datetime
+
+import pytest
+
+from cli.cli_objects import condition, model, service
+from llmkube.cli.view import output
+
+NOW = datetime.datetime(2026, 1, 1, 0, 3, 20, tzinfo=datetime.UTC)
+
+
+def test_columns_are_aligned():
+    """Every column is as wide as its widest cell, empty cells are shown as such, and no line ends in spaces."""
+    assert output.table(("NAME", "PHASE"), [("a", "Ready"), ("longer", ""), ("x\ny", "Failed")]).splitlines() == [
+        "NAME    PHASE",
+        "a       Ready",
+        "longer  <none>",
+        "x y     Failed",
+    ]
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    """An object's text cannot move the cursor or change colours; line breaks and tabs stay."""
+    assert output.printable("a\x1b[31mb\x07\n\tc\x9bd") == "a�[31mb�\n\tc�d"
+
+
+def test_a_service_in_one_line():
+    """The row says what is wanted, what is there, and why it is not."""
+    ready = service("chat", phase="Ready", readyReplicas=1, desiredReplicas=1, endpoint="http://x")
+    assert output.service_row(ready, NOW) == ("chat", "chat", "Ready", "1/1", "", "http://x", "3m20s")
+    failed = service("chat", condition("Available", False, "NoHost"), phase="Pending")
+    assert output.service_row(failed, NOW) == ("chat", "chat", "Pending", "0/1", "NoHost", "", "3m20s")
+
+
+def test_a_model_in_one_line():
+    """The row shows the file's size and architecture once they are known."""
+    known = model(phase="Ready", size="1.0 GiB", gguf={"architecture": "llama"})
+    assert output.model_row(known, NOW) == ("chat", "Ready", "1.0 GiB", "cpu", "llama", "3m20s")
+    assert output.model_row(model(), NOW) == ("chat", "", "", "cpu", "", "3m20s")
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "age"), [("", ""), (None, ""), ("yesterday", "<invalid>"), ("2026-01-01T00:00:00", "<invalid>")]
+)
+def test_odd_timestamps_do_not_break_a_table(timestamp, age):
+    """A missing timestamp has no age, and a malformed one says so."""
+    assert output.age(timestamp, NOW) == age
+
+
+def test_a_reader_that_has_gone_is_no_error(monkeypatch):
+    """Printing into a closed pipe does not end the program that serves."""
+
+    def gone(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("llmkube.cli.view.output.click.echo", gone)
+    output.say("hello")
+
+
+def test_prose_breaks_between_words_on_a_terminal_alone(monkeypatch):
+    """A long line is folded to the terminal's width, and stays whole in a pipe, where somebody may look for it."""
+    monkeypatch.setenv("COLUMNS", "12")
+    assert output.flowing("one two three four\nx") == "one two three four\nx"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert output.flowing("one two three four\nx") == "one two\nthree four\nx"
+    assert output.flowing("   int x;\x1b") == "   int x;�"

@@ -1,0 +1,61 @@
+import io
+import sys
+
+import structlog
+from rich.console import Console
+
+from llmkube.base.log import configure_logging
+from llmkube.cli.view.progress_line import LiveDisplay, PlainDisplay, open_display
+
+
+def show(console):
+    with open_display(console) as display:
+        display.going_on("load", "the engine \x1b[2J is loading")
+        display.going_on("load", "the engine \x1b[2J is loading")
+        display.going_on("load", "")
+        display.done("load", "llama", 1.234)
+        kind = type(display)
+    return kind, console.file.getvalue()
+
+
+def test_a_pipe_gets_plain_lines():
+    """Without a terminal there is one line per change, none twice, and no control characters."""
+    kind, text = show(Console(file=io.StringIO()))
+    assert kind is PlainDisplay
+    assert text == "load    the engine �[2J is loading\nload    done in 1.23 s (llama)\n"
+
+
+def test_long_lines_are_not_broken_in_a_pipe():
+    """What a script reads is one line per event, however long."""
+    console = Console(file=io.StringIO(), width=20)
+    with open_display(console) as display:
+        display.going_on("load", "word " * 30)
+    assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_a_terminal_gets_a_moving_line():
+    """On a terminal ended steps stay, and the text of the moving one cannot steer the terminal."""
+    kind, text = show(Console(file=io.StringIO(), force_terminal=True, width=80))
+    assert kind is LiveDisplay
+    assert "✔" in text
+    assert "1.23 s" in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    """A terminal that cannot move its cursor is treated as a pipe."""
+    kind, _ = show(Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"}))
+    assert kind is PlainDisplay
+
+
+def test_log_lines_appear_above_the_moving_line(monkeypatch):
+    """A log line during the display goes through the terminal's display, and is not torn apart by it."""
+    raw = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", raw)
+    configure_logging("info", style="console")
+    with open_display(Console(stderr=True, force_terminal=True, width=80)) as display:
+        display.going_on("load", "loading")
+        assert sys.stderr is not raw
+        structlog.get_logger().info("engine exited", name="chat")
+    assert "engine exited  name=chat\n" in raw.getvalue()
+    structlog.reset_defaults()

@@ -1,0 +1,233 @@
+"""Whatever breaks, and wherever, the same objects come of it: over many stories, by every kind of `FAULTS`.
+
+The points are sampled; LLMKUBE_SWEEP=whole tries every one (about half an hour), and `-rA` then shows how many.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import pytest
+import trio
+
+from controller.podcluster import KUBE, open_pods
+from controller.podobjects import SETTINGS
+from controller.stories import STORIES
+from llmkube.controller.reconcile.model_files import Fetching
+from llmkube.controller.reconciler import Reconciler
+from llmkube.controller.render.storage import cache_claim
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ApiError
+from llmkube.k8s.reflector import RECHECK_SECONDS, Cache, _Collection
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    Job,
+    PersistentVolumeClaim,
+    PodDisruptionBudget,
+    PodMonitor,
+)
+
+KINDS = (
+    Model, InferenceService, PersistentVolumeClaim, Job, Deployment, Service, HorizontalPodAutoscaler,
+    PodDisruptionBudget, PodMonitor,
+)  # fmt: skip
+VOLATILE = {
+    "uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdated", "generation",
+    "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "cacheVolume", "inference.llmkube.dev/applied",
+}  # fmt: skip
+"""What differs from run to run; the digest that is applied covers the owner's uid."""
+
+LONG_ENOUGH = 90.0
+"""Seconds of virtual time: a watch that breaks is opened again within a few, a failed reconcile is tried again."""
+
+OLD_ENOUGH = sum(RECHECK_SECONDS) + 15.0
+"""Seconds after which a reflector no longer lists again because its first list was empty: a broken watch is resumed."""
+
+QUIET = 1800.0
+"""Seconds in which nothing may be written after a story, whatever has gone wrong in it."""
+
+FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "crash before a write": ("crash_at", {}),
+    "crash after a write": ("crash_at", {"crash_after": True}),
+    "crash, and begin from old reads": ("crash_at", {"crash_after": True, "stale": True}),
+    "write refused": ("refuse_at", {}),
+    "answer to a write lost": ("lose_at", {}),
+    "watch breaks before an event": ("break_at", {}),
+    "watch is forgotten before an event": ("forget_at", {}),
+}
+"""Each with what says where in a story it happens, and what else there is to it.
+
+All but the old reads have a defect below that they show; for those none is known that ends elsewhere.
+"""
+
+AT_EVENTS: Final = frozenset({"break_at", "forget_at"})
+"""Their places are counted in events of watches, those of the others in changes."""
+
+WHOLE = os.environ.get("LLMKUBE_SWEEP") == "whole"
+
+
+@attrs.frozen
+class End:
+    """How a story ended: its lasting objects, and how many changes and events the controller saw on the way."""
+
+    objects: list
+    changes: int
+    events: int
+
+
+def lasting(value):
+    """What is left of an object without what differs from run to run."""
+    if isinstance(value, dict):
+        return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
+
+
+async def play(story, **faults):
+    """Act by act with these faults, which begin in the first; nothing is written in the quiet after the last."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        network = hands.cluster.faults
+        for name, value in faults.items():
+            setattr(network, name, value)
+        settings = ControllerSettings(host_accelerators=frozenset({"metal"}), workloads=SETTINGS)
+        nursery.start_soon(hands.cluster.run_again, settings)
+        kubernetes = await nursery.start(run_in_scope, hands.run_kubernetes)
+        others = await nursery.start(run_in_scope, run_others, hands) if network.stale else kubernetes
+        await trio.sleep(OLD_ENOUGH)
+        network.events = 0
+        for act in STORIES[story]:
+            await act(hands)
+            await trio.sleep(LONG_ENOUGH)
+        kubernetes.cancel()
+        others.cancel()
+        await trio.sleep(1)
+        changes, events, revision = network.changes, network.events, network.store.revision
+        await trio.sleep(QUIET)
+        assert network.store.revision == revision, "something was written although nothing happened"
+        assert not hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
+        objects = [lasting(one) for kind in KINDS for one in await everything(hands, kind)]
+        nursery.cancel_scope.cancel()
+    return End(objects, changes, events)
+
+
+async def everything(hands, kind):
+    try:
+        return [encode(one) for one in (await hands.client.list(kind, namespace="ml")).items]
+    except ApiError:  # a kind that nobody has installed
+        return []
+
+
+async def run_in_scope(run, *args, task_status):
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await run(*args)
+
+
+async def run_others(hands):
+    """The rest of the cluster writes, too: the newest version of everything is not ours for long."""
+    number = 0
+    while True:
+        await trio.sleep(5)
+        number += 1
+        spec = {"type": "ExternalName", "externalName": f"n{number}.local"}
+        manifest = {"metadata": {"name": "others", "namespace": "default"}, "spec": spec}
+        await hands.client.apply(Service, manifest, field_manager=KUBE)
+
+
+def points(fault, end, drawn):
+    """The faults of one kind to try, at each of its places: all of them, or one that depends on what is drawn."""
+    place, besides = FAULTS[fault]
+    count = end.events if place in AT_EVENTS else end.changes
+    places = range(1, count + 1) if WHOLE else (1 + drawn % count,)
+    return [{place: at, **besides} for at in places]
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_the_same_objects_come_of_it(story, autojump_clock):
+    """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""
+    expected = await play(story)
+    assert expected.objects
+    drawn = 7 * list(STORIES).index(story)
+    elsewhere, tried = [], {}
+    for number, fault in enumerate(FAULTS):
+        tried[fault] = points(fault, expected, drawn + 5 * number)
+        elsewhere += [one for one in tried[fault] if (await play(story, **one)).objects != expected.objects]
+    print(f"{story}:", ", ".join(f"{fault} {len(some)}" for fault, some in tried.items()))  # noqa: T201 (for -rA)
+    assert elsewhere == []
+
+
+# -- what the sweep must notice ---------------------------------------------------------------------------------------
+
+
+async def _insist_on_a_new_claim(self, namespace):
+    """A controller that forgets that its predecessor may have come this far."""
+    claim = decode(PersistentVolumeClaim, cache_claim(namespace, self.cluster.workloads))
+    await self.cluster.client.create(claim, field_manager="llmkube-controller")
+
+
+def _keep_what_is_gone(self, listing, replace=Cache.replace):
+    """A cache that adds what a list has, and takes nothing away."""
+    self._forget = lambda _: False
+    changed = replace(self, listing)
+    del self._forget
+    return changed
+
+
+def _give_up(self, key, failure):
+    """A loop that tries nothing twice: an event will come."""
+    return "retry"
+
+
+@asynccontextmanager
+async def _watch_from_now(self, position, timeout_seconds):
+    """A reflector that goes on where the server is by now, and not where it has come to itself."""
+    listing = await self.list()
+    now = {"resource_version": listing.resource_version, "namespace": self.namespace}
+    selected = {"label_selector": self.label_selector, "timeout_seconds": timeout_seconds}
+    async with self.client.open_watch(self.kind, **now, **selected) as watch:
+        yield watch
+
+
+@attrs.frozen
+class Defect:
+    """A function that does something else instead, and the kind of fault that shows it, from this place on."""
+
+    fault: str
+    story: str
+    place: type
+    function: str
+    instead: Callable
+    begin: int = 1
+
+
+DEFECTS = (
+    Defect("crash before a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("crash after a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("write refused", "labels come and go", Reconciler, "_failed", _give_up, begin=17),
+    Defect("answer to a write lost", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("watch breaks before an event", "labels come and go", _Collection, "open_watch", _watch_from_now),
+    Defect("watch is forgotten before an event", "all is taken away", Cache, "replace", _keep_what_is_gone, begin=68),
+)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.fault)
+async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
+    """A controller with the defect ends elsewhere, or errs, after one of the faults, and only then."""
+    expected = await play(defect.story)
+    monkeypatch.setattr(defect.place, defect.function, defect.instead)
+    assert (await play(defect.story)).objects == expected.objects
+    place, besides = FAULTS[defect.fault]
+    at, noticed = defect.begin, False
+    while not noticed and at < defect.begin + 6:
+        try:
+            noticed = (await play(defect.story, **{place: at}, **besides)).objects != expected.objects
+        except* AssertionError:
+            noticed = True
+        at += 1
+    assert noticed

@@ -1,0 +1,63 @@
+"""A service whose Model moves between hosts and pods has one Service, which both programs write."""
+
+import pytest
+import trio
+
+from controller.cluster import AGENT, SETTLED
+from controller.podcluster import open_pods
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.endpoints import service_manifest
+
+CHAT = Key("ml", "chat")
+METAL = {"accelerator": "metal"}
+
+
+async def publish(hands):
+    """Say as an agent that the service is its host's."""
+    service = await hands.client.get(InferenceService, CHAT)
+    await hands.client.apply(Service, service_manifest(service), field_manager=AGENT)
+    await trio.sleep(SETTLED)
+
+
+async def ports_and_selector(hands):
+    spec = (await hands.client.get(Service, CHAT)).spec
+    return [port.port for port in spec.ports], dict(spec.selector).get("app")
+
+
+@pytest.mark.parametrize("port", [8080, 80])
+async def test_pods_are_reached_by_the_service_that_a_host_has_published(port, autojump_clock):
+    """Whatever port it shall have, then and after an edit, the host's does not stay beside it and have both refused."""
+    async with open_pods() as hands:
+        await hands.create_model(hardware=METAL)
+        await hands.create_service(endpoint={"port": port})
+        await trio.sleep(SETTLED)
+        await publish(hands)
+        await hands.bring_up(endpoint={"port": port})
+        assert await ports_and_selector(hands) == ([port], "chat")
+        await hands.create_service(endpoint={"port": 9000})
+        await hands.where()
+        await hands.roll_out()
+        assert await hands.where() == "Ready/InferenceReady"
+        assert await ports_and_selector(hands) == ([9000], "chat")
+
+
+async def test_an_agent_that_comes_back_late_hinders_no_edit(autojump_clock):
+    """The port of a host that repeats what it knew, before it hears that pods serve now, goes with the next edit."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await publish(hands)
+        await hands.create_service(endpoint={"port": 9000})
+        await trio.sleep(SETTLED)
+        assert await ports_and_selector(hands) == ([9000], "chat")
+
+
+async def test_a_host_that_was_quicker_keeps_what_it_has_published(autojump_clock):
+    """A controller that hears late of the move gives up its part, the selector, and does not take the Service away."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await publish(hands)
+        await hands.create_model(hardware=METAL)
+        assert await hands.where() == "Pending/NoHost"
+        assert await ports_and_selector(hands) == ([8080], None)

@@ -1,0 +1,200 @@
+"""A source that is followed is looked at again, and what has changed replaces the pods; nothing else does."""
+
+import datetime
+import json
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.objects import NOW
+from controller.podcluster import open_pods
+from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod, pod_service
+from llmkube.controller.render.storage import cache_key, fetch_job, serving_storage
+from llmkube.controller.status.pod_model_status import (
+    Seen,
+    Supply,
+    choose_supply,
+    derive_supplied_status,
+    look_in_seconds,
+    weights_path,
+    without_effect,
+)
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import Deployment, Job
+
+JOB = Supply("job")
+HOUR = SETTINGS.look_seconds
+OTHER = "cd" * 32
+
+
+def told(version: str = "v1", **more: str) -> str:
+    return json.dumps({**json.loads(FETCHED), "path": f"{version}/model.gguf", "etag": f'"{version}"', **more})
+
+
+def job(kind: str = "Complete", at: str = "2025-06-01T11:00:00Z") -> Job:
+    held = [{"type": kind, "status": "True", "lastTransitionTime": at}] if kind else []
+    return decode(Job, {"metadata": {"name": "phi-0", "namespace": "ml"}, "status": {"conditions": held}})
+
+
+def followed(**status):
+    key = cache_key(cluster_model(refreshPolicy="OnChange").spec)
+    there = {"cacheKey": key, "path": f"/models/{key}/v1/model.gguf", "size": "4.5 GiB", "sha256": SHA}
+    return cluster_model(refreshPolicy="OnChange", status={**there, **status})
+
+
+def words(container):
+    return container["args"]
+
+
+# -- what is rendered --------------------------------------------------------------------------------------------------
+
+
+def test_a_followed_source_has_a_folder_for_each_version():
+    """The Job of a followed source compares, and keeps versions apart below a key of its own; others do neither."""
+    still, moving = cluster_model(), cluster_model(refreshPolicy="OnChange")
+    [plain] = fetch_job(still, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    [fresh] = fetch_job(moving, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    assert {"--fresh", "--versions"} & set(words(plain)) == set()
+    assert {"--fresh", "--versions"} <= set(words(fresh))
+    assert cache_key(still.spec) != cache_key(moving.spec)
+    own = pod_service(modelCache={"persistence": "Ephemeral"})
+    path = weights_path(moving, Supply("pods"))
+    [init] = serving_storage(own, moving, path, SETTINGS).init_containers
+    assert "--fresh" in words(init)
+    assert "--versions" not in words(init)
+
+
+def test_an_object_in_a_bucket_is_fetched_with_its_secret():
+    """The container is given what a bucket asks for of the Secret, if it is there; another Secret, another folder."""
+    model = cluster_model("s3://models/chat.gguf", sourceSecretRef={"name": "minio"})
+    [container] = fetch_job(model, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    given = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"} <= set(given)
+    assert given["AWS_REGION"] == {"name": "minio", "key": "AWS_REGION", "optional": True}
+    assert cache_key(model.spec) != cache_key(cluster_model("s3://models/chat.gguf").spec)
+    assert weights_path(model, Supply("pods")).endswith("/model.gguf")
+    assert choose_supply(model, [], SETTINGS) == JOB
+
+
+@pytest.mark.parametrize(("by", "ignored"), [("job", False), ("pods", False), ("claim", True), ("runtime", True)])
+def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
+    """What is mounted, or fetched by the engine itself, is not followed, and the service says so."""
+    path = "Model.spec.refreshPolicy"
+    model = cluster_model("pvc://c/m.gguf" if by == "claim" else "org/repo", refreshPolicy="OnChange")
+    assert (path in without_effect(model, Supply(by), [path])) is ignored
+
+
+# -- when, and what then -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("revalidated", "seen", "seconds"),
+    [
+        ("2025-06-01T11:30:00Z", None, HOUR / 2),
+        ("2025-06-01T10:00:00Z", None, 0),
+        (None, None, 0),
+        ("2025-06-01T10:00:00Z", job("Failed", "2025-06-01T11:45:00Z"), HOUR * 3 / 4),
+        ("2025-06-01T10:00:00Z", job("Complete", "2025-06-01T12:00:00Z"), HOUR),
+        ("2025-06-01T12:00:30Z", None, HOUR + 30),
+    ],
+)
+def test_the_next_look_is_an_interval_after_the_last_one(revalidated, seen, seconds):
+    """A look that failed counts as one, so that a source that is away is not asked all the time."""
+    assert look_in_seconds(followed(lastRevalidated=revalidated), seen, SETTINGS, NOW) == seconds
+
+
+def test_what_is_not_followed_is_never_looked_at():
+    """Neither the usual policy nor a source that has not been fetched yet asks for a look."""
+    assert look_in_seconds(cluster_model(), None, SETTINGS, NOW) is None
+    assert look_in_seconds(cluster_model(refreshPolicy="OnChange"), None, SETTINGS, NOW) is None
+
+
+def test_news_replace_what_the_status_says():
+    """A look that brought another version changes path and digest, and the Model is Ready before and after."""
+    model = followed(lastRevalidated="2025-06-01T10:00:00Z")
+    seen = Seen(job(), (fetch_pod(message=told("v2", sha256=OTHER)),))
+    status = derive_supplied_status(model, JOB, seen, now=NOW)
+    assert (status["phase"], status["sha256"], status["sourceETag"]) == ("Ready", OTHER, '"v2"')
+    assert status["path"].endswith("/v2/model.gguf")
+    assert status["lastRevalidated"] == "2025-06-01T11:00:00Z"
+    del status["conditions"]
+    later = derive_supplied_status(followed(**status), JOB, Seen(), now=NOW)
+    assert (later["path"], later["lastRevalidated"]) == (status["path"], status["lastRevalidated"])
+
+
+@pytest.mark.parametrize(
+    ("seen", "held", "reason"),
+    [
+        (Seen(), "False", "NotFetched"),
+        (Seen(job(), (fetch_pod(message=told()),)), "True", "InSync"),
+        (Seen(job(), (fetch_pod(message=told(kept="no answer in 60 s")),)), "False", "LookFailed"),
+    ],
+)
+def test_the_condition_says_how_the_last_look_went(seen, held, reason):
+    """UpToDate is there for followed sources only, and says what the look said."""
+    status = derive_supplied_status(cluster_model(refreshPolicy="OnChange"), JOB, seen, now=NOW)
+    [found] = [one for one in status["conditions"] if one["type"] == "UpToDate"]
+    assert (found["status"], found["reason"]) == (held, reason)
+    still = derive_supplied_status(cluster_model(), JOB, seen, now=NOW)
+    assert "UpToDate" not in [one["type"] for one in still["conditions"]]
+
+
+# -- in a cluster ------------------------------------------------------------------------------------------------------
+
+
+async def jobs(hands) -> list[str]:
+    return [one.metadata.uid for one in (await hands.client.list(Job, namespace="ml")).items]
+
+
+async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_clock):
+    """One Job an interval; the Deployment changes when the version does, and the service is never without a Model."""
+    async with open_pods() as hands:
+        await hands.create_model(refreshPolicy="OnChange")
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        await hands.finish_job(message=told("v1"))
+        await trio.sleep(SETTLED)
+        before = (await hands.json(Deployment))["metadata"]["generation"]
+        [first] = await jobs(hands)
+
+        await trio.sleep(HOUR + SETTLED)
+        [second] = await jobs(hands)
+        assert second != first
+        assert await hands.model_where() == "Ready/ModelReady"
+        await hands.finish_job(message=told("v1"))
+        await trio.sleep(SETTLED)
+        assert (await hands.json(Deployment))["metadata"]["generation"] == before
+
+        await trio.sleep(HOUR + SETTLED)
+        await hands.finish_job(message=told("v2", sha256=OTHER))
+        await trio.sleep(SETTLED)
+        assert await hands.model_where() == "Ready/ModelReady"
+        [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+        assert any(word.endswith("/v2/model.gguf") for word in container["args"])
+
+        [quiet] = await jobs(hands)
+        await trio.sleep(HOUR / 2)
+        assert await jobs(hands) == [quiet]
+
+
+async def test_a_look_that_fails_keeps_what_is_there(autojump_clock):
+    """A Job that fails, an hour after all went well, changes neither the Model's phase nor the pods."""
+    async with open_pods() as hands:
+        await hands.create_model(refreshPolicy="OnChange")
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        await hands.finish_job(message=told("v1"))
+        await trio.sleep(HOUR + SETTLED)
+        before = await hands.json(Deployment)
+        await hands.finish_job(code=1, message="the disk is full")
+        assert await hands.model_where() == "Ready/ModelReady"
+        assert (await hands.json(Deployment))["metadata"]["generation"] == before["metadata"]["generation"]
+        await trio.sleep(HOUR + SETTLED)
+        assert [one.status.conditions for one in (await hands.client.list(Job, namespace="ml")).items] == [()]
+
+
+def test_the_moments_of_the_cluster_are_read_as_they_come():
+    """Kubernetes writes a Z and micro times as well; both are moments in UTC."""
+    for text in ("2025-06-01T11:00:00Z", "2025-06-01T11:00:00.000000Z"):
+        assert datetime.datetime.fromisoformat(text) == NOW - datetime.timedelta(hours=1)

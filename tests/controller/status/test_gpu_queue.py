@@ -1,0 +1,46 @@
+"""The queue for GPUs: the important first, of equals the oldest, and only those are woken whose place has changed."""
+
+import random
+
+from llmkube.controller.status.gpu_queue import GpuQueue, Waiting, positions
+from llmkube.k8s.resource import Key
+
+
+def waiting(name, weight=10_000, since="2025-06-01T11:00:00Z", namespace="ml"):
+    return Waiting(Key(namespace, name), weight, since, "nvidia.com/gpu: 1")
+
+
+def order(*those):
+    shuffled = random.Random(3).sample(those, len(those))
+    return [key.name for key, _ in sorted(positions(shuffled).items(), key=lambda item: item[1])]
+
+
+def test_priority_comes_before_age():
+    """A newer service of a higher priority stands in front of an older one."""
+    assert order(waiting("old", since="2025-01-01T00:00:00Z"), waiting("vital", 1_000_000)) == ["vital", "old"]
+
+
+def test_of_equals_the_oldest_is_first_and_a_second_is_shared_by_name():
+    """Equal priority goes by creation, and those of one second by namespace and name."""
+    those = waiting("b"), waiting("a"), waiting("z", since="2025-05-01T00:00:00Z"), waiting("c", namespace="aa")
+    assert order(*those) == ["z", "c", "a", "b"]
+
+
+def test_who_moves_up_is_told_and_nobody_else():
+    """When the first leaves, those behind it are named; when the last leaves, nobody is."""
+    queue = GpuQueue()
+    for one in (waiting("a"), waiting("b"), waiting("c")):
+        assert queue.put(one.key, one) == frozenset()
+    assert [queue.position(Key("ml", name)) for name in "abc"] == [1, 2, 3]
+    assert queue.put(Key("ml", "c"), None) == frozenset()
+    assert queue.put(Key("ml", "a"), None) == {Key("ml", "b")}
+    assert (queue.position(Key("ml", "b")), queue.position(Key("ml", "a"))) == (1, 0)
+
+
+def test_the_same_news_twice_moves_nobody():
+    """Saying again that a service waits, or that it does not, changes nothing."""
+    queue = GpuQueue()
+    queue.put(Key("ml", "a"), waiting("a"))
+    assert queue.put(Key("ml", "a"), waiting("a")) == frozenset()
+    assert queue.put(Key("ml", "x"), None) == frozenset()
+    assert len(queue) == 1

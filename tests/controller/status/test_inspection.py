@@ -1,0 +1,206 @@
+"""The header of a file that is mounted is read once it is served, and nobody waits for that."""
+
+import json
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.objects import NOW
+from controller.podcluster import KUBE, open_pods
+from controller.podobjects import SETTINGS, cluster_model, fetch_pod, job_of, unscheduled
+from llmkube.controller.render.chores import inspect_job
+from llmkube.controller.render.storage import cache_key, job_name
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.controller.status.job_result import Seen
+from llmkube.controller.status.pod_model_status import Supply, derive_supplied_status
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim
+
+ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
+SOURCE = "pvc://weights/a/b.gguf"
+TOLD = json.dumps(
+    {
+        "path": "b.gguf",
+        "sizeBytes": 4831838208,
+        "files": ["b.gguf"],
+        "gguf": {"architecture": "llama", "quantization": "Q4_K_M", "contextLength": 2048},
+    }
+)
+SPEC = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+
+
+def claim(uid="c-1"):
+    tag = {"name": "weights", "namespace": "ml", "uid": uid, "creationTimestamp": "2025-06-01T10:00:00Z"}
+    return decode(PersistentVolumeClaim, {"metadata": tag, "status": {"phase": "Bound"}})
+
+
+def status_of(model, seen, by="claim"):
+    return derive_supplied_status(model, Supply(by), seen, now=NOW)
+
+
+def said(status, kind="Inspected"):
+    [found] = [one for one in status["conditions"] if one["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+# -- what is rendered --------------------------------------------------------------------------------------------------
+
+
+def test_the_job_runs_beside_the_pods_that_serve_and_may_do_nothing_but_read():
+    """It has the claim read-only, no token, no group that would change the claim's files, and no right to be root."""
+    spec = inspect_job(cluster_model(SOURCE), "/model-source/a/b.gguf", ["chat"], SETTINGS)["spec"]
+    pod = spec["template"]["spec"]
+    [container], [volume] = pod["containers"], pod["volumes"]
+    assert container["args"] == ["fetch", "--inspect", "/model-source/a/b.gguf"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+    assert container["volumeMounts"] == [{"name": "model-source", "mountPath": "/model-source", "readOnly": True}]
+    assert "env" not in container
+    assert container["securityContext"]["runAsNonRoot"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "fsGroup" not in pod["securityContext"]
+    [beside] = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert beside["labelSelector"]["matchExpressions"][0]["values"] == ["chat"]
+    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (0, 3600)
+
+
+def test_a_folder_of_the_nodes_is_mounted_read_only():
+    """A path on the nodes is read from its folder, as the engine has it."""
+    pod = inspect_job(cluster_model("/data/x/m.gguf"), "/model-source/m.gguf", ["chat"], ON_NODES)["spec"]["template"]
+    assert pod["spec"]["volumes"][0]["hostPath"] == {"path": "/data/x", "type": "Directory"}
+    assert pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"]
+
+
+# -- what the status says ----------------------------------------------------------------------------------------------
+
+
+def test_what_the_job_tells_is_in_the_status():
+    """Facts, size and volume are there, and a label that does not fit is a condition."""
+    model = cluster_model(SOURCE, quantization="Q8_0")
+    status = status_of(model, Seen(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
+    assert (status["phase"], status["gguf"]["architecture"], status["size"]) == ("Ready", "llama", "4.5 GiB")
+    assert (status["cacheKey"], status["cacheVolume"]) == (cache_key(model.spec), "c-1")
+    assert status["path"] == "/model-source/a/b.gguf"
+    assert said(status)[:2] == ("True", "HeaderRead")
+    assert said(status, "QuantizationMatches")[1] == "QuantizationMismatch"
+
+
+@pytest.mark.parametrize(("volume", "kept"), [("c-1", True), ("c-2", False)])
+def test_what_was_read_holds_for_its_volume(volume, kept):
+    """The facts stay when the Job is gone, and go when the claim is another one."""
+    model = cluster_model(SOURCE)
+    before = status_of(model, Seen(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
+    later = status_of(cluster_model(SOURCE, status=before), Seen(claim=claim(volume)))
+    assert ("gguf" in later, "size" in later) == (kept, kept)
+    assert later["phase"] == "Ready"
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "word"),
+    [
+        (Seen(claim=claim()), "NotInUse", "once a pod that serves it runs"),
+        (Seen(job_of(), (), claim()), "Inspecting", "phi-0"),
+        (Seen(job_of(), (unscheduled("volume is in use"),), claim()), "Unschedulable", "volume is in use"),
+        (
+            Seen(job_of("Failed"), (fetch_pod(2, '{"reason":"NotGGUF","message":"no magic"}'),), claim()),
+            "NotGGUF",
+            "no magic; delete Job phi-0",
+        ),
+        (Seen(job_of("Failed"), (), claim()), "InspectionFailed", "no volume"),
+        (Seen(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
+    ],
+)
+def test_a_header_that_is_not_read_holds_nothing_up(seen, reason, word):
+    """Whatever keeps the Job from telling, the Model is Ready and a condition says why the facts are missing."""
+    status = status_of(cluster_model(SOURCE), seen)
+    assert (status["phase"], "gguf" in status) == ("Ready", False)
+    state, told, message = said(status)
+    assert (state, told) == ("False", reason)
+    assert word in message
+
+
+@pytest.mark.parametrize(("by", "spec"), [("claim", {"format": "safetensors"}), ("job", {}), ("runtime", {})])
+def test_only_gguf_files_that_are_mounted_are_read(by, spec):
+    """What is downloaded tells by its own Job, and other formats have no such header: the condition is not there."""
+    source = SOURCE if by == "claim" else "org/repo"
+    status = status_of(cluster_model(source, **spec), Seen(claim=claim()), by)
+    assert "Inspected" not in {one["type"] for one in status["conditions"]}
+
+
+# -- in a cluster ------------------------------------------------------------------------------------------------------
+
+
+async def serve(hands):
+    """Bring up a service on a user's claim, without a pod yet."""
+    tag = {"name": "weights", "namespace": "ml"}
+    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": tag, "spec": SPEC}
+    await hands.client.apply(PersistentVolumeClaim, body, field_manager="user")
+    await hands.bind("weights")
+    await hands.create_model(source=SOURCE)
+    await hands.create_service()
+    await trio.sleep(SETTLED)
+
+
+async def test_the_header_is_read_once_a_pod_runs(autojump_clock):
+    """No Job before that; then one, whose facts neither replace the pods nor are asked for again."""
+    async with open_pods() as hands:
+        await serve(hands)
+        assert await hands.model_where() == "Ready/PVCModelReady"
+        assert await hands.names(Job) == []
+        await hands.service_pod({"phase": "Pending"})
+        await trio.sleep(SETTLED)
+        assert await hands.names(Job) == []
+        await hands.service_pod({"phase": "Running"})
+        await hands.roll_out()
+        await trio.sleep(SETTLED)
+        model = await hands.cluster.model()
+        assert await hands.names(Job) == [job_name(model)]
+        assert await hands.where() == "Ready/InferenceReady"
+        generation = (await hands.json(Deployment))["metadata"]["generation"]
+        await hands.finish_job(message=TOLD)
+        await trio.sleep(SETTLED)
+        model = await hands.cluster.model()
+        assert (model.status.gguf.context_length, model.status.size) == (2048, "4.5 GiB")
+        assert (await hands.json(Deployment))["metadata"]["generation"] == generation
+        await hands.client.delete(Job, Key("ml", job_name(model)))
+        await trio.sleep(SETTLED)
+        writes = len(hands.cluster.writes)
+        await trio.sleep(1800)
+        assert await hands.names(Job) == []
+        assert len(hands.cluster.writes) == writes
+
+
+async def test_another_volume_of_the_same_name_is_read_again(autojump_clock):
+    """When the claim was deleted and made anew, the old facts go and another Job is made."""
+    async with open_pods() as hands:
+        await serve(hands)
+        await hands.service_pod({"phase": "Running"})
+        await trio.sleep(SETTLED)
+        await hands.finish_job(message=TOLD)
+        await trio.sleep(60)
+        [before] = (await hands.client.list(Job, namespace="ml")).items
+        await hands.client.delete(PersistentVolumeClaim, Key("ml", "weights"))
+        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights", "namespace": "ml"}}
+        await hands.client.apply(PersistentVolumeClaim, {**body, "spec": SPEC}, field_manager="user")
+        await hands.bind("weights")
+        await hands.client.patch(Model, Key("ml", "phi"), {"metadata": {"labels": {"look": "now"}}}, field_manager=KUBE)
+        await trio.sleep(SETTLED)
+        assert (await hands.cluster.model()).status.gguf is None
+        [after] = (await hands.client.list(Job, namespace="ml")).items
+        assert after.metadata.uid != before.metadata.uid
+
+
+async def test_an_edited_source_is_read_anew_and_a_job_of_the_old_one_goes(autojump_clock):
+    """A Job for each source: that of another path is removed, whether it has ended or not."""
+    async with open_pods() as hands:
+        await serve(hands)
+        await hands.service_pod({"phase": "Running"})
+        await trio.sleep(SETTLED)
+        await hands.create_model(source="pvc://weights/other.gguf")
+        await trio.sleep(SETTLED)
+        assert await hands.names(Job) == [job_name(await hands.cluster.model())]
+        await hands.create_model(source="org/repo", format="safetensors")
+        await trio.sleep(SETTLED)
+        assert await hands.names(Job) == []

@@ -1,0 +1,224 @@
+"""A Model's phase in a cluster, as a table: who brings its weights, and what is known of that."""
+
+import pytest
+
+from controller.objects import EARLIER, NOW
+from controller.podobjects import (
+    FETCHED,
+    HUB_FILE,
+    SETTINGS,
+    SHA,
+    cluster_model,
+    fetch_pod,
+    job_of,
+    unscheduled,
+    waiting,
+)
+from llmkube.controller.render.storage import cache_key
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.controller.status.job_result import read_failure, read_fetched
+from llmkube.controller.status.pod_model_status import (
+    Seen,
+    Supply,
+    User,
+    choose_supply,
+    derive_supplied_status,
+    is_remembered,
+    judge_supply,
+    weights_path,
+)
+
+FETCHER, BRINGER, EPHEMERAL = User(), User(brings_weights=True), User(fetches_itself=True)
+ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
+JOB = Supply("job")
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "users", "by", "reason"),
+    [
+        (HUB_FILE, {}, [], "job", ""),
+        (HUB_FILE, {}, [FETCHER, BRINGER], "job", ""),
+        (HUB_FILE, {}, [BRINGER, BRINGER], "runtime", ""),
+        (HUB_FILE, {"prefetch": True}, [BRINGER], "job", ""),
+        (HUB_FILE, {}, [EPHEMERAL, BRINGER], "pods", ""),
+        (HUB_FILE, {"prefetch": True}, [EPHEMERAL], "job", ""),
+        (HUB_FILE, {}, [EPHEMERAL, FETCHER], "job", ""),
+        ("https://x.org/m.gguf", {}, [], "job", ""),
+        ("builtin://demo", {}, [FETCHER], "job", ""),
+        ("org/repo", {}, [], "job", ""),
+        ("org/repo@v1", {"format": "safetensors"}, [FETCHER], "runtime", ""),
+        ("pvc://claim/m.gguf", {}, [FETCHER], "claim", ""),
+        ("pvc://claim/m.gguf", {}, [BRINGER], "claim", ""),
+        ("pvc://claim", {}, [FETCHER], "nobody", "SourceInvalid"),
+        ("s3://bucket/m.gguf", {}, [FETCHER], "job", ""),
+        ("s3://bucket/m", {"format": "safetensors"}, [FETCHER], "nobody", "SourceUnsupported"),
+        ("s3://bucket/m.gguf", {}, [BRINGER], "runtime", ""),
+        ("/etc/shadow", {}, [FETCHER], "nobody", "SourceNotAllowed"),
+        ("/data/m.gguf", {}, [FETCHER], "node", ""),
+        ("file:///data/../etc/m.gguf", {}, [FETCHER], "nobody", "SourceNotAllowed"),
+        ("/data-other/m.gguf", {}, [FETCHER], "nobody", "SourceNotAllowed"),
+        ("/nowhere/m", {}, [BRINGER], "runtime", ""),
+        ("hf://org/repo/x.bin", {}, [], "nobody", "SourceInvalid"),
+        ("hf://org/repo/x.bin", {}, [BRINGER], "runtime", ""),
+        (HUB_FILE, {"files": ["a.gguf"]}, [], "nobody", "InvalidFileSet"),
+    ],
+)
+def test_who_brings_the_weights(source, spec, users, by, reason):
+    """The source, its services and what the operator allows decide, and a refusal has its word."""
+    supply = choose_supply(cluster_model(source, **spec), users, ON_NODES)
+    assert (supply.by, supply.reason) == (by, reason)
+
+
+def remembered(**more):
+    key = cache_key(cluster_model().spec)
+    return cluster_model(status={"cacheKey": key, "path": f"/models/{key}/model.gguf", "size": "4.5 GiB", **more})
+
+
+@pytest.mark.parametrize(
+    ("seen", "phase", "reason", "words"),
+    [
+        (Seen(), "Pending", "Pending", "waiting for the Job"),
+        (Seen(job=job_of()), "Pending", "Pending", "waits for its pod to start; if it does not, `kubectl describe job"),
+        (Seen(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
+        (Seen(job=job_of(), pods=(fetch_pod(),)), "Pending", "Pending", "waits"),
+        (Seen(job=job_of("Complete")), "Pending", "NoResult", "has not told"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "has not told"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "has not told"),
+        (Seen(job=job_of("Failed")), "Failed", "BackoffLimitExceeded", "tried 5 times"),
+        (
+            Seen(job=job_of("Failed"), pods=(fetch_pod(2, '{"reason":"NotGGUF","message":"it is HTML"}'),)),
+            "Failed", "NotGGUF", "it is HTML",
+        ),
+        (Seen(job=job_of("Failed"), pods=(fetch_pod(1, "Traceback\nValueError: x"),)), "Failed", "FetchFailed", "x"),
+        (Seen(job=job_of("Failed"), pods=(fetch_pod(137, "", reason="OOMKilled"),)), "Failed", "OOMKilled", "memory"),
+        (Seen(job=job_of(), pods=(waiting("ErrImagePull", "no image"),)), "Pending", "ErrImagePull", "no image"),
+        (Seen(job=job_of(), pods=(unscheduled("no node"),)), "Pending", "Unschedulable", "no node"),
+        (
+            Seen(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
+            "Downloading", "Stalled", "too slow; the Job tries again",
+        ),
+    ],
+)  # fmt: skip
+def test_the_phase_follows_the_job(seen, phase, reason, words):
+    """What the Job, its pods and their last words say is the phase, in their own words."""
+    verdict = judge_supply(cluster_model(), JOB, seen)
+    assert (verdict.phase, verdict.reason) == (phase, reason)
+    assert words in verdict.message
+
+
+def test_what_was_fetched_is_told():
+    """Size, digest, path, key and header come from the last words of the fetch."""
+    seen = Seen(job=job_of("Complete"), pods=(fetch_pod(),))
+    status = derive_supplied_status(cluster_model(), JOB, seen, now=NOW)
+    key = cache_key(cluster_model().spec)
+    assert status["path"] == f"/models/{key}/model.gguf"
+    assert (status["cacheKey"], status["size"], status["sha256"]) == (key, "4.5 GiB", SHA)
+    assert status["gguf"] == {"architecture": "llama", "quantization": "Q4_K_M", "contextLength": 4096}
+
+
+def test_what_is_remembered_is_told_again():
+    """Without Job and pods the status stays what it was, word for word."""
+    model = remembered(sha256=SHA, gguf={"architecture": "llama"})
+    status = derive_supplied_status(model, JOB, Seen(), now=NOW)
+    assert (status["phase"], status["path"], status["sha256"]) == ("Ready", model.status.path, SHA)
+    assert status["gguf"] == {"architecture": "llama"}
+
+
+def test_the_memory_of_another_source_counts_for_nothing():
+    """After an edit neither path nor key nor facts of the old weights are in the status."""
+    old = remembered().status
+    model = cluster_model("hf://org/repo/new.gguf", status={"cacheKey": old.cache_key, "path": old.path})
+    assert not is_remembered(model)
+    status = derive_supplied_status(model, JOB, Seen(), now=NOW)
+    assert status["phase"] == "Pending"
+    assert not {"path", "cacheKey", "size", "gguf"} & status.keys()
+    assert weights_path(model, JOB) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "status", "reason"),
+    [
+        (None, "Q4_K_M", "True", "NotCompared"),
+        ("Q4_K_M", "", "True", "NotCompared"),
+        ("q4-k-m", "Q4_K_M", "True", "Matches"),
+        ("Q8_0", "Q4_K_M", "False", "QuantizationMismatch"),
+    ],
+)
+def test_a_promise_about_quantization_is_held_against_the_header(said, found, status, reason):
+    """Case and hyphens do not count; silence on either side contradicts nothing."""
+    model = remembered(gguf={"quantization": found} if found else {})
+    spec = {"quantization": said} if said else {}
+    model = cluster_model(status={"cacheKey": model.status.cache_key, "path": "/models/x/model.gguf",
+                                  "gguf": {"quantization": found}}, **spec)  # fmt: skip
+    conditions = derive_supplied_status(model, JOB, Seen(), now=NOW)["conditions"]
+    [matches] = [one for one in conditions if one["type"] == "QuantizationMatches"]
+    assert (matches["status"], matches["reason"]) == (status, reason)
+    assert not said or said in matches["message"] or reason == "Matches"
+
+
+def test_conditions_are_all_there_and_keep_their_time():
+    """Available, Progressing, Degraded and QuantizationMatches, each once; what did not flip keeps its time."""
+    before = {"type": "Available", "status": "True", "reason": "x", "message": "", "lastTransitionTime": EARLIER}
+    status = derive_supplied_status(remembered(conditions=[before]), JOB, Seen(), now=NOW)
+    kinds = [one["type"] for one in status["conditions"]]
+    assert kinds == ["Available", "Progressing", "Degraded", "QuantizationMatches"]
+    assert status["conditions"][0]["lastTransitionTime"] == EARLIER == status["lastUpdated"]
+
+
+@pytest.mark.parametrize(
+    ("source", "by", "path"),
+    [
+        (HUB_FILE, "pods", f"/models/{cache_key(cluster_model().spec)}/model.gguf"),
+        ("org/repo", "pods", ""),
+        ("pvc://claim/a/m.gguf", "claim", "/model-source/a/m.gguf"),
+        ("/data/m.gguf", "node", "/model-source/m.gguf"),
+        ("org/repo", "runtime", ""),
+    ],
+)
+def test_where_the_engine_finds_its_file(source, by, path):
+    """The path is known beforehand, except where only fetching can tell, or there is no file."""
+    assert weights_path(cluster_model(source), Supply(by)) == path
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"path":"model.gguf"}',
+        '{"path":"model.gguf","sizeBytes":Infinity}',
+        '{"path":"model.gguf","sizeBytes":"many"}',
+        '{"path":"model.gguf","sizeBytes":1,"gguf":[1]}',
+        '{"path":"/etc/passwd","sizeBytes":1}',
+        '{"path":"../../etc/passwd","sizeBytes":1}',
+        '{"path":"0123/../../model.gguf","sizeBytes":1}',
+    ],
+)
+def test_what_is_no_result_is_none(said):
+    """A pod may say anything, and a path never leads out of the folder that was asked for."""
+    assert read_fetched([fetch_pod(0, said)]) is None
+
+
+def test_a_path_may_have_folders():
+    """Each version of a source that is followed has one of its own, and a name may have dots."""
+    said = '{"path":"0123/model..gguf","sizeBytes":1}'
+    assert read_fetched([fetch_pod(0, said)]).path == "0123/model..gguf"
+
+
+@pytest.mark.parametrize("said", ["[" * 100_000, "{}", "[]", "the disk is full"])
+def test_a_failure_without_a_reason_is_told_by_its_last_line(said):
+    """Last words that are no JSON of ours are taken as a log."""
+    assert read_failure([fetch_pod(1, said)]) == ("FetchFailed", said)
+
+
+def test_the_message_of_another_container_is_not_a_result():
+    """Only what the container `fetch` has left, after it ended well, counts."""
+    assert read_fetched([fetch_pod(1), waiting("CrashLoopBackOff")]) is None
+    assert read_fetched([fetch_pod(1), fetch_pod(0, FETCHED)]).path == "model.gguf"
+
+
+def test_the_settings_of_the_tests_allow_no_paths_on_nodes():
+    """By default no folder of a node can be named."""
+    assert choose_supply(cluster_model("/data/m.gguf"), [], SETTINGS).reason == "SourceNotAllowed"

@@ -1,0 +1,146 @@
+"""The phase of a service in pods, as a table from the top row to the last."""
+
+import attrs
+import pytest
+
+from controller.objects import NOW
+from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.conditions import Verdict
+from llmkube.controller.status.pod_service_status import Scene, derive_pod_status, desired_replicas, judge_pods
+
+FETCHED = Verdict("Ready", "ModelReady", "4 GiB")
+FETCHING = Verdict("Downloading", "DownloadStarted", "12 %")
+LOST = Verdict("Failed", "SourceNotFound", "no such file")
+SERVING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1, ready=1))
+STARTING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1))
+STUCK = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}]
+MOVING = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}]
+REFUSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota"}]
+
+
+def scene(base=STARTING, **facts):
+    return attrs.evolve(base, **facts)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "where"),
+    [
+        ({"suspend": True}, SERVING, "Suspended/Suspended"),
+        ({}, Scene(), "Pending/ModelNotFound"),
+        ({}, scene(SERVING, model=None, plan=None), "Progressing/ModelNotFound"),
+        ({}, scene(refusal="spec.runtime: no"), "Failed/Invalid"),
+        ({}, scene(SERVING, refusal="spec.runtime: no"), "Ready/InferenceReady"),
+        ({}, scene(obstacle="taken"), "Failed/NameTaken"),
+        ({"replicas": 0}, scene(deployment=deployment_of(0)), "Stopped/ManuallyScaledToZero"),
+        ({"replicas": 0}, SERVING, "Progressing/Creating"),
+        ({}, SERVING, "Ready/InferenceReady"),
+        ({}, scene(SERVING, deployment=deployment_of(1, ready=1, observed=0)), "Progressing/Creating"),
+        ({}, scene(SERVING, deployment=deployment_of(1, ready=1, updated=0)), "Progressing/Creating"),
+        ({}, scene(SERVING, model=FETCHING), "Progressing/DownloadStarted"),
+        ({}, scene(SERVING, model=LOST), "Progressing/SourceNotFound"),
+        ({}, Scene(model=FETCHING, plan=plan()), "Pending/DownloadStarted"),
+        ({}, Scene(model=LOST, plan=plan()), "Failed/SourceNotFound"),
+        ({}, scene(plan=gpu_plan(), pods=(unscheduled(),)), "WaitingForGPU/WaitingForGPU"),
+        ({}, scene(pods=(unscheduled(),)), "Creating/Unschedulable"),
+        ({}, scene(pods=(waiting("CrashLoopBackOff"),)), "Failed/CrashLoopBackOff"),
+        (
+            {"replicas": 2},
+            scene(deployment=deployment_of(2, ready=1), pods=(waiting("ErrImagePull"),)),
+            "Progressing/ErrImagePull",
+        ),
+        ({}, scene(deployment=deployment_of(0, conditions=REFUSED)), "Failed/ReplicaFailure"),
+        ({}, scene(deployment=deployment_of(0, conditions=[*STUCK, *REFUSED])), "Failed/ReplicaFailure"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK)), "Failed/ProgressDeadlineExceeded"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK, observed=0)), "Creating/Creating"),
+        ({}, scene(deployment=deployment_of(1, conditions=MOVING)), "Creating/Creating"),
+        ({}, scene(deployment=deployment_of(1, conditions=STUCK), pods=(unscheduled(),)), "Creating/Unschedulable"),
+        (
+            {"replicas": 2},
+            scene(deployment=deployment_of(2, ready=1, conditions=STUCK)),
+            "Progressing/ProgressDeadlineExceeded",
+        ),
+        ({"replicas": 2}, scene(deployment=deployment_of(2, ready=1)), "Progressing/Creating"),
+        ({}, scene(deployment=None), "Creating/Creating"),
+        ({}, STARTING, "Creating/Creating"),
+    ],
+)
+def test_the_first_row_that_fits_decides(spec, given, where):
+    """Each row of the table gives its phase and reason."""
+    verdict = judge_pods(pod_service(**spec), given)
+    assert f"{verdict.phase}/{verdict.reason}" == where
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+@pytest.mark.parametrize("model", [None, FETCHED, FETCHING, LOST])
+@pytest.mark.parametrize("spec", [{}, {"suspend": True}, {"replicas": 0}, {"replicas": 3}])
+def test_available_holds_exactly_while_something_answers(spec, model, ready):
+    """Available is True if and only if a replica is ready and one is wanted, whatever the rest says."""
+    given = scene(model=model, deployment=deployment_of(1, ready=ready))
+    status = derive_pod_status(pod_service(**spec), given, ControllerSettings(), now=NOW)
+    [available] = [one for one in status["conditions"] if one["type"] == "Available"]
+    wanted = ready and not spec.get("suspend") and spec.get("replicas", 1)
+    assert available["status"] == ("True" if wanted else "False")
+
+
+@pytest.mark.parametrize("given", [SERVING, STARTING, Scene(), scene(refusal="no")])
+def test_every_condition_is_always_there(given):
+    """The same six conditions, once each, about the generation that was looked at."""
+    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    kinds = ["Available", "Progressing", "Degraded", "Suspended", "Accepted", "SpecHonoured"]
+    assert [one["type"] for one in conditions] == kinds
+    assert {one["observedGeneration"] for one in conditions} == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (STARTING, ("True", "Honoured")),
+        (scene(plan=plan(not_honoured=("spec.x",))), ("False", "FieldsIgnored")),
+        (scene(unmet=("spec.slo (no Pyrra)",)), ("False", "FieldsIgnored")),
+        (scene(plan=None, refusal="spec.runtime: no"), ("False", "NotPlanned")),
+        (Scene(), ("False", "NotPlanned")),
+    ],
+)
+def test_fields_are_called_honoured_only_where_there_is_a_plan(given, said):
+    """Of a spec that is refused, or has no Model yet, nobody knows which fields have an effect."""
+    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    assert [(one["status"], one["reason"]) for one in conditions if one["type"] == "SpecHonoured"] == [said]
+
+
+def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
+    """Position, resource and the scheduler's words are in the status, and gone when it has a node."""
+    given = scene(plan=gpu_plan(2), pods=(unscheduled(),))
+    status = derive_pod_status(pod_service(), given, ControllerSettings(), position=2, now=NOW)
+    assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
+    assert status["schedulingStatus"] == "InsufficientGPU"
+    assert "number 2 in the queue" in status["schedulingMessage"]
+    assert "0/3 nodes" in status["schedulingMessage"]
+    after = derive_pod_status(pod_service(), SERVING, ControllerSettings(), position=2, now=NOW)
+    assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()
+
+
+@pytest.mark.parametrize(
+    ("spec", "live", "desired"),
+    [
+        ({"replicas": 3}, None, 3),
+        ({"replicas": 3}, 7, 3),
+        ({"replicas": 3, "suspend": True}, 7, 0),
+        ({"autoscaling": {"maxReplicas": 9}}, 7, 7),
+        ({"autoscaling": {"maxReplicas": 9}}, 0, 1),
+        ({"autoscaling": {"maxReplicas": 9, "minReplicas": 2}}, None, 2),
+        ({"autoscaling": {"maxReplicas": 9}, "replicas": 0}, 7, 0),
+    ],
+)
+def test_an_autoscaler_chooses_unless_nothing_shall_run(spec, live, desired):
+    """The spec's count holds without an autoscaler; with one, what it last chose, until the service is stopped."""
+    assert desired_replicas(pod_service(**spec), None if live is None else deployment_of(live)) == desired
+
+
+def test_the_endpoint_is_that_of_the_service():
+    """Name, namespace, port and path are those that a client in the cluster uses."""
+    service = pod_service("a.b", endpoint={"port": 9000})
+    status = derive_pod_status(service, SERVING, ControllerSettings(cluster_domain="k.local"), now=NOW)
+    head, _, tail = status["endpoint"].partition(".ml.svc.k.local:9000")
+    assert head.startswith("http://a-b-")
+    assert tail == "/v1/chat/completions"

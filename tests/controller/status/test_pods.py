@@ -1,0 +1,81 @@
+"""What keeps pods from running is told in the words of whoever knows, the trouble that needs somebody first."""
+
+import pytest
+
+from controller.podobjects import fetch_pod, pod, unscheduled, waiting
+from llmkube.controller.status.pods import ended, lacks, trouble_of
+
+OOM = {"exitCode": 137, "reason": "OOMKilled"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "words", "passing"),
+    [
+        (waiting("ImagePullBackOff", "Back-off pulling image x"), "ImagePullBackOff", "Back-off pulling", False),
+        (waiting("ErrImagePull", "manifest unknown"), "ErrImagePull", "manifest unknown", False),
+        (waiting("CreateContainerConfigError", 'secret "t" not found'), "CreateContainerConfigError", "secret", False),
+        (
+            waiting("CrashLoopBackOff", last={"exitCode": 1, "message": "loading\nunknown model architecture: 'x'"}),
+            "CrashLoopBackOff",
+            "container llama-server ended with exit code 1: unknown model architecture: 'x'; started 4 times",
+            False,
+        ),
+        (waiting("CrashLoopBackOff", last=OOM), "OOMKilled", "more memory", False),
+        (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "ends again and again", False),
+        (unscheduled("0/3 nodes are available"), "Unschedulable", "0/3 nodes", True),
+        (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory", True),
+        (fetch_pod(1, "gone"), "ContainerFailed", "exit code 1: gone", True),
+    ],
+)
+def test_each_trouble_has_its_word(seen, reason, words, passing):
+    """The reason is Kubernetes' own, and the sentence has the message of whoever said it."""
+    trouble = trouble_of([seen])
+    assert trouble is not None
+    assert (trouble.reason, trouble.passing) == (reason, passing)
+    assert words in trouble.message
+
+
+@pytest.mark.parametrize(
+    "seen", [waiting("ContainerCreating"), pod(phase="Running"), unscheduled(deleted=True), fetch_pod(0)]
+)
+def test_what_is_merely_on_its_way_is_no_trouble(seen):
+    """Creating a container, running, ending well and being deleted are not troubles."""
+    assert trouble_of([seen]) is None
+
+
+def test_what_somebody_has_to_mend_comes_first():
+    """An image that cannot be pulled is told before a crash, a crash before a missing node."""
+    image, crash = waiting("ImagePullBackOff", "no"), waiting("CrashLoopBackOff")
+    assert trouble_of([unscheduled(), crash, image]).reason == "ImagePullBackOff"
+    assert trouble_of([unscheduled(), crash]).reason == "CrashLoopBackOff"
+
+
+def test_a_pod_that_the_node_has_ended_is_told_only_while_there_is_no_other():
+    """Evicted pods stay until somebody removes them: what ails their successor is what matters."""
+    evicted = pod(phase="Failed", reason="Evicted", message="A: low on ephemeral-storage")
+    assert trouble_of([evicted, unscheduled("Z: untolerated taint")]).reason == "Unschedulable"
+    assert trouble_of([evicted, pod(name="chat-2", phase="Running")]) is None
+    assert trouble_of([evicted, pod(name="chat-2", deleted=True)]).reason == "Evicted"
+
+
+def test_messages_hold_no_secrets_and_stay_short():
+    """A token in an engine's last words is blotted out, and a long line is cut."""
+    last = {"exitCode": 1, "message": "Authorization: Bearer abcdefghijklmnop " + "x" * 5000}
+    trouble = trouble_of([waiting("CrashLoopBackOff", last=last)])
+    assert "abcdefghijklmnop" not in trouble.message
+    assert len(trouble.message) <= 1024
+
+
+def test_a_missing_gpu_is_told_from_missing_memory():
+    """Only the resource that the service asks for counts, whatever else a node lacks."""
+    assert lacks([unscheduled()], "nvidia.com/gpu").startswith("0/3")
+    assert lacks([unscheduled("3 Insufficient memory")], "nvidia.com/gpu") == ""
+    assert lacks([unscheduled()], "amd.com/gpu") == ""
+    assert lacks([unscheduled()], "") == ""
+
+
+def test_the_end_of_a_container_is_found_by_its_name():
+    """A container that runs, or is not there, has not ended."""
+    assert ended(fetch_pod(2), "fetch").exit_code == 2
+    assert ended(fetch_pod(None), "fetch") is None
+    assert ended(fetch_pod(2), "other") is None

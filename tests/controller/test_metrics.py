@@ -1,0 +1,117 @@
+"""The fleet's series say what the objects say: one phase each, the right words, nothing of what is gone."""
+
+import random
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from controller.objects import model, service
+from controller.podcluster import open_pods
+from controller.podobjects import cluster_model, pod_service
+from llmkube.controller.metrics import FleetCollector, source_type
+from llmkube.controller.reconciler import new_queue
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+
+
+class Known(dict):
+    """A cache, as far as metrics go."""
+
+    @classmethod
+    def of(cls, *objects):
+        return cls((one.key, one) for one in objects)
+
+
+def in_phase(obj, phase):
+    data = encode(obj)
+    return decode(type(obj), {**data, "status": {**data.get("status", {}), "phase": phase}})
+
+
+def series(models, services, **queues):
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(Known.of(*models), Known.of(*services), queues))
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def test_each_object_has_its_one_phase():
+    """The phase of the status, and none for an object that has none yet."""
+    found = series([in_phase(model(), "Ready")], [in_phase(service(), "Failed"), service(name="new")])
+    phases = {key for key in found if key[0].endswith(("phase", "status"))}
+    assert phases == {
+        ("llmkube_model_status", "phi", "ml", "Ready"),
+        ("llmkube_inferenceservice_phase", "chat", "ml", "Failed"),
+    }
+
+
+def test_what_a_file_is_quantized_as_is_a_label():
+    """The header's word counts; before it is known, the spec's."""
+    told = cluster_model(quantization="Q8_0")
+    read = cluster_model(name="read", quantization="Q8_0", status={"gguf": {"quantization": "Q4_K_M"}})
+    found = series([told, read], [pod_service()])
+    assert ("llmkube_model_info", "phi", "ml", "cuda", "gguf", "Q8_0") in found
+    assert ("llmkube_model_info", "read", "ml", "cuda", "gguf", "Q4_K_M") in found
+    assert ("llmkube_inferenceservice_info", "chat", "ml", "cuda", "llamacpp") in found
+
+
+def test_a_namespace_that_nobody_waits_in_counts_none():
+    """Those that wait are counted by namespace, and a namespace with services has a 0."""
+    found = series([], [in_phase(pod_service(), "WaitingForGPU"), pod_service("other")])
+    assert found[("llmkube_gpu_queue_depth", "ml")] == 1
+    assert series([], [pod_service()])[("llmkube_gpu_queue_depth", "ml")] == 0
+
+
+def test_who_waits_to_be_reconciled_is_counted_by_controller():
+    """Keys that nobody has taken up yet are the depth, which an alert or a platform engineer sees growing."""
+    queue = new_queue(random.Random(0))
+    for name in ("chat", "embed", "chat"):
+        queue.add_nowait(Key("ml", name))
+    found = series([], [], inferenceservice=queue, model=new_queue(random.Random(0)))
+    assert found[("llmkube_reconcile_queue_depth", "inferenceservice")] == 2
+    assert found[("llmkube_reconcile_queue_depth", "model")] == 0
+
+
+async def test_a_running_controller_tells_them(autojump_clock):
+    """What is served is in the registry, and what was deleted is not."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        value = hands.cluster.registry.get_sample_value
+        queues = ("model", "inferenceservice", "endpointslice")
+        assert [value("llmkube_reconcile_queue_depth", {"controller": one}) for one in queues] == [0, 0, 0]
+        labels = {"inferenceservice": "chat", "namespace": "ml", "state": "ready"}
+        assert value("llmkube_inferenceservice_replicas", labels) == 1
+        await hands.client.delete(InferenceService, Key("ml", "chat"))
+        await hands.model_where()
+        assert value("llmkube_inferenceservice_replicas", labels) is None
+
+
+async def test_durations_are_counted_from_the_wish_to_the_end(autojump_clock):
+    """A fetch of five minutes is one, by the kind of its source, and so is a start of ten; a later look is none."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(300)
+        await hands.finish_job()
+        await trio.sleep(300)
+        await hands.roll_out()
+        await trio.sleep(60)
+        read = hands.cluster.registry.get_sample_value
+        fetched = {"model": "phi", "namespace": "ml", "source_type": "hf"}
+        assert read("llmkube_model_download_duration_seconds_count", fetched) == 1
+        assert 295 <= read("llmkube_model_download_duration_seconds_sum", fetched) <= 310
+        started = {"inferenceservice": "chat", "namespace": "ml"}
+        assert read("llmkube_inferenceservice_ready_duration_seconds_count", started) == 1
+        assert 595 <= read("llmkube_inferenceservice_ready_duration_seconds_sum", started) <= 620
+
+
+@pytest.mark.parametrize(
+    ("source", "word"), [("s3://b/k", "s3"), ("org/repo@v1", "hf"), ("/data/m.gguf", "file"), ("https://x/y", "https")]
+)
+def test_a_source_has_a_word_for_its_kind(source, word):
+    """A label has few values: the scheme, and two words for what has none."""
+    assert source_type(source) == word

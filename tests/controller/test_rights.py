@@ -1,0 +1,86 @@
+"""The controller calls what it declares, and declares what it calls."""
+
+from typing import Any
+
+import trio
+
+from controller.cluster import SETTLED
+from controller.podcluster import Hands, open_pods
+from controller.podkinds import install
+from controller.reconcile.test_routers import apply_router
+from k8s.api_calls import undeclared, unused
+from llmkube.controller.cluster_state import MONITOR_LOOK_SECONDS
+from llmkube.controller.render.labels import MANAGED_BY
+from llmkube.controller.rights import PROGRAM
+from llmkube.k8s.builtins import Namespace, Service
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    HTTPRoute,
+    Job,
+    PodDisruptionBudget,
+    PodMonitor,
+    ServiceLevelObjective,
+)
+
+CHILDREN = (
+    Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, PodMonitor, ServiceLevelObjective, HTTPRoute,
+)  # fmt: skip
+
+
+async def with_pods(hands: Hands) -> None:
+    """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
+    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await hands.create_model("other", source="pvc://weights/model.gguf")
+    gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
+    await hands.create_model()
+    await hands.create_service()
+    await trio.sleep(SETTLED)
+    await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
+    await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
+    await trio.sleep(MONITOR_LOOK_SECONDS)
+    await take_labels_off(hands, *CHILDREN)
+    await hands.create_model(hardware={"accelerator": "metal"})
+    await trio.sleep(SETTLED)
+    await hands.client.delete(InferenceService, Key("ml", "chat"))
+    for name in ("phi", "other"):
+        await hands.client.delete(Model, Key("ml", name))
+    await trio.sleep(SETTLED)
+
+
+async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
+    """Somebody takes our label off everything of some kinds that we have made: it has to be asked for by name."""
+    bare = {"metadata": {"labels": {MANAGED_BY: None}}}
+    for kind in kinds:
+        for one in (await hands.client.list(kind, namespace="ml")).items:
+            await hands.client.patch(kind, one.key, bare)
+    await trio.sleep(SETTLED)
+
+
+async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
+    """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
+    async with open_pods(identity="one") as hands:
+        cluster = hands.cluster
+        await with_pods(hands)
+        await cluster.bring_up()
+        await apply_router(cluster.client)
+        await trio.sleep(60)  # the host falls silent: a Lease is read once more
+        await cluster.faults.cut()
+        await trio.sleep(60)
+        cluster.faults.down = False
+        await cluster.renew()
+        await cluster.report_service("Loaded", "Loaded")
+        await cluster.client.delete(Namespace, Key("", "llmkube-system"))
+        await trio.sleep(1200)
+        for _ in range(2):  # the same news again raises a count
+            await cluster.renew()
+            await cluster.publish(ready=False)
+            await trio.sleep(SETTLED)
+            await cluster.publish()
+            await trio.sleep(SETTLED)
+        calls = set(cluster.faults.calls)
+        assert undeclared(calls, PROGRAM) == set()
+        assert unused(calls, PROGRAM) == set()

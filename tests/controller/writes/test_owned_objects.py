@@ -1,0 +1,198 @@
+"""What is there is compared with what is wanted as an API server would have it, and no further."""
+
+import pytest
+
+from controller.cluster import open_cluster
+from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
+from llmkube.controller.render.storage import fetch_job
+from llmkube.controller.render.workload import deployment, front
+from llmkube.controller.writes.owned_objects import Children, fits
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import ConflictError, NameTakenError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment, Job
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "same"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, True),
+        ({"a": 1}, {"a": 2}, False),
+        ({"a": {}}, {}, True),
+        ({"a": []}, {"a": None}, True),
+        ({"a": [{"x": 1}]}, {"a": [{"x": 1, "y": 2}]}, True),
+        ({"a": [1, 2]}, {"a": [1]}, False),
+        ({"a": [1]}, {"a": [1, 2]}, False),
+        ({"a": {"b": 1}}, {"a": "text"}, False),
+        ({"limits": {"cpu": "1000m"}}, {"limits": {"cpu": "1"}}, True),
+        ({"limits": {"cpu": "1000m"}}, {"limits": {"cpu": "2"}}, False),
+        ({"requests": {"memory": "1024Mi"}}, {"requests": {"memory": "1Gi"}}, True),
+        ({"sizeLimit": "1024Mi"}, {"sizeLimit": "1Gi"}, True),
+        ({"limits": {"cpu": "1"}}, {"limits": {}}, False),
+        ({"env": [{"value": "1000m"}]}, {"env": [{"value": "1"}]}, False),
+    ],
+)
+def test_additions_and_spellings_are_no_difference(wanted, there, same):
+    """What is there besides does not count, amounts go by value, and everything else has to be equal."""
+    assert fits(wanted, there) is same
+
+
+class Recording:
+    """A client that remembers what it was asked for."""
+
+    def __init__(self, client):
+        self.client = client
+        self.calls = []
+
+    async def get(self, kind, key):
+        self.calls.append("get")
+        return await self.client.get(kind, key)
+
+    async def apply(self, kind, manifest, *, field_manager):
+        self.calls.append("apply")
+        return await self.client.apply(kind, manifest, field_manager=field_manager)
+
+
+async def owner(cluster, **spec):
+    """The service as the server has it: what nobody owns would be collected."""
+    await cluster.create_service(**spec)
+    return await cluster.service()
+
+
+async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
+    """What was made is known from the server's answer, before any watch has told of it; nobody looks for it first."""
+    async with open_cluster() as cluster:
+        client = Recording(cluster.client)
+        children = Children(client, InferenceService, Service)
+        manifest = front(await owner(cluster), plan())
+        first = await children.ensure(manifest)
+        assert await children.ensure(manifest) == first
+        assert client.calls == ["apply"]
+
+
+async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
+    """What a write has left is our own; an edit, or an object that we have not made, is not."""
+    async with open_cluster() as cluster:
+        children = Children(cluster.client, InferenceService, Service)
+        first = await children.ensure(front(await owner(cluster), plan()))
+        assert children.is_own(first)
+        labelled = await cluster.client.patch(Service, first.key, {"metadata": {"labels": {"edited": "yes"}}})
+        assert not children.is_own(labelled)
+        assert not Children(cluster.client, InferenceService, Service).is_own(first)
+
+
+SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
+
+
+def render(kind, service):
+    """What the controller wants to have of this kind."""
+    return {
+        Service: lambda: front(service, plan()),
+        Deployment: lambda: deployment(service, plan(), SETTINGS, replicas=1),
+        Job: lambda: fetch_job(cluster_model(), SETTINGS),
+    }[kind]()
+
+
+def stranger(kind, key, spec):
+    return decode(kind, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": spec})
+
+
+STRANGERS = [
+    pytest.param(Service, {"ports": [{"port": 9, "name": "theirs", "protocol": "TCP"}]}, id="service-without-selector"),
+    pytest.param(Service, {"clusterIP": "None", "selector": SAME}, id="service-with-our-selector"),
+    pytest.param(Job, {"suspend": True}, id="job"),
+    pytest.param(Deployment, {"paused": True, "selector": {"matchLabels": SAME}}, id="deployment"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec"), STRANGERS)
+async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(autojump_clock, kind, spec):
+    """An object that an apply would merge with, without any conflict, is found to be taken, and stays as it is."""
+    async with open_pods() as hands:
+        client = hands.client
+        wanted = render(kind, await owner(hands.cluster))
+        key = Key.of(wanted)
+        before = await client.create(stranger(kind, key, spec), field_manager="somebody")
+        with pytest.raises(NameTakenError, match="somebody else"):
+            await Children(client, InferenceService, kind).ensure(wanted)
+        assert await client.get(kind, key) == before
+        merged = await client.apply(kind, wanted, field_manager="who does not look", force=False)
+        assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
+
+
+async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
+    """A stranger's object that stood in the way, and goes before we ask for it, is a conflict: that is tried again."""
+    async with open_cluster() as cluster:
+        manifest = front(await owner(cluster), plan())
+        await cluster.client.create(stranger(Service, Key.of(manifest), {"ports": [{"port": 9}]}))
+        client = Recording(cluster.client)
+        children = Children(client, InferenceService, Service)
+
+        async def vanish(kind, key):
+            await cluster.client.delete(kind, key)
+            return await cluster.client.get(kind, key)
+
+        client.get = vanish
+        with pytest.raises(ConflictError):
+            await children.ensure(manifest)
+        assert (await children.ensure(manifest)).metadata.owner_references
+
+
+async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
+    """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
+    async with open_cluster() as cluster:
+        manifest = front(await owner(cluster), plan())
+        await Children(cluster.client, InferenceService, Service).ensure(manifest)
+        bare = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+        await cluster.client.patch(Service, Key("ml", "chat"), bare, field_manager="somebody")
+        client = Recording(cluster.client)
+        again = await Children(client, InferenceService, Service).ensure(manifest)
+        assert again.metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
+        assert client.calls == ["apply", "get", "apply"]
+
+
+async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
+    """An object of this owner that a cache has not heard of yet, and that is as wanted, is not written again."""
+    async with open_cluster() as cluster:
+        manifest = front(await owner(cluster), plan())
+        made = await Children(cluster.client, InferenceService, Service).ensure(manifest)
+        client = Recording(cluster.client)
+        assert await Children(client, InferenceService, Service).ensure(manifest) == made
+        assert client.calls == ["apply", "get"]
+
+
+async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
+    """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
+    async with open_cluster() as cluster:
+        children = Children(cluster.client, InferenceService, Service)
+        await children.ensure(front(await owner(cluster), plan()))
+        await cluster.client.patch(Service, Key("ml", "chat"), {"metadata": {"labels": {"seen": "no"}}})
+        with pytest.raises(ConflictError):
+            await children.ensure(front(await owner(cluster, endpoint={"port": 9000}), plan()))
+        assert (await cluster.client.get(Service, Key("ml", "chat"))).spec.ports[0].port == 8080
+
+
+async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock):
+    """A removal that comes late, when somebody has changed the object, is a conflict, and it stays."""
+    async with open_cluster() as cluster:
+        children, key = Children(cluster.client, InferenceService, Service), Key("ml", "chat")
+        service = await owner(cluster)
+        await children.ensure(front(service, plan()))
+        await cluster.client.patch(Service, key, {"metadata": {"labels": {"seen": "no"}}})
+        with pytest.raises(ConflictError):
+            await children.remove(key, service.metadata.uid)
+        assert await cluster.client.get(Service, key)
+
+
+async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
+    """An object with another owner of the same name is neither changed nor deleted."""
+    async with open_cluster() as cluster:
+        children = Children(cluster.client, InferenceService, Service)
+        await children.ensure(front(await owner(cluster), plan()))
+        with pytest.raises(NameTakenError, match="another InferenceService"):
+            await children.ensure(front(pod_service(uid="new"), plan()))
+        await children.remove(Key("ml", "chat"), "new")
+        assert await cluster.client.get(Service, Key("ml", "chat"))

@@ -1,0 +1,100 @@
+import attrs
+import pytest
+
+from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Places, Probe, Probes, Variable
+from llmkube.runtimes.plan import Slot
+
+PLAN = ContainerPlan(
+    runtime="x",
+    container_name="x",
+    image="x",
+    port=1,
+    args=("--model", Slot.MODEL, "--mmproj", ModelFile("sub/p.gguf"), "-md", Slot.DRAFT, "{model}"),
+    env=(Variable("HF_HOME", Slot.CACHE), Variable("A", "{cache}"), Variable("S", value_from={"secretKeyRef": {}})),
+    probes=Probes.tcp(),
+)
+PLACES = Places(model="/models/k/sub/m.gguf", folder="/models/k", draft="/d/m.gguf", cache="/cache")
+
+
+def test_slots_are_filled_and_a_users_equal_text_is_not():
+    """What looks like a slot and was a user's word stays what it is."""
+    assert PLAN.render_words(PLAN.args, PLACES) == [
+        "--model", "/models/k/sub/m.gguf", "--mmproj", "/models/k/sub/p.gguf", "-md", "/d/m.gguf", "{model}"
+    ]  # fmt: skip
+    assert PLAN.render_env(PLACES) == [
+        {"name": "HF_HOME", "value": "/cache"},
+        {"name": "A", "value": "{cache}"},
+        {"name": "S", "valueFrom": {"secretKeyRef": {}}},
+    ]
+
+
+def test_the_name_of_a_file_stands_for_itself():
+    """Where a kubelet replaces `$(NAME)` it is escaped; in a hook, of which a kubelet replaces nothing, it is not."""
+    odd = attrs.evolve(PLACES, model="/models/k/$(HOME)$$.gguf", folder="/models/$k")
+    plan = attrs.evolve(PLAN, post_start=("load", Slot.MODEL, "$(HOME)"), env=(Variable("M", Slot.MODEL),))
+    assert plan.render_words((Slot.MODEL, ModelFile("$p"), "$(HOME)"), odd) == [
+        "/models/k/$$(HOME)$$$$.gguf", "/models/$$k/$$p", "$(HOME)"
+    ]  # fmt: skip
+    assert plan.render_env(odd) == [{"name": "M", "value": "/models/k/$$(HOME)$$$$.gguf"}]
+    assert plan.render_hook(odd) == ["load", "/models/k/$(HOME)$$.gguf", "$(HOME)"]
+
+
+@pytest.mark.parametrize(
+    ("args", "weights", "cache"),
+    [
+        ((), False, True),
+        (("{model}", "{cache}"), False, True),
+        ((Slot.MODEL,), True, True),
+        ((Slot.FOLDER,), True, True),
+        ((ModelFile("p"),), True, True),
+        ((Slot.DRAFT,), False, True),
+    ],
+)
+def test_a_plan_says_what_has_to_be_mounted(args, weights, cache):
+    """The Model's files are wanted exactly where a word of the plan stands for one of them."""
+    plan = attrs.evolve(PLAN, args=args)
+    assert (plan.uses_weights, plan.uses_cache) == (weights, cache)
+    assert not attrs.evolve(plan, env=()).uses_cache
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"args": (*PLAN.args[:-1], Slot.MODEL)},
+        {"args": ("--model", Slot.MODEL, "--mmproj", "sub/p.gguf", "-md", Slot.DRAFT, "{model}")},
+        {"env": ()},
+        {"probes": Probes.http("/")},
+        {"image": "y"},
+        {"port": 2},
+        {"post_start": ("a",)},
+    ],
+)
+def test_the_digest_tells_plans_apart(change):
+    """Whatever the container is made of counts, a slot against its own text included."""
+    assert attrs.evolve(PLAN, **change).digest != PLAN.digest
+
+
+def test_the_digest_does_not_count_what_has_no_effect():
+    """A field that nobody honours changes no container."""
+    assert attrs.evolve(PLAN, not_honoured=("spec.x",)).digest == PLAN.digest
+
+
+NUMBERS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
+
+
+@pytest.mark.parametrize(
+    ("probe", "manifest"),
+    [
+        (Probe("/health"), {"httpGet": {"path": "/health", "port": "http"}, **NUMBERS}),
+        (Probe(), {"tcpSocket": {"port": "http"}, **NUMBERS}),
+        (Probe(command=("a", "b")), {"exec": {"command": ["a", "b"]}, **NUMBERS}),
+        (Probe("/", override={"failureThreshold": 60}),
+         {"httpGet": {"path": "/", "port": "http"}, **NUMBERS, "failureThreshold": 60}),
+        (Probe("/", override={"tcpSocket": {"port": 8080}, "initialDelaySeconds": 5}),
+         {"tcpSocket": {"port": 8080}, **NUMBERS, "initialDelaySeconds": 5}),
+        (Probe("/", override={"grpc": {"port": 1}}), {"grpc": {"port": 1}, **NUMBERS}),
+    ],
+)  # fmt: skip
+def test_an_override_is_merged_into_a_probe(probe, manifest):
+    """There is always exactly one way of asking: the user's if he names one, with our numbers where he names none."""
+    assert probe.manifest() == manifest

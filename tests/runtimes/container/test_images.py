@@ -1,0 +1,42 @@
+import pytest
+
+from llmkube.runtimes.container.images import PINNED, Images
+from llmkube.runtimes.plan import PlanError
+
+
+@pytest.mark.parametrize("image", PINNED.values(), ids=list(PINNED))
+def test_every_image_of_ours_is_pinned(image):
+    """A restart never brings another engine: each has a tag, and none of the moving ones."""
+    tag = image.rpartition(":")[2]
+    assert any(character.isdigit() for character in tag)
+    assert not tag.startswith(("latest", "main", "nightly"))
+
+
+def test_nvidia_gets_cuda_13_and_a_cpu_gets_no_cuda():
+    """llama.cpp's image suits the newest cards, and is small where there is none."""
+    assert "cuda13" in Images().choose("llamacpp", "cuda")
+    assert "cuda" not in Images().choose("llamacpp", "")
+
+
+@pytest.mark.parametrize(
+    ("images", "runtime", "stack", "chosen"),
+    [
+        (Images({"llamacpp": "a"}), "llamacpp", "cuda", "a"),
+        (Images({"llamacpp": "a", "llamacpp-cuda": "b"}), "llamacpp", "cuda", "b"),
+        (Images({"llamacpp-cuda": "b"}), "llamacpp", "", PINNED["llamacpp"]),
+        (Images({"tgi": "a"}, registry="r"), "tgi", "rocm", "a"),
+        (Images(registry="r.local:5000/m/"), "vllm", "cuda", f"r.local:5000/m/{PINNED['vllm']}"),
+        (Images(registry="r.local"), "tgi", "cuda", "r.local/huggingface/text-generation-inference:3.3.7"),
+    ],
+)
+def test_an_operators_word_wins_and_a_mirror_keeps_the_path(images, runtime, stack, chosen):
+    """The nearest override is taken as it is; a registry replaces the registry of ours, and nothing else."""
+    assert images.choose(runtime, stack) == chosen
+
+
+@pytest.mark.parametrize(("runtime", "stack"), [("generic", ""), ("personaplex", "cuda"), ("vllm", "rocm")])
+def test_where_there_is_no_image_the_user_has_to_name_one(runtime, stack):
+    """Nothing is guessed: the message names the field."""
+    with pytest.raises(PlanError, match="name one") as refused:
+        Images().choose(runtime, stack)
+    assert refused.value.field == "spec.image"

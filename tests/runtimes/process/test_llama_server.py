@@ -1,0 +1,354 @@
+from pathlib import Path
+
+import attrs
+import pytest
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.plan import EngineInfo, PlanError
+from llmkube.runtimes.process.llamacpp import check, mode_of, plan
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
+from model_shapes import decoder
+
+FACTS = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1, context_length=131072)
+WEIGHTS = WeightsFile(Path("/store/blob"), 1, None, "sha256:aa")
+MODERN_FLAGS = """
+    --model --host --port --alias --ctx-size --parallel --n-gpu-layers --flash-attn --cache-type-k --cache-type-v
+    --batch-size --ubatch-size --no-kv-offload --cpu-moe --n-cpu-moe --override-tensor --override-kv --no-warmup
+    --rope-scaling --rope-scale --yarn-orig-ctx --jinja --no-jinja --reasoning-budget --reasoning-budget-message
+    --spec-type --spec-draft-n-max --spec-draft-p-min --embedding --reranking --pooling --cache-ram --metrics --fit
+    --no-ui --verbosity --load-mode --threads
+"""
+MODERN = EngineInfo("llama-server", "9000", frozenset(MODERN_FLAGS.split()))
+OLD = EngineInfo("llama-server", "1", frozenset(["--model", "--metrics", "--no-webui", "--mlock", "--verbosity"]))
+
+
+def service(spec=None):
+    data = {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m", **(spec or {})}}
+    return decode(InferenceService, data)
+
+
+def model(accelerator="cpu", **spec):
+    hardware = {"accelerator": accelerator, **spec.pop("hardware", {})}
+    return decode(Model, {"metadata": {"name": "m", "namespace": "ns"},
+                          "spec": {"source": "builtin://demo", "hardware": hardware, **spec}})  # fmt: skip
+
+
+def planned(spec=None, *, of=None, facts=FACTS, engine=MODERN, alias="chat"):
+    return plan(service(spec), of or model(), WEIGHTS, facts, engine, alias=alias)
+
+
+def contains(argv, wanted):
+    words = wanted.split()
+    return any(list(argv[at : at + len(words)]) == words for at in range(len(argv)))
+
+
+def test_a_plain_service_on_a_cpu():
+    """Without a wish the whole command line is this one, and nothing in the spec went unheard."""
+    result = planned()
+    argv = result.render(program="llama-server", model="/m.gguf", host="127.0.0.1", port=4711)
+    assert " ".join(argv) == (
+        "llama-server --model /m.gguf --host 127.0.0.1 --port 4711 --alias chat --ctx-size 4096 --parallel 1 "
+        "--n-gpu-layers 0 --flash-attn auto --metrics --fit off --no-ui --verbosity 4"
+    )
+    assert (result.runtime, result.alias, result.ready_path, result.env) == ("llamacpp", "chat", "/health", ())
+    assert result.not_honoured == ()
+
+
+def test_a_plain_service_on_metal():
+    """A Mac gets all layers and flash attention unless told otherwise."""
+    argv = planned(of=model("metal")).argv
+    assert contains(argv, "--n-gpu-layers 99 --flash-attn on")
+
+
+@pytest.mark.parametrize(
+    ("of", "extra", "flags", "wanted"),
+    [
+        (model("metal"), [], {"--load-mode"}, ["--load-mode", "none"]),
+        (model("metal"), [], {"--no-mmap", "--mmap"}, ["--no-mmap"]),
+        (model("metal"), [], set(), []),
+        (model("metal"), ["--load-mode", "mmap"], {"--load-mode"}, ["--load-mode", "mmap"]),
+        (model("metal"), ["--mlock"], {"--load-mode"}, ["--load-mode", "mmap+mlock"]),
+        (model("metal"), ["--mmap"], {"--no-mmap", "--mmap"}, ["--mmap"]),
+        (model(), [], {"--load-mode"}, []),
+    ],
+)
+def test_weights_on_metal_are_memory_of_the_engines_own(of, extra, flags, wanted):
+    """On a Mac the file is copied and not mapped, in the words of the build, unless the service decides it itself."""
+    result = planned({"extraArgs": extra}, of=of, engine=EngineInfo("llama-server", "3", frozenset(flags)))
+    words = {"--load-mode", "none", "mmap", "mmap+mlock", "--no-mmap", "--mmap"}
+    assert [word for word in result.argv if word in words] == wanted
+    assert not contains(wanted, "none") or result.demand.mmap is False
+
+
+def test_an_old_engine_is_given_only_what_it_knows():
+    """An engine from before a flag is never started with it: verbosity 4 would make such a one log prompts."""
+    assert planned(engine=OLD).argv[9:] == ("--ctx-size", "4096", "--parallel", "1", "--n-gpu-layers", "0", "--metrics",
+                                            "--no-webui")  # fmt: skip
+
+
+VALUE = EngineInfo("llama-server", "2", frozenset({"--flash-attn"}))
+SWITCH = EngineInfo("llama-server", "2", frozenset({"--flash-attn"}), frozenset({"--flash-attn"}))
+LACKING = EngineInfo("llama-server", "2", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("engine", "accelerator", "wish", "flag", "ignored"),
+    [
+        (VALUE, "metal", None, ["--flash-attn", "on"], ()),
+        (VALUE, "metal", False, ["--flash-attn", "off"], ()),
+        (VALUE, "metal", True, ["--flash-attn", "on"], ()),
+        (VALUE, "cpu", None, ["--flash-attn", "auto"], ()),
+        (VALUE, "cpu", True, ["--flash-attn", "on"], ()),
+        (SWITCH, "metal", None, ["--flash-attn"], ()),
+        (SWITCH, "metal", False, [], ()),
+        (SWITCH, "metal", True, ["--flash-attn"], ()),
+        (SWITCH, "cpu", None, [], ()),
+        (SWITCH, "cpu", True, ["--flash-attn"], ()),
+        (LACKING, "metal", None, [], ()),
+        (LACKING, "metal", True, [], ("spec.flashAttention",)),
+        (LACKING, "metal", False, [], ("spec.flashAttention",)),
+    ],
+)
+def test_flash_attention_is_asked_for_as_the_build_has_it(engine, accelerator, wish, flag, ignored):
+    """Unset on metal means on, a given value wins, a switch is left out for off; what a build lacks is reported."""
+    result = planned({} if wish is None else {"flashAttention": wish}, of=model(accelerator), engine=engine)
+    layers = result.argv.index("--n-gpu-layers") + 2
+    assert list(result.argv[layers:]) == flag
+    assert result.not_honoured == ignored
+
+
+@pytest.mark.parametrize(
+    ("flags", "rendered"),
+    [
+        (["--load-mode"], ["--load-mode", "mmap+mlock"]),
+        (["--mlock"], ["--mlock"]),
+        (["--mlock", "--load-mode"], ["--mlock"]),
+    ],
+)
+def test_mlock_is_asked_for_as_the_build_has_it(flags, rendered):
+    """Whoever writes --mlock gets it, under whatever name."""
+    engine = EngineInfo("llama-server", "2", frozenset(flags))
+    assert list(planned({"extraArgs": ["--mlock"]}, engine=engine).argv[-len(rendered) :]) == rendered
+
+
+def test_mlock_on_a_build_without_it_is_a_refusal():
+    """What the build lacks is said of the field, and is not left to a crash loop."""
+    with pytest.raises(PlanError, match="no flag --mlock") as refused:
+        planned({"extraArgs": ["--mlock"]}, engine=EngineInfo("llama-server", "2", frozenset({"--threads"})))
+    assert refused.value.field == "spec.extraArgs"
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ({"contextSize": 8192}, "--ctx-size 8192"),
+        ({"parallelSlots": 4}, "--parallel 4"),
+        ({"flashAttention": True}, "--flash-attn on"),
+        ({"flashAttention": False}, "--flash-attn off"),
+        ({"cacheTypeK": "q8_0"}, "--cache-type-k q8_0"),
+        ({"cacheTypeV": "q4_0"}, "--cache-type-v q4_0"),
+        ({"cacheTypeCustomK": "turbo4"}, "--cache-type-k turbo4"),
+        ({"cacheTypeCustomV": "turbo4"}, "--cache-type-v turbo4"),
+        ({"batchSize": 1024}, "--batch-size 1024"),
+        ({"uBatchSize": 256}, "--ubatch-size 256"),
+        ({"noKvOffload": True}, "--no-kv-offload"),
+        ({"moeCPUOffload": True}, "--cpu-moe"),
+        ({"moeCPULayers": 5}, "--n-cpu-moe 5"),
+        ({"tensorOverrides": ["a=CPU", "b=CPU"]}, "--override-tensor a=CPU,b=CPU"),
+        ({"metadataOverrides": ["k=int:1", "l=str:a,b"]}, "--override-kv k=int:1 --override-kv l=str:a,b"),
+        ({"noWarmup": True}, "--no-warmup"),
+        ({"ropeScaling": {"type": "yarn", "factor": "2.5", "originalContext": 4096}},
+         "--rope-scaling yarn --rope-scale 2.5 --yarn-orig-ctx 4096"),
+        ({"jinja": True}, "--jinja"),
+        ({"jinja": False}, "--no-jinja"),
+        ({"reasoningBudget": 0}, "--reasoning-budget 0"),
+        ({"reasoningBudget": 10, "reasoningBudgetMessage": "stop"},
+         "--reasoning-budget 10 --reasoning-budget-message stop"),
+        ({"speculativeDecoding": {"type": "ngram-mod", "nDraftMax": 8, "pMin": 0.5}},
+         "--spec-type ngram-mod --spec-draft-n-max 8 --spec-draft-p-min 0.5"),
+        ({"speculativeDecoding": {"type": "mtp"}}, "--spec-type draft-mtp"),
+        ({"mode": "rerank"}, "--embedding --reranking --pooling rank"),
+        ({"mode": "embedding"}, "--embedding --pooling last --ubatch-size 2048 --batch-size 2048 --cache-ram 0"),
+        ({"endpoint": {"path": "/v1/embeddings"}}, "--embedding --pooling last"),
+        ({"extraArgs": ["--threads=4", "--mlock"]}, "--load-mode mmap+mlock --threads 4"),
+    ],
+)  # fmt: skip
+def test_a_field_reaches_the_command_line_and_its_digest(spec, wanted):
+    """Each llama.cpp field is heard, is not reported as ignored, and makes another plan."""
+    result = planned(spec)
+    assert contains(result.argv, wanted)
+    assert result.not_honoured == ()
+    assert result.digest != planned().digest
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"noKvOffload": False}, {"moeCPUOffload": False}, {"noWarmup": False}, {"priority": "high"}, {"replicas": 0},
+     {"suspend": True}, {"runtime": "llama-server"}, {"mode": "chat"}, {"speculativeDecoding": {"type": "none"}}],
+)  # fmt: skip
+def test_a_field_that_asks_for_nothing_more_is_not_reported(spec):
+    """Asking for what happens anyway, or for what is decided elsewhere, is not a field without effect."""
+    assert planned(spec).not_honoured == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "paths"),
+    [
+        ({"nodeSelector": {"a": "b"}}, ["spec.nodeSelector"]),
+        ({"podLabels": {"a": "b"}, "image": "x"}, ["spec.image", "spec.podLabels"]),
+        ({"resources": {"gpu": 1, "memory": "3Gi"}}, ["spec.resources.gpu", "spec.resources.memory"]),
+        ({"autoscaling": {"maxReplicas": 3}}, ["spec.autoscaling.maxReplicas"]),
+        ({"bindAddress": "0.0.0.0", "containerPort": 1}, ["spec.bindAddress", "spec.containerPort"]),
+        ({"endpoint": {"port": 9000, "type": "NodePort"}}, ["spec.endpoint.port", "spec.endpoint.type"]),
+        ({"evictionProtection": True}, []),
+        ({"turboQuantBits": 3}, ["spec.turboQuantBits"]),
+        ({"reasoningBudgetMessage": "stop"}, ["spec.reasoningBudgetMessage"]),
+        ({"cacheTypeK": "f16", "cacheTypeCustomK": "x"}, ["spec.cacheTypeK"]),
+        ({"ropeScaling": {"type": "longrope", "factor": "2"}}, ["spec.ropeScaling.type", "spec.ropeScaling.factor"]),
+        ({"speculativeDecoding": {"type": "draft", "draftModel": "d.gguf"}},
+         ["spec.speculativeDecoding.type", "spec.speculativeDecoding.draftModel"]),
+    ],
+)  # fmt: skip
+def test_a_field_without_effect_is_reported(spec, paths):
+    """Whatever was given and changes nothing on a host is listed by its path, once."""
+    assert list(planned(spec).not_honoured) == paths
+
+
+def test_a_field_whose_flag_the_engine_lacks_is_reported():
+    """On an engine that has no such flag, the field is listed instead of being dropped in silence."""
+    spec = {"jinja": True, "metadataOverrides": ["a=int:1", "b=int:2"], "reasoningBudget": 0, "flashAttention": True}
+    assert set(planned(spec, engine=OLD).not_honoured) == {f"spec.{name}" for name in spec}
+
+
+@pytest.mark.parametrize(
+    ("of", "paths"),
+    [
+        (model(sha256="a" * 64, quantization="Q8_0"), []),
+        (model("metal", hardware={"gpu": {"enabled": True, "count": 1, "layers": 20}}), []),
+        (model("metal", hardware={"gpu": {"count": 2}}), ["Model.spec.hardware.gpu.count"]),
+        (model("cpu", hardware={"gpu": {"layers": 20}}), ["Model.spec.hardware.gpu.layers"]),
+        (model(mmproj="x.gguf", files=["a.gguf"], sourceSecretRef={"name": "hf"}), ["Model.spec.mmproj"]),
+        (model(hardware={"memoryFraction": 0.5, "memoryBudget": "8Gi"}), []),
+    ],
+)
+def test_fields_of_the_model_are_reported_too(of, paths):
+    """What the Model asks for in vain is listed under its own prefix."""
+    assert list(planned(of=of).not_honoured) == paths
+
+
+@pytest.mark.parametrize(
+    ("trained", "context"), [(131072, "4096"), (4096, "4096"), (512, "512"), (None, "4096")]
+)
+def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
+    """Without spec.contextSize no more than 4096 tokens are reserved, and never more than were trained."""
+    assert contains(planned(facts=attrs.evolve(FACTS, context_length=trained)).argv, f"--ctx-size {context}")
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")]
+)
+def test_layers_on_metal(layers, wanted):
+    """Unset and -1 mean every layer, 0 means none."""
+    hardware = {} if layers is None else {"gpu": {"layers": layers}}
+    assert contains(planned(of=model("metal", hardware=hardware)).argv, f"--n-gpu-layers {wanted}")
+
+
+@pytest.mark.parametrize(("pooling", "forced"), [(None, True), (0, True), (1, False), (3, False)])
+def test_an_embedding_model_pools_as_it_was_trained(pooling, forced):
+    """Pooling is chosen only for a file that says nothing about it."""
+    argv = planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, pooling_type=pooling)).argv
+    assert ("--pooling" in argv) is forced
+
+
+def test_our_defaults_give_way_to_the_users():
+    """A flag that we only suggest appears once, with the user's value."""
+    extra = ["--pooling", "cls", "--cache-ram=100", "--verbosity", "5"]
+    argv = planned({"mode": "embedding", "uBatchSize": 64, "extraArgs": extra}).argv
+    assert [argv.count(flag) for flag in ("--pooling", "--cache-ram", "--verbosity", "--ubatch-size")] == [1, 1, 1, 1]
+    assert contains(argv, "--pooling cls --cache-ram 100 --verbosity 5")
+    assert "--verbosity" not in planned({"extraArgs": ["-v"]}).argv
+
+
+@pytest.mark.parametrize(
+    ("spec", "of", "field"),
+    [
+        ({"extraArgs": ["--port", "1"]}, model(), "spec.extraArgs"),
+        ({"extraArgs": ["-c", "1"]}, model(), "spec.extraArgs"),
+        ({"env": [{"name": "LD_PRELOAD", "value": "x"}]}, model(), "spec.env"),
+        ({"flashAttention": False, "cacheTypeV": "q8_0"}, model(), "spec.cacheTypeV"),
+    ],
+)
+def test_the_impossible_is_refused_from_the_objects_alone(spec, of, field):
+    """What cannot work is refused before anything is downloaded, with the field that asks for it."""
+    with pytest.raises(PlanError) as caught:
+        check(service(spec), of)
+    assert caught.value.field == field
+
+
+def test_a_flag_that_the_engine_lacks_is_refused():
+    """An unknown flag in extraArgs is refused with its name and the engine's version."""
+    with pytest.raises(PlanError, match="9000 has no flag --nonsense"):
+        planned({"extraArgs": ["--nonsense"]})
+
+
+def test_the_environment_is_part_of_the_plan():
+    """Variables of the spec reach the plan and make another one."""
+    result = planned({"env": [{"name": "GGML_X", "value": "1"}]})
+    assert result.env == (("GGML_X", "1"),)
+    assert result.digest != planned().digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        planned,
+        lambda: planned(engine=attrs.evolve(MODERN, program="/elsewhere/llama-server", version="9001")),
+        lambda: planned({"podLabels": {"a": "b"}}),
+        lambda: planned({"replicas": 3, "priority": "high"}),
+        lambda: plan(service(), model(), attrs.evolve(WEIGHTS, path=Path("/other")), FACTS, MODERN, alias="chat"),
+    ],
+)
+def test_the_same_wish_is_the_same_plan(other):
+    """Nothing that leaves the engine's work as it is asks for a restart."""
+    assert other().digest == planned().digest
+
+
+def test_other_weights_or_another_name_are_another_plan():
+    """New bytes behind the same path, and a new model id, ask for a restart."""
+    moved = plan(service(), model(), attrs.evolve(WEIGHTS, identity="sha256:bb"), FACTS, MODERN, alias="chat")
+    assert len({planned().digest, moved.digest, planned(alias="ns/chat").digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [({}, "chat"), ({"mode": "rerank"}, "rerank"), ({"endpoint": {"path": "/v1/embeddings/"}}, "embedding"),
+     ({"endpoint": {"path": "/v1/rerank"}}, "rerank"), ({"mode": "chat", "endpoint": {"path": "/rerank"}}, "chat")],
+)  # fmt: skip
+def test_the_mode_follows_the_spec_and_then_the_path(spec, mode):
+    """An explicit mode wins over what the endpoint's path suggests."""
+    assert mode_of(service(spec).spec) == mode
+
+
+def test_the_plan_says_what_it_demands():
+    """The demand is read from the whole line, extra arguments included, and is no part of the digest."""
+    result = planned({"contextSize": 8192, "parallelSlots": 2, "extraArgs": ["--cache-ram", "256"]}, of=model("metal"))
+    assert (result.demand.context, result.demand.slots, result.demand.cache_ram_bytes) == (8192, 2, 256 << 20)
+    assert result.demand.device_layers == 99
+    assert attrs.evolve(result, demand=None).digest == result.digest
+
+
+@pytest.mark.parametrize(("extra", "mib"), [([], 512), (["--cache-ram", "100"], 100), (["--cache-ram=0"], 0)])
+def test_the_prompt_cache_has_a_limit(extra, mib):
+    """Of a model whose shape is known, the prompt cache keeps one context's worth, unless the user decides."""
+    result = planned({"extraArgs": extra}, facts=attrs.evolve(FACTS, shape=decoder()))
+    assert contains(result.argv, f"--cache-ram {mib}")
+    assert result.argv.count("--cache-ram") == 1
+    assert result.demand.cache_ram_bytes == mib << 20
+
+
+def test_embeddings_have_no_prompt_cache():
+    """No embedding ever reads it, whatever the shape."""
+    assert planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, shape=decoder())).demand.cache_ram_bytes == 0

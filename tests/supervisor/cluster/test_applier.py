@@ -1,0 +1,230 @@
+import random
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Outbox, Slot
+
+A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
+
+
+class Server:
+    """A client that only hears writes; `answers` are raised in turn, then everything is accepted."""
+
+    def __init__(self):
+        self.heard = []
+        self.answers = []
+        self.gate = trio.Event()
+        self.gate.set()
+        self.at_once = 0
+        self.stands = {}  # by key
+        self.listing_fails = False
+
+    async def apply(self, kind, manifest, *, field_manager, subresource):
+        await self._hear(manifest)
+        key = Key("ns", manifest.get("name", "a"))
+        version = str(len(self.heard))
+        self.stands[key] = Lease(metadata=ObjectMeta(name=key.name, namespace="ns", resource_version=version))
+        return self.stands[key]
+
+    async def delete(self, kind, key):
+        await self._hear(f"delete {key}")
+
+    async def list(self, kind, *, namespace, label_selector):
+        await trio.lowlevel.checkpoint()
+        if self.listing_fails:
+            raise WorldError("away")
+        return SimpleNamespace(items=list(self.stands.values()))
+
+    async def _hear(self, word):
+        self.at_once += 1
+        try:
+            await self.gate.wait()
+            await trio.lowlevel.checkpoint()
+            if self.answers:
+                raise self.answers.pop(0)
+            self.heard.append(word)
+        finally:
+            self.at_once -= 1
+
+
+@asynccontextmanager
+async def running():
+    server, outbox = Server(), Outbox(random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: outbox.run(server, field_manager="test"))
+        yield outbox, server
+        nursery.cancel_scope.cancel()
+
+
+async def test_only_the_newest_word_is_said(autojump_clock):
+    """Words that were replaced while the server was slow are never written."""
+    async with running() as (outbox, server):
+        server.gate = trio.Event()
+        for number in range(100):
+            outbox.put_nowait(A, {"n": number})
+            await trio.lowlevel.checkpoint()
+        server.gate.set()
+        await outbox.wait_heard()
+        assert server.heard[-1] == {"n": 99}
+        assert len(server.heard) <= 2
+
+
+async def test_the_same_word_twice_is_one_write(autojump_clock):
+    """Repeating what has been heard costs no request."""
+    async with running() as (outbox, server):
+        for _ in range(3):
+            outbox.put_nowait(A, {"n": 1})
+            await outbox.wait_heard(A)
+        assert server.heard == [{"n": 1}]
+
+
+async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock):
+    """An outage delays a word and does not lose it."""
+    async with running() as (outbox, server):
+        server.answers = [WorldError("away")] * 20
+        outbox.put_nowait(A, {"n": 1})
+        with trio.fail_after(1200):
+            await outbox.wait_heard(A)
+        assert server.heard == [{"n": 1}]
+
+
+async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock):
+    """What the server refuses is sent again after a minute and not before, and nobody waits for it."""
+    async with running() as (outbox, server):
+        server.answers = [UserError("no")]
+        outbox.put_nowait(A, {"n": 1})
+        await outbox.wait_heard(A)
+        await trio.sleep(REFUSED_SECONDS - 1)
+        assert server.heard == []
+        await trio.sleep(2)
+        assert server.heard == [{"n": 1}]
+        outbox.put_nowait(A, {"n": 2})
+        await outbox.wait_heard(A)
+        assert server.heard == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("answers", [[], [UserError("no")], [WorldError("away"), UserError("no")]])
+async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers):
+    """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
+    async with running() as (outbox, server):
+        server.answers = answers
+        outbox.put_nowait(A, {"n": 1})
+        outbox.forget_once_heard(A)
+        await outbox.wait_heard(A)
+        assert not outbox.speaks_of(A)
+        said = list(server.heard)
+        await trio.sleep(10 * REFUSED_SECONDS)
+        assert server.heard == said
+
+
+async def test_a_slow_slot_does_not_hold_up_another(autojump_clock):
+    """Two slots are written side by side, one slot never twice at a time."""
+    async with running() as (outbox, server):
+        server.gate = trio.Event()
+        outbox.put_nowait(A, {"n": 1})
+        outbox.put_nowait(B, {"n": 2})
+        await trio.sleep(1)
+        outbox.put_nowait(A, {"n": 3})
+        await trio.sleep(1)
+        assert server.at_once == 2
+        server.gate.set()
+        await outbox.wait_heard()
+        assert server.heard[-1] == {"n": 3}
+
+
+async def test_a_deletion_is_said_once(autojump_clock):
+    """A word of deletion is written, and then the slot is forgotten, also when the object was gone already."""
+    async with running() as (outbox, server):
+        outbox.put_nowait(A, None)
+        await outbox.wait_heard(A)
+        server.answers = [NotFoundError("gone")]
+        outbox.put_nowait(B, None)
+        await outbox.wait_heard(B)
+        assert server.heard == ["delete ns/a"]
+
+
+@pytest.mark.parametrize("answers", [[], [UserError("no")]])
+async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers):
+    """A slot that is forgotten during its write has neither been heard nor has a version afterwards."""
+    async with running() as (outbox, server):
+        server.gate, server.answers = trio.Event(), answers
+        outbox.put_nowait(A, {"n": 1})
+        await trio.sleep(1)
+        outbox.forget(A)
+        server.gate.set()
+        await trio.sleep(1)
+        assert not outbox._heard
+        assert not outbox._versions
+
+
+async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock):
+    """A server that takes a request and never answers does not silence a slot for ever."""
+    async with running() as (outbox, server):
+        gate, server.gate = server.gate, trio.Event()
+        outbox.put_nowait(A, {"n": 1})
+        await trio.sleep(14)
+        server.gate = gate
+        with trio.fail_after(60):
+            await outbox.wait_heard(A)
+        assert server.heard == [{"n": 1}]
+
+
+@asynccontextmanager
+async def repeating():
+    """An outbox that has said something about A and B, and looks after it once a minute."""
+    async with running() as (outbox, server), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: outbox.run_repeats(server, every_seconds=60))
+        outbox.put_nowait(A, {"name": "a"})
+        outbox.put_nowait(B, {"name": "b"})
+        await outbox.wait_heard()
+        server.heard.clear()
+        yield outbox, server
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_stands_as_it_was_said_is_not_written_again(autojump_clock):
+    """Nothing is written while every object has the version that our last write has left."""
+    async with repeating() as (_, server):
+        await trio.sleep(600)
+        assert server.heard == []
+
+
+async def test_what_somebody_has_removed_is_said_again(autojump_clock):
+    """A look brings back an object that is gone, and no other."""
+    async with repeating() as (_, server):
+        del server.stands[A.key]
+        await trio.sleep(150)
+        assert server.heard == [{"name": "a"}]
+
+
+async def test_what_somebody_has_written_over_is_said_again_once(autojump_clock):
+    """A look says again what has another version than we have left."""
+    async with repeating() as (_, server):
+        server.stands[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
+        await trio.sleep(300)
+        assert server.heard == [{"name": "b"}]
+
+
+async def test_a_server_that_does_not_list_is_told_everything(autojump_clock):
+    """What cannot be looked at is said again without a look, at the same pace."""
+    async with repeating() as (_, server):
+        server.listing_fails = True
+        await trio.sleep(150)
+        assert len(server.heard) in (4, 6)
+
+
+async def test_a_bug_is_not_swallowed(autojump_clock):
+    """An error that is neither the user's nor the world's ends the outbox."""
+    with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
+        async with running() as (outbox, server):
+            server.answers = [KeyError("bug")]
+            outbox.put_nowait(A, {"n": 1})
+            await trio.sleep(1)

@@ -1,0 +1,118 @@
+"""Who may run what: each situation of a host and a service has one answer."""
+
+import datetime
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import claim_name
+from llmkube.supervisor.cluster import claims
+from llmkube.supervisor.cluster.claims import Claim, Elsewhere, Hold, Take
+
+CHAT = Key("ns", "chat")
+ALIVE = frozenset({"me", "a", "b"})
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def claim(slot, holder, version="1"):
+    return Claim(CHAT, slot, holder, Key("system", claim_name("ns", "chat", slot)), version)
+
+
+@pytest.mark.parametrize(
+    ("slots", "held", "decision"),
+    [
+        (1, [], Take(0)),
+        (1, [claim(0, "me")], Hold(0)),
+        (1, [claim(0, "a")], Elsewhere(("a",))),
+        (1, [claim(0, "dead")], Take(0, claim(0, "dead"))),
+        (1, [claim(0, "")], Take(0, claim(0, ""))),
+        (2, [claim(0, "a")], Take(1)),
+        (2, [claim(0, "a"), claim(1, "me")], Hold(1, speaks=False)),
+        (2, [claim(0, "dead"), claim(1, "me")], Hold(1, speaks=True)),
+        (2, [claim(0, "me"), claim(1, "a")], Hold(0, speaks=True)),
+        (2, [claim(0, "a"), claim(1, "b")], Elsewhere(("a", "b"))),
+        (2, [claim(0, "me"), claim(1, "me")], Hold(0)),
+        # fewer replicas than before: what is beyond them counts for nothing
+        (1, [claim(0, "a"), claim(1, "me")], Elsewhere(("a",))),
+        (1, [claim(1, "me")], Take(0)),
+        (1, [claim(0, "dead"), claim(1, "me")], Take(0, claim(0, "dead"))),
+    ],
+)
+def test_what_a_host_may_do(slots, held, decision):
+    """Each row: so many slots, these claims, and what follows for the host `me`."""
+    assert claims.judge("me", slots, held, ALIVE) == decision
+
+
+def test_a_host_is_alive_to_itself():
+    """A host whose Lease has run out (its network is gone) still holds what it has claimed."""
+    assert claims.judge("me", 1, [claim(0, "me")], frozenset({"a"})) == Hold(0)
+
+
+hosts = st.sampled_from(["a", "b", "c", "dead"])
+
+
+@given(slots=st.integers(1, 4), holders=st.dictionaries(st.integers(0, 5), hosts, max_size=5))
+def test_a_slot_never_has_two_hosts(slots, holders):
+    """Whatever is claimed, no two live hosts hold one slot, and nobody takes a live host's."""
+    alive = frozenset("abc")
+    held = [claim(slot, holder) for slot, holder in holders.items()]
+    seen = {}
+    for host in sorted(alive):
+        decision = claims.judge(host, slots, held, alive)
+        if isinstance(decision, Hold):
+            assert seen.setdefault(decision.slot, host) == host
+            assert holders[decision.slot] == host
+        elif isinstance(decision, Take):
+            assert holders.get(decision.slot) not in alive
+            assert decision.slot < slots
+
+
+def test_more_free_memory_comes_first_and_names_break_ties():
+    """The order is the same for everybody who knows the same."""
+    free = {"a": 8, "b": 16, "c": 8}
+    assert [claims.rank(host, free) for host in "bac"] == [0, 1, 2]
+    assert claims.rank("new", free) == 3
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 6, 13, 100])
+def test_the_file_counts_more_than_any_place(hosts):
+    """The first without the file waits longer than all that have it; who runs it already never waits."""
+    wait = partial(claims.hesitation_seconds, hosts=hosts, running=False)
+    with_file = [wait(place, has_file=True) for place in range(min(hosts, claims.MAX_STEPS + 1))]
+    assert with_file == sorted(set(with_file))
+    assert with_file[0] == 0.0
+    assert wait(0, has_file=False) > wait(hosts - 1, has_file=True)
+    assert wait(hosts - 1, has_file=False) < 10
+    assert claims.hesitation_seconds(5, hosts, has_file=False, running=True) == 0.0
+
+
+def test_a_claim_is_read_as_it_was_written():
+    """What a host writes is what every host understands."""
+    service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
+    lease = decode(Lease, claims.claim_manifest(service, 1, "me", "system", NOW))
+    assert claims.claim_of(lease) == Claim(
+        CHAT, 1, "me", Key("system", "claim.ns.chat.1"), lease.metadata.resource_version
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"annotations": {}},
+        {"annotations": {"inference.llmkube.dev/inferenceservice": "chat", "inference.llmkube.dev/slot": "0"}},
+        {"annotations": {"inference.llmkube.dev/inferenceservice": "ns/chat", "inference.llmkube.dev/slot": "x"}},
+        {"annotations": {"inference.llmkube.dev/inferenceservice": "ns/chat", "inference.llmkube.dev/slot": "1"}},
+        {"name": "claim.ns.other.0"},
+    ],
+)
+def test_a_lease_that_is_no_claim_is_none(change):
+    """A Lease whose name and words do not agree claims nothing."""
+    annotations = {"inference.llmkube.dev/inferenceservice": "ns/chat", "inference.llmkube.dev/slot": "0"}
+    metadata = {"name": "claim.ns.chat.0", "namespace": "system", "annotations": annotations, **change}
+    assert claims.claim_of(decode(Lease, {"metadata": metadata, "spec": {"holderIdentity": "me"}})) is None

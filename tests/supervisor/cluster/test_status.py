@@ -1,0 +1,81 @@
+import datetime
+
+import attrs
+import pytest
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.supervisor.cluster import status
+from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.weights.errors import NotGGUFError
+
+T0 = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+CHAT = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
+MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": {"source": "builtin://demo"}})
+
+
+def later(seconds):
+    return T0 + datetime.timedelta(seconds=seconds)
+
+
+def test_a_transition_time_moves_only_when_the_status_flips():
+    """A new reason or message under the same status keeps the time since when it holds."""
+    conditions = status.Conditions()
+    conditions.set("Loaded", False, "Loading", "", generation=1, now=later(0))
+    conditions.set("Loaded", False, "Restarting", "again", generation=1, now=later(5))
+    (one,) = conditions.as_list()
+    assert (one["reason"], one["lastTransitionTime"]) == ("Restarting", "2026-01-01T00:00:00Z")
+    conditions.set("Loaded", True, "Loaded", "", generation=1, now=later(9))
+    (one,) = conditions.as_list()
+    assert one["lastTransitionTime"] == "2026-01-01T00:00:09Z"
+
+
+def test_a_condition_fits_into_the_api():
+    """A message that is longer than Kubernetes takes is cut, not refused."""
+    conditions = status.Conditions()
+    conditions.set("Loaded", False, "Loading", "x" * 100_000, generation=1, now=T0)
+    assert len(conditions.as_list()[0]["message"]) < 32_768
+
+
+def test_every_condition_of_a_service_is_always_stated():
+    """What is not known is Unknown, since when the object exists: none that was stated once is ever left out."""
+    conditions = status.Conditions()
+    conditions.set("Loaded", False, "Loading", "", generation=1, now=T0)
+    metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
+    patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
+    said = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
+    assert said.keys() == set(status.OF_SERVICE)
+    assert said["Loaded"] == ("False", "2026")
+    assert said["Accepted"] == ("Unknown", "2025")
+
+
+@pytest.mark.parametrize(
+    ("view", "word"),
+    [
+        (ServiceView(Reason.LOADED, "loaded in 3 s"), ""),
+        (ServiceView(Reason.SCALED_TO_ZERO, "replicas=0"), ""),
+        (ServiceView(Reason.CRASH_LOOP, "exit code 1\nlast words"), "CrashLoopBackOff"),
+    ],
+)
+def test_the_scheduling_status_says_what_is_waited_for(view, word):
+    """A service that serves, or should not, waits for nothing; the message is one line."""
+    patch = status.service_status(CHAT, status.Conditions(), view)["status"]
+    assert patch["schedulingStatus"] == word
+    assert "\n" not in patch["schedulingMessage"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(NotGGUFError("x"), "NotGGUF"), (UserError("x"), "SourceInvalid"), (WorldError("x"), "FetchFailed")],
+)
+def test_a_failed_fetch_has_a_reason_of_its_own(error, reason):
+    """The condition's reason tells a user's mistake from the world's."""
+    assert status.fetch_reason(error) == reason
+
+
+def test_a_model_without_a_file_claims_no_file():
+    """Path, size and header facts are absent until there is a file."""
+    patch = status.model_status(MODEL, status.Conditions(), None, None)["status"]
+    assert set(patch) == {"conditions"}

@@ -1,0 +1,358 @@
+import os
+import secrets
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+
+import attrs
+import psutil
+import pytest
+import trio
+import trio.testing
+
+from lacking import no_descriptors
+from llmkube.supervisor.engine import child as owned
+from llmkube.supervisor.engine.child import AdoptError, Ending, SpawnError, adopt_child, open_child
+from llmkube.supervisor.engine.process_stats import Census, Rounds
+from llmkube.supervisor.host import processes
+from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.nouns.ports import Command, Parting
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('up', flush=True)
+time.sleep(600)
+"""
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def command(tmp_path, code, **env):
+    return Command(
+        (sys.executable, "-c", code), {"PATH": os.environ["PATH"], **env}, tmp_path / "work", tmp_path / "log"
+    )
+
+
+def opened(tmp_path, code, grace_seconds=5.0, parting=None, **env):
+    cookie = secrets.token_hex(8)
+    ending = Ending(cookie, grace_seconds, parting or Parting())
+    return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
+
+
+async def first_line(child):
+    await until(lambda: child._log_path.stat().st_size > child.log_offset)
+    return (await child.last_lines(1))[0]
+
+
+def alive(pid):
+    if not psutil.pid_exists(pid):
+        return False
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def test_an_exit_is_an_event_with_its_code_and_its_last_words(tmp_path):
+    """A process that ends by itself is noticed without a poll, and what it said last is kept."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "print('a'); print('b'); raise SystemExit(3)") as child:
+            assert await child.wait() == Exit(3)
+            assert await child.last_lines(5) == ("a", "b")
+        async with opened(tmp_path, "print('c')") as child:  # what another one wrote into the same file is not its own
+            await child.wait()
+            assert await child.last_lines(5) == ("c",)
+
+
+async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):
+    """What a child has written beyond the cap is moved aside when somebody looks at it, and a small log is left."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "print('x' * (1 << 21), flush=True); import time; time.sleep(600)") as child:
+            log = tmp_path / "log"
+            await until(lambda: log.stat().st_size > 1 << 21)  # all of it: it writes no more
+            await child.look("127.0.0.1", 1, loading=True)
+            await until(lambda: log.stat().st_size == 0)
+            assert (tmp_path / "log.1").stat().st_size > 1 << 20
+
+
+async def test_leaving_the_context_ends_a_child_that_ignores_term(tmp_path):
+    """A child that ignores TERM is killed when its grace is over, and reaped."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, STUBBORN, grace_seconds=0.2) as child:
+            await first_line(child)
+        assert await child.wait() == Exit(-signal.SIGKILL)
+
+
+async def test_cancelling_the_body_still_ends_the_child(tmp_path):
+    """A cancelled attempt leaves no process behind."""
+    with trio.fail_after(20):
+        with trio.CancelScope() as attempt:
+            async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as child:
+                await first_line(child)
+                attempt.cancel(reason="test")
+                await trio.sleep_forever()
+        assert not alive(child.pid)
+
+
+async def test_grandchildren_go_too(tmp_path):
+    """A helper that the engine started does not survive it."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, FAMILY) as child:
+            grandchild = int(await first_line(child))
+            assert alive(grandchild)
+        await until(lambda: not alive(grandchild))  # it is init's to reap
+
+
+async def test_several_stubborn_children_share_one_grace(tmp_path):
+    """Stops run side by side: while one child sits out its grace, the others do too."""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            up = []
+
+            async def run(number):
+                async with opened(tmp_path / str(number), STUBBORN, grace_seconds=1.0) as child:
+                    await first_line(child)
+                    up.append(trio.current_time())
+                    await trio.sleep_forever()
+
+            for number in range(4):
+                nursery.start_soon(run, number)
+            await until(lambda: len(up) == 4)
+            nursery.cancel_scope.cancel(reason="test")
+            before = trio.current_time()
+        assert trio.current_time() - before < 4.0  # the sum of the graces
+
+
+async def test_a_missing_program_is_named(tmp_path):
+    """A program that does not exist is an error that names it, and no process."""
+    missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
+    with pytest.raises(SpawnError, match="/no/such/engine"):
+        async with open_child(missing, Ending("none", 1, Parting()), log_cap_bytes=1):
+            raise AssertionError("it started")
+
+
+async def test_a_log_that_cannot_be_opened_is_named(tmp_path):
+    """Where the log cannot be written no process is started, and the error names the file."""
+    (tmp_path / "log").mkdir()
+    with pytest.raises(SpawnError, match=r"cannot write the log .*/log: Is a directory"):
+        async with opened(tmp_path, "pass"):
+            raise AssertionError("it started")
+
+
+async def test_what_ends_without_descriptors_ends_with_its_helpers(tmp_path):
+    """A helper that nobody can look for while nothing can be opened is found and ended when that is over."""
+    code = DOUBLE_FORK.format(ignore="signal.signal(signal.SIGTERM, signal.SIG_DFL)")
+    with trio.fail_after(20), ExitStack() as lack:
+        async with trio.open_nursery() as nursery, opened(tmp_path, code) as child:
+            helper = int(await first_line(child))
+
+            async def recover():
+                await child.wait()
+                await trio.sleep(0.3)
+                assert not processes.is_gone(helper)
+                lack.close()
+
+            nursery.start_soon(recover)
+            await trio.testing.wait_all_tasks_blocked()
+            lack.enter_context(no_descriptors())
+        assert not alive(helper)
+
+
+async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, monkeypatch):
+    """On a dead disk neither the search for helpers nor the note on what is stuck lasts longer than its deadline."""
+    over, done = threading.Event(), []
+
+    def hang(*_):
+        done.append(over.wait(30))
+
+    monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
+    monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
+    ending, rounds = Ending("none", 0.2, Parting(), hang), Rounds(census=Census(hang))
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    with trio.fail_after(10):
+        async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, rounds=rounds) as child:
+            await first_line(child)
+        assert done == []  # both hang on
+        over.set()
+        assert await child.wait() == Exit(-signal.SIGTERM)
+
+
+async def test_only_our_own_orphans_are_ended(tmp_path):
+    """A process that carries another agent's mark, or none, is never signalled."""
+    sleeper = "import time; print('up', flush=True); time.sleep(600)"
+    with trio.fail_after(30):
+        async with (
+            opened(tmp_path / "a", sleeper, **{OWNER_VARIABLE: str(tmp_path / "ours")}) as ours,
+            opened(tmp_path / "b", sleeper, **{OWNER_VARIABLE: str(tmp_path / "theirs")}) as theirs,
+        ):
+            await first_line(ours)
+            await first_line(theirs)
+            strays = await trio.to_thread.run_sync(processes.marked, OWNER_VARIABLE, str(tmp_path / "ours"))
+            assert [stray.pid for stray in strays] == [ours.pid]
+            await trio.to_thread.run_sync(lambda: processes.end_all(strays, grace_seconds=5))
+            await ours.wait()
+            assert alive(theirs.pid)
+
+
+DOUBLE_FORK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {ignore}
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "ignore", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.signal(signal.SIGTERM, signal.SIG_DFL)"]
+)
+async def test_a_helper_that_has_left_the_session_does_not_survive(tmp_path, ignore):
+    """A double-forked process in a session of its own is ended with the engine, also one that ignores TERM."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, DOUBLE_FORK.format(ignore=ignore), grace_seconds=0.5) as child:
+            helper = int(await first_line(child))
+            assert os.getsid(helper) != child.pid
+        assert not alive(helper)
+
+
+async def test_a_stopped_child_hears_term(tmp_path):
+    """A child that SIGSTOP has frozen ends within its grace, by TERM and not by KILL."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as child:
+            await first_line(child)
+            os.kill(child.pid, signal.SIGSTOP)
+        assert await child.wait() == Exit(-signal.SIGTERM)
+
+
+EARLIER_AGENT = """
+import os, subprocess, sys
+log = open(sys.argv[1], "w")
+print(subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=log, start_new_session=True).pid, flush=True)
+os._exit(0)
+"""
+
+
+async def left_behind(tmp_path, code):
+    """A process whose agent has gone, as the journal knows it."""
+    cookie, log_path = secrets.token_hex(8), tmp_path / "log"
+    agent = await trio.run_process(
+        [sys.executable, "-c", EARLIER_AGENT, log_path, code],
+        env={**os.environ, COOKIE_VARIABLE: cookie},
+        capture_stdout=True,
+    )
+    pid = int(agent.stdout)
+    await until(log_path.read_text)
+    return EngineRecord(cookie, "127.0.0.1", 1, 0, pid, processes.start_of(pid))
+
+
+def adopted(tmp_path, record, grace_seconds=5.0):
+    return adopt_child(record, tmp_path / "log", Ending(record.cookie, grace_seconds, Parting()), log_cap_bytes=1 << 20)
+
+
+# The process object that is left alone, and its pidfd, are what a real agent takes with it when it exits.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
+    """A child is not signalled when the agent parts from it in peace."""
+    parting = Parting()
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)", parting=parting) as child:
+            await first_line(child)
+            parting.keep = True
+        try:
+            assert alive(child.pid)
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):
+    """Whoever adopts a process can read its words, and ends it on the way out."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        assert alive(record.pid)
+        async with adopted(tmp_path, record) as child:
+            assert alive(child.pid)
+            assert await child.last_lines(1) == ("up",)
+        assert not alive(record.pid)
+
+
+async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
+    """An engine whose agent was killed before or after it had renamed the log has its own words under the new name."""
+    beside = tmp_path / "log.next"
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        (tmp_path / "log").rename(beside)
+        async with adopt_child(record, beside, Ending(record.cookie, 5, Parting()), log_cap_bytes=1 << 20) as child:
+            for _ in range(2):  # the second time the file has its new name already
+                child._log_path = beside
+                await child.log_to(tmp_path / "log")
+                assert await child.last_lines(1) == ("up",)
+
+
+async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
+    """The end of a process that somebody else has started is noticed at once, with an unknown code."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        async with adopted(tmp_path, record) as child, trio.open_nursery() as nursery:
+            nursery.start_soon(child.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(record.pid, signal.SIGKILL)
+            assert await child.wait() == Exit(None)
+
+
+@pytest.mark.parametrize("left", [0, 1])  # enough to watch it, and not to see which one it is
+async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
+    """Without descriptors an engine that runs is neither given up nor adopted unseen; one that has ended is known."""
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        with no_descriptors(but=left):
+            with trio.move_on_after(0.2) as waited:
+                async with adopted(tmp_path, record):
+                    raise AssertionError("it was taken over without a look")
+            assert waited.cancelled_caught
+            assert not processes.is_gone(record.pid)
+            gone = attrs.evolve(record, pid=2**22 + 1)
+            with pytest.raises(AdoptError, match="has ended"):
+                async with adopted(tmp_path, gone):
+                    pass
+        async with adopted(tmp_path, record) as child:
+            assert child.pid == record.pid
+        assert not alive(record.pid)
+
+
+async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
+    """A record whose start time is not the process's own is refused, and the process is left alone."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as other:
+            await first_line(other)
+            record = EngineRecord("cookie", "127.0.0.1", 1, 0, other.pid, f"{other.started}0")
+            with pytest.raises(AdoptError, match=str(other.pid)):
+                async with adopted(tmp_path, record):
+                    raise AssertionError("adopted")
+            assert alive(other.pid)
+
+
+async def test_only_the_family_that_listens_has_the_port(tmp_path):
+    """A port is a child's if the child, or one below it, listens on it, and nobody else's."""
+    listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+    code = listen + "print(s.getsockname()[1], flush=True); time.sleep(600)"
+    with trio.fail_after(20):
+        async with opened(tmp_path / "a", code) as one, opened(tmp_path / "b", code) as other:
+            port = int(await first_line(one))
+            await first_line(other)
+            assert await one.listens(port)
+            assert not await other.listens(port)

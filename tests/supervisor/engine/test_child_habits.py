@@ -1,0 +1,58 @@
+"""What engines may do with their streams, and what is left of one that has ended: none of it may hold anybody up."""
+
+import os
+import secrets
+import sys
+
+import psutil
+import pytest
+import trio
+
+from llmkube.supervisor.engine.child import Ending, open_child
+from llmkube.supervisor.host.processes import COOKIE_VARIABLE
+from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.nouns.ports import Command, Parting
+
+pytestmark = pytest.mark.e2e
+
+MEBIBYTES = 64
+
+
+def opened(tmp_path, code):
+    cookie = secrets.token_hex(8)
+    environment = {"PATH": os.environ["PATH"], COOKIE_VARIABLE: cookie}
+    command = Command((sys.executable, "-c", code), environment, tmp_path / "work", tmp_path / "log")
+    return open_child(command, Ending(cookie, 5.0, Parting()), log_cap_bytes=1 << 30)
+
+
+async def test_a_child_that_reads_its_input_finds_none(tmp_path):
+    """A question on standard input is answered with its end at once, so nothing waits there for a person."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "import sys; print('read', len(sys.stdin.read()))") as child:
+            assert await child.wait() == Exit(0)
+            assert await child.last_lines(1) == ("read 0",)
+
+
+async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
+    """A child writes far more than a pipe holds while nobody reads, and comes to its end."""
+    code = f"import sys\nfor _ in range({MEBIBYTES}): sys.stdout.write('x' * (1 << 20))\nprint('done')"
+    with trio.fail_after(60):
+        async with opened(tmp_path, code) as child:
+            assert await child.wait() == Exit(0)
+    assert (tmp_path / "log").stat().st_size > MEBIBYTES << 20
+
+
+async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
+    """A child is bound to no worker thread of ours: those end after ten idle seconds, and would take it along."""
+    with trio.fail_after(40):
+        async with opened(tmp_path, "import time; time.sleep(600)") as child:
+            await trio.sleep(12)
+            assert psutil.Process(child.pid).is_running()
+
+
+async def test_a_child_that_has_ended_leaves_no_zombie(tmp_path):
+    """Once its exit is known there is no process of its pid any more, not even a dead one."""
+    with trio.fail_after(20):
+        async with opened(tmp_path, "pass") as child:
+            await child.wait()
+            assert not psutil.pid_exists(child.pid)

@@ -1,0 +1,360 @@
+import errno
+import json
+from itertools import pairwise
+
+import attrs
+import pytest
+import trio
+
+from http_lab import MemoryListener
+from llmkube.base.http import (
+    BodyTooLargeError,
+    ConnectError,
+    ProtocolError,
+    Response,
+    open_http_client,
+    run_server,
+)
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns.liveness import Answer, Limits, Look
+
+LIMITS = Limits()
+
+
+class Engine:
+    """An engine's HTTP side: what it answers is a field."""
+
+    def __init__(self, pages=None):
+        self.listener = MemoryListener()
+        self.pages = pages  # by path; all others are not found
+        self.paths, self.bodies = [], []
+        self.status = 503
+        self.delay_seconds = 0.0
+        self.listening = True
+        self.asked = 0
+
+    async def connect(self, host, port):
+        await trio.lowlevel.checkpoint()
+        if not self.listening:
+            raise ConnectionRefusedError(111, "refused")
+        return await self.listener.connect(host, port)
+
+    async def answer(self, exchange):
+        self.asked += 1
+        self.paths.append(exchange.request.path)
+        self.bodies.append(exchange.request.body)
+        await trio.sleep(self.delay_seconds)
+        if self.pages is not None:
+            found = self.pages.get(exchange.request.path)
+            await exchange.respond(Response.text(404 if found is None else 200, found or ""))
+            return
+        await exchange.respond(Response.json(self.status, {}))
+
+
+URL = "http://127.0.0.1:1/health"
+
+
+async def test_readiness_is_noticed_soon(autojump_clock):
+    """An engine that gets ready is believed within the poll's cap, and not before it answers 200."""
+    engine = Engine()
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+
+        async def load():
+            await trio.sleep(30)
+            engine.status = 200
+
+        nursery.start_soon(load)
+        await health.wait_ready(http, URL)
+        assert 30 <= trio.current_time() <= 30 + 2 * health.POLL_CAP_SECONDS
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller(autojump_clock):
+    """Each question has a deadline of its own, so that the caller's is kept."""
+    engine = Engine()
+    engine.delay_seconds = 1e9
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.move_on_after(60) as deadline:
+            await health.wait_ready(http, URL)
+        assert deadline.cancelled_caught
+        assert engine.asked > 5
+        nursery.cancel_scope.cancel()
+
+
+async def watched(engine, http, changes, look=None, limits=LIMITS, *, glance=None):
+    """Watch the engine as a service does; return why it hangs, when it does."""
+
+    async def still():
+        await trio.lowlevel.checkpoint()
+        return Look("S", 1.0)
+
+    plan = LaunchPlan((), (), "llamacpp", "chat")
+    asked = health.Engine(http, "http://127.0.0.1:1", plan)
+    return await health.watch(asked, look or still, changes.append, limits, glance=glance)
+
+
+async def test_a_busy_engine_stays_in_service(autojump_clock):
+    """Late answers and answers of 503 take nobody out of service while the process works, for however long."""
+    engine, changes = Engine(), []
+    engine.delay_seconds = 20
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        return Look("S", trio.current_time())
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.move_on_after(3600) as deadline:
+            await watched(engine, http, changes, look)
+        assert deadline.cancelled_caught
+        assert changes == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(autojump_clock):
+    """Two looks without a listener mean not ready, within twenty seconds; one 200 means ready again."""
+    engine, changes = Engine(), []
+    engine.status = 200
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        return Look("S", trio.current_time(), listening=engine.listening)
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        nursery.start_soon(watched, engine, http, changes, look)
+        await trio.sleep(15)
+        engine.listening = False
+        await http.aclose()
+        await trio.sleep(20)
+        assert changes == [False]
+        engine.listening = True
+        await trio.sleep(20)
+        assert changes == [False, True]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojump_clock):
+    """While a question waits for its answer, the process is looked at on every tick."""
+    engine, times = Engine(), []
+    engine.delay_seconds = 1e9
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        times.append(trio.current_time())
+        return Look("S", trio.current_time())
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.move_on_after(600):
+            await watched(engine, http, [], look)
+        assert engine.asked > 10
+        assert max(after - before for before, after in pairwise(times)) == LIMITS.tick_seconds
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
+    """Whenever it is stopped, a process in state T is looked at again 4 s after the first sight: 9 s at most."""
+    engine = Engine()
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        for moment in (0.001, 2.5, 4.999):
+            stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 20 + moment
+
+            async def look(stopped_at=stopped_at):
+                await trio.lowlevel.checkpoint()
+                return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+
+            assert "stopped (state T)" in await watched(engine, http, [], look)
+            assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
+    """Each tick takes a glance; the task looks only when it has something to do, which is seldom."""
+    engine, glances, looks, start = Engine(), [], [], trio.current_time()
+    engine.status = 200
+
+    def glance():
+        glances.append(trio.current_time())
+        return Look("S", 1.0, listening=True, waiting=False)
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        looks.append(trio.current_time())
+        return Look("S", 1.0, listening=True, waiting=False)
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.move_on_after(3600):
+            await watched(engine, http, [], look, glance=glance)
+        nursery.cancel_scope.cancel()
+    ticks = int((trio.current_time() - start) / LIMITS.tick_seconds)
+    assert len({*glances, *looks}) == pytest.approx(ticks, abs=1)
+    assert len(looks) < ticks / 20
+
+
+async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_clock):
+    """It makes no difference to a stopped process that its looks are taken by glances: 9 s at most."""
+    engine = Engine()
+    engine.status = 200
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 100.001
+
+        def glance():
+            return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+
+        async def look():
+            await trio.lowlevel.checkpoint()
+            return glance()
+
+        assert "stopped (state T)" in await watched(engine, http, [], look, glance=glance)
+        assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
+    """An engine that neither moves nor answers, nor gives a token, is told of with what stands still."""
+    engine = Engine()
+    engine.delay_seconds = 1e9
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        with trio.fail_after(300):
+            assert "no CPU time, no log line and no token" in await watched(engine, http, [])
+        assert "/v1/completions" in engine.paths
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_process_that_cannot_be_seen_is_not_judged(autojump_clock):
+    """A look that finds no process says nothing: its exit is an event of its own."""
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+
+    async with open_http_client(Engine().connect) as http:
+        with trio.move_on_after(3600) as deadline:
+            await watched(None, http, [], look)
+        assert deadline.cancelled_caught
+
+
+METRICS = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed
+llamacpp:prompt_tokens_total 120
+llamacpp:tokens_predicted_total 7
+llamacpp:n_decode_total 9
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("pages", "answer"),
+    [
+        ({}, Answer("busy", work=None)),
+        ({"/health": "{}"}, Answer("ok", work=None)),
+        (
+            {"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")},
+            Answer("ok", work=0, counters=(9, 120, 7)),
+        ),
+        ({"/health": "{}", "/slots": '[{"is_processing": false}]'}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
+        ({"/health": "{}", "/metrics": "vllm:requests 3", "/slots": "[]"}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
+    ],
+)
+async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
+    """Work and counters are read from metrics, else from slots, and left open where neither tells."""
+    engine = Engine(pages)
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        said = await health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat")).counters()
+        if said.counters and len(said.counters) == 4:
+            said = attrs.evolve(said, counters=(*said.counters[:3], 1))
+        assert said == answer
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("lack", "said"),
+    [(errno.EMFILE, None), (errno.ENOBUFS, None), (errno.EADDRNOTAVAIL, None), (errno.ECONNREFUSED, Answer("gone"))],
+)
+async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, lack, said):
+    """An engine that could not be asked for want of descriptors has said nothing; one that refuses is gone."""
+
+    async def connect(host, port):
+        await trio.lowlevel.checkpoint()
+        raise OSError("all attempts to connect failed") from ExceptionGroup("tried", [OSError(lack, "no")])
+
+    async with open_http_client(connect) as http:
+        engine = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
+        assert await engine.counters() == said
+        assert await engine.one_token() == (said and attrs.evolve(said, token=False))
+
+
+@pytest.mark.parametrize("error", [ProtocolError("no HTTP"), BodyTooLargeError("5 MiB of metrics")])
+async def test_an_answer_that_is_not_understood_is_an_answer(error):
+    """An engine whose metrics are too long, or no HTTP, is there: it is asked for its health, and is not gone."""
+
+    class Odd:
+        async def request(self, method, url, **_):
+            await trio.lowlevel.checkpoint()
+            if url.endswith("/health"):
+                return Response.json(200, {})
+            raise error
+
+    engine = health.Engine(Odd(), "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
+    assert await engine.counters() == Answer("ok")
+    assert await engine.one_token() == Answer("busy", token=False)
+    assert await health.ask(Odd(), "http://127.0.0.1:1/x") == "busy"
+    assert await health.in_flight(Odd(), "http://127.0.0.1:1") == 0
+
+
+async def test_progress_within_a_prompt_is_seen(autojump_clock):
+    """While requests are in flight the slots are part of the counters: a build that counts no batches moves there."""
+    engine = Engine({"/metrics": METRICS, "/slots": '[{"n_prompt_tokens_processed": 512}]'})
+    plan = LaunchPlan((), (), "llamacpp", "chat")
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        before = await health.Engine(http, "http://127.0.0.1:1", plan).counters()
+        engine.pages["/slots"] = '[{"n_prompt_tokens_processed": 1024}]'
+        after = await health.Engine(http, "http://127.0.0.1:1", plan).counters()
+        assert before.work == after.work == 3
+        assert before.counters != after.counters
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked"),
+    [
+        ((), ("/v1/completions", "max_tokens")),
+        (("--embedding",), ("/v1/embeddings", "input")),
+        (("--embedding", "--reranking"), ("/v1/rerank", "documents")),
+    ],
+)
+@pytest.mark.parametrize(("status", "given"), [(200, True), (400, True), (503, False)])
+async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv, asked, status, given):
+    """A chat engine gets a prompt, an embedding engine an input, a reranker a document; a failure is no token."""
+    engine = Engine()
+    engine.status = status
+    plan = LaunchPlan(argv, (), "llamacpp", "chat")
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        said = await health.Engine(http, "http://127.0.0.1:1", plan).one_token()
+        assert said.token is given
+        path, field = asked
+        assert engine.paths == [path]
+        assert field in json.loads(engine.bodies[0])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_refused_connection_is_gone(autojump_clock):
+    """Nobody at the port is a different answer from a busy engine."""
+
+    async def refuse(host, port):
+        await trio.lowlevel.checkpoint()
+        raise ConnectError("refused")
+
+    async with open_http_client(refuse) as http:
+        assert await health.ask(http, URL) == "gone"

@@ -1,0 +1,381 @@
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from llmkube.supervisor.host import Level, footprints_here, open_host_memory, pss
+from llmkube.supervisor.host.linux import (
+    LinuxMemory,
+    host_available,
+    open_linux_memory,
+    parse_meminfo,
+    parse_swapped_pages,
+)
+from llmkube.supervisor.host.process_trees import footprints
+from llmkube.supervisor.host.psi import Pressure, open_alarm, open_triggers, parse_pressure, read_pressure
+from llmkube.supervisor.host.pss import Proportions, Resident, resident_of, shared_out
+
+GIB, MIB = 1 << 30, 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+MEMINFO = """\
+MemTotal:       24684084 kB
+MemFree:        20110296 kB
+MemAvailable:   23210436 kB
+Buffers:           51456 kB
+Cached:          3183584 kB
+Mapped:           322628 kB
+Shmem:            210996 kB
+CommitLimit:    12342040 kB
+HugePages_Total:       4
+Hugepagesize:       2048 kB
+"""
+PRESSURE = """\
+some avg10={some} avg60=0.12 avg300=0.34 total=190329302
+full avg10={full} avg60=0.03 avg300=0.18 total=53186261
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class FakeHost:
+    """A /proc with a version 2 control group, as files."""
+
+    def __init__(self, folder):
+        self.proc, self.groups = folder / "proc", folder / "groups"
+        self.group = self.groups / "system.slice" / "llmkube"
+        self.group.mkdir(parents=True)
+        (self.proc / "self").mkdir(parents=True)
+        (self.proc / "pressure").mkdir()
+        self.write("self/mountinfo", f"35 24 0:30 / {self.groups} rw - cgroup2 cgroup2 rw\n")
+        self.write("self/cgroup", "0::/system.slice/llmkube\n")
+        self.memory(64 * GIB, 32 * GIB)
+        self.swapped(0)
+        self.write("pressure/memory", PRESSURE.format(some="0.00", full="0.00"))
+
+    def write(self, name, text):
+        (self.proc / name).write_text(text)
+
+    def memory(self, total, available):
+        lines = {"MemTotal": total, "MemAvailable": available, "Mapped": 0, "Shmem": 0}
+        self.write("meminfo", "".join(f"{name}: {size // 1024} kB\n" for name, size in lines.items()))
+
+    def swapped(self, pages):
+        self.write("vmstat", f"pgpgin 5\npswpin 7\npswpout {pages}\n")
+
+    def limit(self, limit, used):
+        stat = "active_file 0\ninactive_file 0\nfile_mapped 0\nshmem 0\n"
+        for name, text in (("max", limit), ("high", "max"), ("current", used), ("stat", stat)):
+            (self.group / f"memory.{name}").write_text(str(text))
+
+    def open(self):
+        return LinuxMemory(proc=self.proc)
+
+
+@pytest.fixture
+def host(tmp_path):
+    return FakeHost(tmp_path)
+
+
+def test_meminfo_is_read_in_bytes():
+    """Entries in kB become bytes; those that count pages stay as they are."""
+    found = parse_meminfo(MEMINFO)
+    assert (found["MemTotal"], found["HugePages_Total"]) == (24684084 * 1024, 4)
+
+
+def test_mapped_files_are_in_use():
+    """What programs have mapped is not available, whatever the kernel says."""
+    assert host_available(parse_meminfo(MEMINFO)) == (23210436 - (322628 - 210996)) * 1024
+
+
+@pytest.mark.parametrize(("text", "pages"), [("pswpin 1\npswpout 42\npswpout_x 9\n", 42), ("pgpgin 3\n", 0), ("", 0)])
+def test_swapped_pages_are_counted(text, pages):
+    """The counter is found among the others, and is 0 where it is missing."""
+    assert parse_swapped_pages(text) == pages
+
+
+def test_pressure_is_read(tmp_path):
+    """Both averages over ten seconds are found, in the first file that is there; without any there is no pressure."""
+    file = tmp_path / "memory"
+    file.write_text(PRESSURE.format(some="12.50", full="3.01"))
+    assert read_pressure([tmp_path / "missing", file]) == Pressure(12.5, 3.01)
+    assert read_pressure([tmp_path / "missing"]) == Pressure()
+
+
+@pytest.mark.parametrize("text", ["", "some avg10=1.00 avg60=0.00 avg300=0.00 total=1\n", "some avg10=x full avg10=y "])
+def test_half_a_pressure_file_is_an_error(text):
+    """A file with only one of the lines says nothing."""
+    with pytest.raises(ValueError, match="no pressure"):
+        parse_pressure(text)
+
+
+async def test_a_host_without_a_limit_is_its_machine(host):
+    """Total and available are the machine's."""
+    sample = await host.open().sample()
+    assert (sample.total_bytes, sample.available_bytes, sample.level) == (64 * GIB, 32 * GIB, Level.NORMAL)
+
+
+async def test_the_smaller_of_machine_and_group_wins(host):
+    """A limit below the machine's memory is the total; available is what both can still give."""
+    host.limit(16 * GIB, 10 * GIB)
+    sample = await host.open().sample()
+    assert (sample.total_bytes, sample.available_bytes) == (16 * GIB, 6 * GIB)
+    host.memory(64 * GIB, 2 * GIB)
+    sample = await host.open().sample()
+    assert (sample.total_bytes, sample.available_bytes) == (16 * GIB, 2 * GIB)
+
+
+async def test_a_changed_total_shows_in_the_next_sample(host):
+    """A balloon that takes memory from the machine, and a limit that is set or lifted, show at once."""
+    memory = host.open()
+    assert (await memory.sample()).total_bytes == 64 * GIB
+    host.memory(48 * GIB, 16 * GIB)
+    assert (await memory.sample()).total_bytes == 48 * GIB
+    host.limit(24 * GIB, GIB)
+    assert (await memory.sample()).total_bytes == 24 * GIB
+    host.limit("max", GIB)
+    assert (await memory.sample()).total_bytes == 48 * GIB
+
+
+async def test_a_group_is_found_again_after_a_move(host):
+    """Limits are those of the group that the agent is in now."""
+    memory = host.open()
+    host.limit(16 * GIB, GIB)
+    host.write("self/cgroup", "0::/system.slice\n")
+    assert (await memory.sample()).total_bytes == 64 * GIB
+
+
+async def test_stalls_of_a_limited_group_are_its_own(host):
+    """Below a limit the group's stalls count and not the machine's; without one the machine's do."""
+    host.memory(64 * GIB, 15 * GIB)
+    host.write("pressure/memory", PRESSURE.format(some="50.00", full="40.00"))
+    assert (await host.open().sample()).level is Level.CRITICAL
+    host.limit(60 * GIB, 46 * GIB)
+    (host.group / "memory.pressure").write_text(PRESSURE.format(some="11.00", full="2.00"))
+    sample = await host.open().sample()
+    assert (sample.level, sample.why) == (
+        Level.WARNING,
+        "programs waited for memory for 11 % of 10 s, 14.0 GiB of 60.0 GiB left",
+    )
+
+
+async def test_a_kernel_without_pressure_is_judged_by_what_is_left(host):
+    """Where stalls are not measured, sampling alone gives the level."""
+    shutil.rmtree(host.proc / "pressure")
+    host.memory(64 * GIB, 2 * GIB)
+    assert (await host.open().sample()).level is Level.CRITICAL
+
+
+async def test_swapping_is_a_rate(host, autojump_clock):
+    """What has been swapped out since the last look, per second; nothing at the first."""
+    memory = host.open()
+    host.swapped(1000)
+    assert (await memory.sample()).swap_out_bytes_per_second == 0.0
+    await trio.sleep(4)
+    host.swapped(3000)
+    assert (await memory.sample()).swap_out_bytes_per_second == 500.0 * PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("meminfo", None),
+        ("meminfo", ""),
+        ("meminfo", "MemTotal: lots kB\n"),
+        ("meminfo", "MemTotal:\n"),
+        ("meminfo", "MemTotal: 5 kB\nMemFree: 4 kB\n"),
+        ("vmstat", None),
+        ("vmstat", "pswpout many\n"),
+        ("pressure/memory", "some"),
+        ("self/cgroup", "nonsense\n"),
+    ],
+)
+async def test_what_cannot_be_read_is_unknown(host, name, text):
+    """A file that is gone or says something else makes the level UNKNOWN and never an error; it is not for ever."""
+    memory = host.open()
+    path = host.proc / name
+    before = path.read_text()
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    sample = await memory.sample()
+    assert (sample.level, sample.why.partition(":")[0]) == (Level.UNKNOWN, "this host's memory cannot be read")
+    path.write_text(before)
+    assert (await memory.sample()).level is Level.NORMAL
+
+
+async def test_without_triggers_nobody_is_woken(host, autojump_clock):
+    """Where no file takes a trigger, waiting for a change takes for ever."""
+    shutil.rmtree(host.proc / "pressure")
+    with open_linux_memory(LinuxMemory().thresholds, proc=host.proc) as memory, trio.move_on_after(3600) as scope:
+        await memory.wait_change()
+    assert scope.cancelled_caught
+
+
+@linux
+async def test_an_exceptional_condition_wakes(autojump_clock):
+    """Trio's loop, which waits for reading only, is woken by what a trigger raises; urgent data raises the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        receiver, _ = server.accept()
+        with receiver, open_alarm([receiver.fileno()]) as wait:
+            client.send(b"ordinary")
+            with trio.move_on_after(60) as scope:
+                await wait()
+            assert scope.cancelled_caught
+            client.send(b"!", socket.MSG_OOB)
+            with trio.fail_after(60):
+                await wait()
+
+
+@linux
+async def test_this_host_can_be_read():
+    """The real /proc gives a level, and figures that can be true."""
+    async with open_host_memory() as memory:
+        sample = await memory.sample()
+    assert sample.level is not Level.UNKNOWN, sample.why
+    assert 0 <= sample.available_bytes <= sample.total_bytes
+
+
+@linux
+def test_leaving_gives_back_the_triggers():
+    """No descriptor stays open after the context."""
+
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    with open_triggers([Path("/proc/pressure/memory"), Path("/proc/pressure/nothing")]):
+        pass
+    assert descriptors() == before
+
+
+@contextmanager
+def running(code):
+    """A Python program that has printed a line and now rests; its pid."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout.readline()
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def holding(mib, *, below=False):
+    """A process that holds so much memory, itself or in a child."""
+    hold = f"import time; held = bytearray(b'x') * ({mib} << 20); print(flush=True); time.sleep(600)"
+    spawn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    return running(spawn if below else hold)
+
+
+def mapping(file):
+    """A process that has mapped a file and touched every page of it."""
+    return running(
+        "import mmap, time\n"
+        f"with open({str(file)!r}, 'rb') as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:\n"
+        f"    touched = sum(mapped[at] for at in range(0, len(mapped), {PAGE}))\n"
+        "    print(touched, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+
+
+@linux
+@pytest.mark.e2e
+@pytest.mark.parametrize("below", [False, True])
+async def test_a_footprint_has_what_the_children_hold(below):
+    """What a process allocates is in its tree's footprint, within 24 MiB of Python around it, wherever it is held."""
+    with holding(64, below=below) as pid:
+        async with open_host_memory() as memory:
+            found = await memory.footprint([pid, 2**22 + 1])
+    assert found.keys() == {pid}
+    assert 64 * MIB <= found[pid] < 88 * MIB
+
+
+@linux
+@pytest.mark.e2e
+def test_what_two_share_is_counted_once(tmp_path):
+    """A file of 64 MiB that two processes have mapped is not in both footprints in full."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * (64 * MIB))
+    with mapping(file) as one:
+        alone = shared_out(one)
+        with mapping(file):
+            assert alone - shared_out(one) > 30 * MIB
+
+
+def test_a_process_that_is_gone_has_no_footprint():
+    """Neither the answer nor an error knows of it; one that holds nothing any more is about to be gone."""
+    sizes = {7: 5, 8: 0}
+    assert footprints([7, 8, 2**22 + 1], sizes.get) == {7: 5}
+
+
+@linux
+def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
+    """Where the proportional size may not be read, the resident size stands in for it."""
+    read = Path.read_bytes
+
+    def refused(path):
+        if path.name == "smaps_rollup":
+            raise PermissionError
+        return read(path)
+
+    pid = os.getpid()
+    assert footprints_here([pid])[pid] > 0
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert shared_out(pid) is None
+    assert abs(footprints_here([pid])[pid] - resident_of(pid).size_bytes) < 16 * MIB
+
+
+class Measurements:
+    """Processes as the kernel shows them, and how often it had to walk their page tables."""
+
+    def __init__(self, monkeypatch):
+        self.resident, self.shared_out, self.walks = Resident(1, 8 * GIB), 5 * GIB, 0
+        monkeypatch.setattr(pss, "resident_of", lambda pid: self.resident)
+        monkeypatch.setattr(pss, "shared_out", self.walk)
+        self.proportions = Proportions()
+
+    def walk(self, pid):
+        self.walks += 1
+        return self.shared_out
+
+    def at(self, now):
+        return self.proportions.footprints([2**22 + 1], now).get(2**22 + 1)
+
+
+def test_a_large_process_is_walked_now_and_then(monkeypatch):
+    """8 GiB are measured every 12 s; between that, what has become resident or has gone is added to the last figure."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.resident = Resident(1, 9 * GIB)
+    assert kernel.at(105.0) == 6 * GIB
+    kernel.resident = Resident(1, 6 * GIB)
+    assert (kernel.at(111.9), kernel.walks) == (3 * GIB, 1)
+    kernel.shared_out = GIB
+    assert (kernel.at(112.0), kernel.walks) == (GIB, 2)
+
+
+def test_a_pid_that_is_used_again_is_measured(monkeypatch):
+    """What was measured of a process says nothing of the next one with its pid."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.resident, kernel.shared_out = Resident(2, 8 * GIB), 7 * GIB
+    assert kernel.at(100.1) == 7 * GIB
+
+
+def test_who_has_ended_is_forgotten(monkeypatch):
+    """A process that has ended has no footprint, and nothing of it is kept."""
+    kernel = Measurements(monkeypatch)
+    kernel.at(100.0)
+    kernel.resident = None
+    assert kernel.at(101.0) is None
+    assert not kernel.proportions._known

@@ -1,0 +1,60 @@
+import pytest
+
+from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.rates import Count, per_second
+from llmkube.supervisor.host.sample import Level
+
+GIB = 1 << 30
+NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "signs", "level", "says"),
+    [
+        (64, 32, {}, NORMAL, ""),
+        (64, 6.5, {}, NORMAL, ""),
+        (64, 6.3, {}, WARNING, "6.3 GiB of 64.0 GiB left"),
+        (64, 3.3, {}, WARNING, "left"),
+        (64, 3.1, {}, CRITICAL, "3.1 GiB of 64.0 GiB left"),
+        (64, 0, {}, CRITICAL, "0 B of 64.0 GiB left"),
+        # a large host warns by bytes and not by share
+        (512, 9, {}, NORMAL, ""),
+        (512, 7, {}, WARNING, "left"),
+        (512, 3.9, {}, CRITICAL, "left"),
+        # stalls and swapping count only where little is left
+        (64, 32, {"some_percent": 90, "full_percent": 80}, NORMAL, ""),
+        (64, 15, {"some_percent": 9.9, "full_percent": 9.9}, NORMAL, ""),
+        (64, 15, {"some_percent": 14.2}, WARNING, "programs waited for memory for 14 % of 10 s, 15.0 GiB"),
+        (64, 15, {"some_percent": 40, "full_percent": 20}, CRITICAL, "all programs waited for memory for 20 %"),
+        (64, 5, {"some_percent": 40, "full_percent": 20}, CRITICAL, "all programs"),
+        (64, 15, {"swap_out_bytes_per_second": 31e6}, NORMAL, ""),
+        (64, 15, {"swap_out_bytes_per_second": 40 << 20}, WARNING, "40.0 MiB swapped out per second"),
+        (64, 17, {"swap_out_bytes_per_second": 40 << 20}, NORMAL, ""),
+    ],
+)
+def test_a_level_comes_from_what_is_left_and_then_from_stalls(total, left, signs, level, says):
+    """Each threshold acts on its own side only, and the level says which one it was."""
+    found, why = judge(Signs(total * GIB, int(left * GIB), **signs), Thresholds())
+    assert (found, says in why, bool(why)) == (level, True, level is not NORMAL)
+
+
+def test_thresholds_can_be_moved():
+    """A host that shall act later does so."""
+    late = Thresholds(warning_share=0.02, critical_share=0.01)
+    assert judge(Signs(64 * GIB, 2 * GIB), late) == (NORMAL, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rate"),
+    [
+        (None, Count(1000, 5.0), 0.0),
+        (Count(1000, 5.0), Count(3000, 9.0), 500.0),
+        (Count(1000, 5.0), Count(1000, 9.0), 0.0),
+        (Count(1000, 5.0), Count(2000, 5.0), 0.0),
+        (Count(1000, 5.0), Count(10, 9.0), 0.0),
+        (Count(1000, 9.0), Count(2000, 5.0), 0.0),
+    ],
+)
+def test_a_rate_needs_two_looks(before, now, rate):
+    """Growth is per second between looks, and nothing where that means nothing."""
+    assert per_second(before, now) == rate

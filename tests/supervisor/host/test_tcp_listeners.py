@@ -1,0 +1,61 @@
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmkube.supervisor.host import tcp_listeners as module
+from llmkube.supervisor.host.tcp_listeners import LISTEN, doors
+from waiting import until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+
+
+def refuse(_):
+    raise OSError
+
+
+@pytest.fixture(params=["sock_diag", "proc"])
+def way(request, monkeypatch):
+    """Either way to ask, the other one closed."""
+    if request.param == "sock_diag":
+        monkeypatch.setattr(module, "_read", refuse)
+    else:
+        monkeypatch.setattr(module, "_asked", refuse)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_listener_is_seen_and_who_waits_there(host):
+    """A port is there while somebody listens on it; a connection that nobody accepts, and bytes unread, are seen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with server:
+        port = server.getsockname()[1]
+        assert doors({port})[port] is False
+        with socket.create_connection((host, port)) as client:
+            await until(lambda: doors({port})[port])
+            accepted, _ = server.accept()
+            with accepted:
+                assert doors({port})[port] is False
+                client.sendall(b"hello")
+                await until(lambda: doors({port})[port])
+    assert port not in doors({port})
+
+
+def test_both_ways_tell_the_same():
+    """What the kernel says when it is asked stands in its table, too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = (LISTEN, server.getsockname()[1], 0)
+        assert link in module._asked(socket.AF_INET)
+        assert link in module._read(Path("/proc/net/tcp"))
+
+
+def test_where_nobody_tells_nothing_is_claimed(monkeypatch):
+    """Without either way the answer is None, and not that nobody listens."""
+    monkeypatch.setattr(module, "_asked", refuse)
+    monkeypatch.setattr(module, "_read", refuse)
+    assert doors({1}) is None

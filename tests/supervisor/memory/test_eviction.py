@@ -1,0 +1,168 @@
+"""The eviction policy as tables: no Trio, no clock."""
+
+import attrs
+import pytest
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.memory.eviction import Candidate, Cause, Evict, Look, Mode, Policy, Skip, State, rank_of, step
+
+GIB = 1 << 30
+NOW = 10_000.0
+TOTAL = 64 * GIB
+SHORT, DIRE, FINE = 5 * GIB, 2 * GIB, 20 * GIB  # the lines are at 6.4 and 3.2 GiB
+NORMAL, WARNING, CRITICAL, UNKNOWN = Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN
+
+
+def engine(name, priority="normal", gib=8.0, **facts):
+    return Candidate(Key("ns", name), rank_of(priority), int(gib * GIB), **facts)
+
+
+CHAT, EMBED, DRAFT = engine("chat", "high", 30), engine("embed", "normal", 6), engine("draft", "low", 10)
+THREE = (CHAT, EMBED, DRAFT)
+
+
+def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, releasing=False, over=0, **state):
+    """One look at a host that has been short for so long, in one step."""
+    before = State(level, short_since=NOW - lasted if level > NORMAL else None, **state)
+    sample = Sample(TOTAL, available, level)
+    return step(policy or Policy(), before, Look(sample, engines, releasing, over), NOW)[1]
+
+
+@pytest.mark.parametrize(
+    ("engines", "facts", "victim"),
+    [
+        (THREE, {}, "draft"),
+        ((CHAT, EMBED), {}, "embed"),
+        ((engine("a", gib=5), engine("b", gib=9)), {}, "b"),
+        ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)), {}, "a"),
+        ((engine("a", gib=5, idle_seconds=299.0), engine("b", gib=9)), {}, "b"),
+        ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9, idle_seconds=900.0)), {}, "b"),
+        ((engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)), {}, "b"),  # 1.2 GiB lack, and 1 GiB to spare
+        ((engine("a", idle_seconds=900.0), engine("b", "low")), {}, "b"),
+        (
+            (engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)),
+            {"level": WARNING, "available": SHORT, "lasted": 60.0},
+            "a",
+        ),
+        ((engine("a", "critical"), engine("b", "batch"), engine("c", "low")), {}, "b"),
+        ((attrs.evolve(DRAFT, protected=True), EMBED, CHAT), {}, "embed"),
+        ((engine("tiny", "batch", 0.05), EMBED, CHAT), {}, "embed"),
+        (THREE, {"level": WARNING, "available": SHORT, "lasted": 60.0}, "draft"),
+        (THREE, {"level": NORMAL, "available": FINE, "over": 2 * GIB, "over_since": NOW - 60}, "draft"),
+    ],
+)
+def test_who_goes(engines, facts, victim):
+    """The lowest priority goes first, of equals an idle one that frees enough, else the largest; no protected one."""
+    decision = decide(engines, **facts)
+    assert decision.evict is not None, decision.skip
+    assert decision.evict.key.name == victim
+
+
+IDLE = attrs.evolve(EMBED, idle_seconds=900.0)
+HIGH_IDLE = attrs.evolve(CHAT, idle_seconds=9000.0)
+
+
+@pytest.mark.parametrize(
+    ("engines", "facts", "skip"),
+    [
+        (THREE, {"level": UNKNOWN}, Skip.UNKNOWN),
+        (THREE, {"policy": Policy(mode=Mode.OFF)}, Skip.DISABLED),
+        (THREE, {"policy": Policy(mode=Mode.DRY_RUN)}, Skip.DRY_RUN),
+        ((), {}, Skip.EMPTY),
+        ((attrs.evolve(CHAT, protected=True), attrs.evolve(EMBED, protected=True)), {}, Skip.ALL_PROTECTED),
+        ((CHAT,), {}, Skip.LAST_SERVICE),
+        ((CHAT, engine("demo", gib=0.1)), {}, Skip.LAST_SERVICE),
+        ((engine("a", gib=0.1), engine("b", gib=0.1)), {}, Skip.TOO_SMALL),
+        ((engine("a", gib=1), engine("b", gib=1)), {"available": 0}, Skip.CANNOT_HELP),
+        (THREE, {"acted_at": NOW - 14}, Skip.COOL_DOWN),
+        (THREE, {"acted_at": NOW - 59, "available": FINE}, Skip.COOL_DOWN),
+        (THREE, {"releasing": True}, Skip.RELEASE_PENDING),
+        ((*THREE, engine("gone", leaves_by=NOW + 1)), {}, Skip.RELEASE_PENDING),
+        (THREE, {"level": WARNING, "available": SHORT, "lasted": 59.0}, Skip.NOT_LONG_ENOUGH),
+        ((IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 19.0}, Skip.NOT_LONG_ENOUGH),
+        (THREE, {"level": WARNING, "available": FINE, "lasted": 600.0}, Skip.FIGURES_FINE),
+        ((HIGH_IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 30.0}, Skip.NOT_LONG_ENOUGH),
+    ],
+)
+def test_why_nobody_goes(engines, facts, skip):
+    """Nobody goes without need, without use, or against the user's word, and the reason is told."""
+    decision = decide(engines, **facts)
+    assert decision.evict is None
+    assert decision.skip is skip
+    assert decision.skip is Skip.UNKNOWN or decision.note
+
+
+def test_idle_services_are_unloaded_before_working_ones_are_ended():
+    """After 20 s of WARNING a service without work goes, although a less important one has work."""
+    decision = decide((IDLE, DRAFT, CHAT), level=WARNING, available=SHORT, lasted=20.0)
+    assert decision.evict == Evict(IDLE.key, Cause.IDLE, decision.evict.why)
+    assert "no work for 15m" in decision.evict.why
+
+
+def test_only_critical_cuts_requests_short():
+    """At CRITICAL the victim's requests are not waited for, at WARNING they are."""
+    assert decide(THREE).evict.urgent
+    assert not decide(THREE, level=WARNING, available=SHORT, lasted=60.0).evict.urgent
+
+
+def test_a_victim_that_does_not_die_lets_another_one_be_chosen():
+    """Once its time is over, a victim that is still there is no reason to wait, and is not chosen again."""
+    stuck = attrs.evolve(DRAFT, leaves_by=NOW)
+    assert decide((stuck, EMBED, CHAT)).evict.key == EMBED.key
+
+
+def test_the_last_one_may_go_if_the_operator_says_so():
+    """Without `keep_last` a host's only service is evicted at CRITICAL."""
+    assert decide((CHAT,), policy=Policy(keep_last=False)).evict.key == CHAT.key
+
+
+def play(levels, policy=None, engines=THREE, available=None):
+    """Decisions of a row of looks, one per second."""
+    state, decisions = State(), []
+    for second, level in enumerate(levels):
+        free = {NORMAL: FINE, WARNING: SHORT, CRITICAL: DIRE, UNKNOWN: 0}[level] if available is None else available
+        state, decision = step(policy or Policy(), state, Look(Sample(TOTAL, free, level), engines), float(second))
+        decisions.append(decision)
+    return decisions
+
+
+def test_flapping_each_second_shows_one_level_and_evicts_nobody_for_a_minute():
+    """A level that flaps with every look reads WARNING, never opens admission, and makes one victim per cool-down."""
+    decisions = play([WARNING, NORMAL] * 40)
+    assert {each.level for each in decisions} == {WARNING}
+    assert not any(each.admitting for each in decisions)
+    assert sum(each.evict is not None for each in decisions) == 2  # after 60 s, and a cool-down later
+    assert all(each.evict is None for each in decisions[:60])
+
+
+def test_admission_opens_after_the_dwell():
+    """After an episode, admission is closed until NORMAL has lasted for the dwell time, and not a second longer."""
+    decisions = play([NORMAL, WARNING, *[NORMAL] * 40])
+    assert decisions[0].admitting
+    opened = next(second for second, each in enumerate(decisions) if second > 1 and each.admitting)
+    assert opened == 2 + Policy().return_seconds
+
+
+def test_an_unknown_level_changes_nothing_for_good():
+    """UNKNOWN closes admission only as long as it lasts, when there was no pressure before."""
+    decisions = play([NORMAL, UNKNOWN, NORMAL])
+    assert [each.admitting for each in decisions] == [True, False, True]
+
+
+def test_critical_is_shown_until_it_has_been_away_for_a_while():
+    """A level that flaps between CRITICAL and WARNING reads CRITICAL."""
+    levels = {each.level for each in play([CRITICAL, WARNING] * 10)}
+    assert levels == {CRITICAL}
+
+
+@pytest.mark.parametrize(("relapses", "seconds"), [(0, 30), (1, 600), (2, 1200), (50, 3600)])
+def test_who_relapses_waits_longer(relapses, seconds):
+    """A return that brought the pressure back makes the next one wait ten minutes, then twice that, up to an hour."""
+    assert Policy().dwell_seconds(relapses) == seconds
+
+
+def test_lines_are_capped_on_large_hosts():
+    """A host with 512 GiB leaves 8 and not 51 GiB to everybody else."""
+    assert Policy().thresholds.warning_bytes(512 * GIB) == 8 * GIB
+    assert Policy().floor_bytes(16 * GIB) == int(1.6 * GIB) + int(0.48 * GIB)

@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load, need_of
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
+from llmkube.weights.store.blobs import WeightsFile
+
+PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context=4096))
+WEIGHTS = WeightsFile(Path("/x.gguf"), 1000, None, "sha:1")
+ESTIMATE = Estimate((Component("weights", Place.DEVICE, 700), Component("process", Place.HOST, 300)))
+
+
+@pytest.mark.parametrize(
+    ("estimate", "figure", "total", "device"),
+    [
+        (ESTIMATE, None, 1000, 700),
+        (ESTIMATE, Figure(measured_bytes=900), 1000, 700),
+        (ESTIMATE, Figure(measured_bytes=1200), 1200, 700),
+        (ESTIMATE, Figure(reported_bytes=1100, device_bytes=800), 1100, 800),
+        (None, Figure(measured_bytes=500), 500, 0),
+    ],
+)
+def test_the_largest_figure_counts(estimate, figure, total, device):
+    """A need is the most of what was estimated, reported and measured."""
+    need = need_of(Launch(PLAN, WEIGHTS, estimate), figure)
+    assert (need.sized, need.total_bytes, need.device_bytes) == (True, total, device)
+
+
+def test_what_nobody_knows_is_said_to_be_unknown():
+    """Without an estimate and a measurement a need is a guess, and says so."""
+    need = need_of(Launch(PLAN, WEIGHTS), None)
+    assert not need.sized
+    assert need.total_bytes > WEIGHTS.size_bytes
+    assert need.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "version", "same"),
+    [
+        ({}, "b1", True),
+        ({"alias": "other", "env": (("A", "1"),)}, "b1", True),
+        ({}, "b2", False),
+        ({"weights_identity": "sha:2"}, "b1", False),
+        ({"demand": Demand(context=8192)}, "b1", False),
+        ({"demand": Demand(context=4096, slots=2)}, "b1", False),
+        ({"demand": Demand(context=4096, cache_type_k="q8_0")}, "b1", False),
+    ],
+)
+def test_figures_belong_to_what_changes_them(changes, version, same):
+    """Weights, demands and build make a key; the service's name and environment do not."""
+    assert (figure_key(attrs.evolve(PLAN, **changes), version) == figure_key(PLAN, "b1")) is same
+
+
+def test_a_smaller_measurement_unlearns_nothing():
+    """The most that was ever seen stays, and the estimate is the newest."""
+    learned = Learned()
+    learned.note("k", Figure(500, 400, 0, 450))
+    learned.note("k", Figure(300, 600, 0, 460))
+    assert learned.get("k") == Figure(500, 600, 0, 460)
+
+
+async def test_figures_outlive_the_agent(tmp_path, nursery):
+    """What one agent has learned the next one reads."""
+    path = tmp_path / "learned.json"
+    learned = Learned(path, trio.CapacityLimiter(1))
+    nursery.start_soon(learned.run)
+    learned.note("k", Figure(500))
+    with trio.fail_after(5):
+        while not path.exists():  # noqa: ASYNC110 - a thread writes it
+            await trio.sleep(0.01)
+    again = Learned(path, trio.CapacityLimiter(1))
+    again.read()
+    assert again.get("k") == Figure(500)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"format": 9, "figures": {}}', '{"format": 1, "figures": {"k": {"measured_bytes": -1}}}'],
+)
+def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):
+    """Nothing that lies in the file stops the agent."""
+    path = tmp_path / "learned.json"
+    path.write_text(text, "utf-8")
+    learned = Learned(path)
+    learned.read()
+    assert learned.get("k") is None
+
+
+def test_the_oldest_figures_are_forgotten():
+    """The file does not grow without end, and what was seen last is kept."""
+    learned = Learned()
+    for number in range(MOST_FIGURES + 5):
+        learned.note(str(number), Figure(number + 1))
+    assert learned.get("0") is None
+    assert learned.get(str(MOST_FIGURES + 4)) is not None
+
+
+def test_a_foreign_file_is_refused():
+    """Figures of another shape are a ValueError, and not a KeyError somewhere later."""
+    with pytest.raises(ValueError, match="figures"):
+        load(json.loads('{"format": 1}'))

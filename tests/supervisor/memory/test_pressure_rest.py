@@ -1,0 +1,72 @@
+"""How often memory is decided on while nothing happens."""
+
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+
+from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.pressure import CALM_SECONDS, MEASURE_SECONDS, Pressure
+
+GIB = 1 << 30
+CALM = Sample(32 * GIB, 16 * GIB, Level.NORMAL)
+
+
+class Memory:
+    """A host whose memory is a field."""
+
+    def __init__(self):
+        self.now = CALM
+        self.looks = 0
+
+    async def sample(self):
+        await trio.lowlevel.checkpoint()
+        self.looks += 1
+        return self.now
+
+    async def wait_change(self):
+        await trio.sleep_forever()
+
+    async def footprint(self, pids):
+        await trio.lowlevel.checkpoint()
+        return {}
+
+
+@asynccontextmanager
+async def watched():
+    """A host's memory, and when something was decided about it; nothing has happened for a minute."""
+    memory, decided_at = Memory(), []
+    pressure = Pressure(memory, Ledger(), lambda *_: decided_at.append(trio.current_time()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pressure.run)
+        await trio.sleep(60)
+        memory.looks = 0
+        decided_at.clear()
+        yield memory, decided_at
+        nursery.cancel_scope.cancel()
+
+
+async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(autojump_clock):
+    """While nothing changes there is a look every five seconds, and a decision every thirty."""
+    async with watched() as (memory, decided_at):
+        await trio.sleep(300)
+        assert memory.looks == pytest.approx(300 / CALM_SECONDS, abs=1)
+        assert len(decided_at) == pytest.approx(300 / MEASURE_SECONDS, abs=1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        attrs.evolve(CALM, available_bytes=15 * GIB),
+        attrs.evolve(CALM, available_bytes=2 * GIB, level=Level.WARNING),
+        attrs.evolve(CALM, total_bytes=16 * GIB),
+    ],
+)
+async def test_what_changes_is_decided_on_at_the_next_look(changed, autojump_clock):
+    """Another level, another size, and a thirty-second of the memory gone are decided on within five seconds."""
+    async with watched() as (memory, decided_at):
+        memory.now = changed
+        await trio.sleep(CALM_SECONDS + 0.1)
+        assert decided_at

@@ -1,0 +1,72 @@
+import pytest
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.supervisor.nouns.desired import Desired, desired_here
+
+METAL = frozenset({"metal"})
+
+
+def service(uid="s1", **spec):
+    metadata = {"name": "chat", "namespace": "default", "uid": uid, **spec.pop("metadata", {})}
+    return decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m", **spec}})
+
+
+def model(accelerator="metal", uid="m1", **spec):
+    spec = {"source": "builtin://demo", "hardware": {"accelerator": accelerator}, **spec}
+    return decode(Model, {"metadata": {"name": "m", "namespace": "default", "uid": uid}, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("service_", "model_", "belongs"),
+    [
+        (service(), model(), True),
+        (service(replicas=0), model(), True),
+        (service(), model("cuda"), False),
+        (service(), model("cpu"), False),
+        (service(), None, False),
+        (None, model(), False),
+        (service(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), model(), False),
+    ],
+)
+def test_who_belongs_here(service_, model_, belongs):
+    """A service is ours exactly if it exists, is not being deleted and its Model asks for what we serve."""
+    assert (desired_here(service_, model_, None, METAL) is not None) == belongs
+
+
+def test_a_model_without_hardware_asks_for_cpu():
+    """An absent hardware block means the schema's default, cpu."""
+    bare = decode(Model, {"metadata": {"name": "m", "namespace": "default"}, "spec": {"source": "builtin://demo"}})
+    assert desired_here(service(), bare, None, frozenset({"cpu"})) is not None
+
+
+def test_a_deleted_model_does_not_stop_what_runs():
+    """A running service whose Model disappears keeps the last Model that was known."""
+    current = Desired(service(), model())
+    kept = desired_here(service(replicas=1), None, current, METAL)
+    assert kept is not None
+    assert kept.model == model()
+
+
+def test_a_reference_to_a_missing_model_does_not_reuse_the_old_one():
+    """A service that now refers to another Model does not run with the former one's weights."""
+    current = Desired(service(), model())
+    assert desired_here(service(modelRef="other"), None, current, METAL) is None
+
+
+@pytest.mark.parametrize(("spec", "running"), [({}, True), ({"replicas": 0}, False), ({"suspend": True}, False)])
+def test_when_a_process_is_wanted(spec, running):
+    """Zero replicas and suspension want no process, and nothing else does."""
+    assert Desired(service(**spec), model()).running is running
+
+
+def test_only_identity_and_specs_make_another_wish():
+    """Status, labels and resourceVersions change nothing; uid and spec do."""
+    wish = Desired(service(), model())
+    assert wish.same_wish(Desired(service(metadata={"labels": {"a": "b"}, "resourceVersion": "7"}), model()))
+    assert not wish.same_wish(Desired(service(metadata={"generation": 9}), model()))
+    assert not wish.same_wish(Desired(service(contextSize=512), model()))
+    assert not wish.same_wish(Desired(service(uid="s2"), model()))
+    assert not wish.same_wish(Desired(service(), model(quantization="Q8_0")))
+    assert not wish.same_wish(None)

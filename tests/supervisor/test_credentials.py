@@ -1,0 +1,118 @@
+import base64
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.cli.commands.programs.download_options import download_settings
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
+from llmkube.supervisor.credentials import HubTokens, TokenError
+from llmkube.weights.errors import SourceError
+
+
+def model(secret=None):
+    spec = {"source": "o/r"} | ({"sourceSecretRef": {"name": secret}} if secret is not None else {})
+    return decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
+
+
+def tokens(answer=None, file=None):
+    """Where reading a Secret gives this data, or raises this."""
+
+    async def read(key):
+        await trio.lowlevel.checkpoint()
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await trio.sleep_forever()
+        data = {name: base64.b64encode(value).decode() for name, value in answer.items()}
+        return decode(Secret, {"metadata": {"name": key.name, "namespace": key.namespace}, "data": data})
+
+    return HubTokens(read, file, trio.CapacityLimiter(1))
+
+
+async def test_the_secret_comes_before_the_file(tmp_path):
+    """A Model's own Secret wins; without one the file is read, anew each time; without both there is no token."""
+    file = tmp_path / "token"
+    file.write_text("hf_file\n")
+    found = tokens({"HF_TOKEN": b" hf_secret\n"}, file)
+    assert await found.find(model("hf")) == "hf_secret"
+    assert await found.find(model()) == await found.find(model("")) == "hf_file"
+    file.write_text("hf_rotated")
+    assert await found.find(model()) == "hf_rotated"
+    assert await tokens({}).find(model()) is None
+
+
+async def test_the_keys_of_a_bucket_come_from_the_same_places():
+    """A Model's own Secret wins, with whatever of the variables it has; without one the agent's environment counts."""
+    keys = {"AWS_ACCESS_KEY_ID": b"A\n", "AWS_SECRET_ACCESS_KEY": b"s", "AWS_REGION": b"eu-west-1", "other": b"\xff"}
+    found = attrs.evolve(tokens(keys), environ={"AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "t"})
+    own = await found.find_access(model("minio"))
+    assert (own.key_id, own.secret, own.region) == ("A", "s", "eu-west-1")
+    assert (await found.find_access(model())).key_id == "E"
+    with pytest.raises(SourceError, match="Secret hf in namespace ns has AWS_ACCESS_KEY_ID, but no"):
+        await tokens({"AWS_ACCESS_KEY_ID": b"A"}).find_access(model("hf"))
+    with pytest.raises(TokenError, match="there is no Secret hf in namespace ns to take AWS_ACCESS_KEY_ID from"):
+        await tokens(NotFoundError("x", code=404)).find_access(model("hf"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (
+            NotFoundError("x", code=404),
+            r"there is no Secret hf in namespace ns to take HF_TOKEN from.*kubectl -n ns create",
+        ),
+        (
+            ForbiddenError("x", code=403),
+            r"may not read Secret hf in namespace ns; apply what `llmkube rbac agent` prints",
+        ),
+        ({}, r"Secret hf in namespace ns has no key HF_TOKEN \(it has nothing\)"),
+        ({"a": b"1", "b": b"2"}, r"no key HF_TOKEN \(it has a, b\)"),
+        ({"HF_TOKEN": b""}, "is no token"),
+        ({"HF_TOKEN": b"two words"}, "is no token"),
+        ({"HF_TOKEN": b"hf_x\r\nHost: evil"}, "is no token"),
+        ({"HF_TOKEN": "hf_ü".encode()}, "is no token"),
+    ],
+)
+async def test_a_secret_of_no_use(answer, says):
+    """The sentence names Secret, namespace and what is wrong, and nothing that stands in the Secret."""
+    with pytest.raises(TokenError, match=says) as caught:
+        await tokens(answer).find(model("hf"))
+    assert caught.value.field == "spec.sourceSecretRef"
+    assert "evil" not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [TransportError("connection refused"), None])
+async def test_an_api_server_that_does_not_say(answer, autojump_clock):
+    """An API server that is away, or silent, is the world's fault: it is tried again."""
+    with pytest.raises(WorldError, match=r"spec\.sourceSecretRef: .*ns/hf"):
+        await tokens(answer).find(model("hf"))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff\xfe", b"x" * 5000])
+async def test_a_file_of_no_use(tmp_path, content):
+    """A token file that is missing or holds something else is named, not shown."""
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(TokenError, match=f"--hf-token-file: {file} (cannot be read|does not hold a token)"):
+        await tokens(file=file).find(model())
+
+
+class Config:
+    allow_private_sources = ("192.168.0.0/16", "fd00::/8")
+    hf_token_file = None
+    hub_endpoint = "https://hf-mirror.example/"
+
+
+def test_settings_are_read_before_anything_starts():
+    """Networks are parsed, and a hub that is no URL is refused under the flag's name."""
+    found = download_settings(Config())
+    assert [str(network) for network in found["private_sources"]] == ["192.168.0.0/16", "fd00::/8"]
+    Config.hub_endpoint = "ftp://hub"
+    with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' cannot be used"):
+        download_settings(Config())

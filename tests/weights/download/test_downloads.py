@@ -1,0 +1,707 @@
+"""Every fault of a web server that we could think of: a bit-exact file or a clear refusal, never half a file."""
+
+import hashlib
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.weights.allowed_addresses import Policy, parse_networks
+from llmkube.weights.download.retry import Patience
+from llmkube.weights.errors import (
+    BlockedAddressError,
+    DigestMismatchError,
+    FetchError,
+    NoSpaceError,
+    NotGGUFError,
+    RangeError,
+    RedirectError,
+    SourceNotFoundError,
+    SourceRefusedError,
+    StalledError,
+    ThrottledError,
+    WeightsError,
+    WrongSizeError,
+)
+from weights.hostile import PUBLIC, gguf, open_bench, steps
+
+DATA = gguf(200_000)
+OTHER = gguf(200_000, seed=2)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+HTTP = "http://files.example/model.gguf"
+MINE = Policy(from_operator=True)
+
+
+def serve(data=DATA, **kwargs):
+    async def script(wire, request):
+        await wire.file(request, data, **kwargs)
+
+    return script
+
+
+async def test_an_honest_server_gives_the_file(tmp_path, autojump_clock):
+    """A file is fetched once, verified and kept under its digest, and nothing else is left in the store."""
+    async with open_bench(tmp_path, serve()) as bench:
+        kept = await bench.get(HTTP, sha256=SHA256.upper())
+        assert kept.path.read_bytes() == DATA
+        assert (kept.sha256, kept.size_bytes, kept.identity) == (SHA256, len(DATA), f"sha256:{SHA256}")
+        assert kept.path == bench.store.blobs / SHA256
+        assert len(bench.files()) == 2  # the blob and its record
+        [request] = bench.network.requests
+        assert request.headers["accept-encoding"] == "identity"
+        assert "range" not in request.headers
+        assert "authorization" not in request.headers
+        assert "cookie" not in request.headers
+        assert bench.seen[-1].done_bytes == bench.seen[-1].total_bytes == len(DATA)
+
+
+@pytest.mark.parametrize("cuts", [[0], [1], [3], [4], [5], [65536], [199_999], [1, 2, 3, 5, 100], [100_000, 150_000]])
+async def test_a_cut_connection_is_resumed_where_it_broke(tmp_path, autojump_clock, cuts):
+    """Wherever a connection breaks, the rest is asked for from there, and the file is bit-exact."""
+    async with open_bench(tmp_path, steps(*(serve(cut=cut) for cut in cuts), serve())) as bench:
+        kept = await bench.get(HTTP)
+        assert kept.path.read_bytes() == DATA
+        starts = [request.start for request in bench.network.requests]
+        assert starts == [None, *(cut if cut >= 4 else None for cut in cuts)]  # less than the magic is not kept
+        assert all(r.headers["if-range"] == '"v1"' for r in bench.network.requests if r.start)
+
+
+async def test_a_cut_inside_the_head_is_a_failure_and_no_file(tmp_path, autojump_clock):
+    """A connection that dies before or within the answer's head is tried again, and given up after six times."""
+    line = b"HTTP/1.1 200 OK\r\n"
+    pieces = [b"", b"HT", line, line + b"Content-Length: 5\r\n"]
+
+    async def script(wire, request):
+        await wire.send(pieces[len(bench.network.requests) % 4])
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(FetchError, match=r"files\.example"):
+            await bench.get(HTTP)
+        assert len(bench.network.requests) == 6
+        assert bench.files() == []
+
+
+async def test_a_server_that_cannot_resume_is_read_from_the_start(tmp_path, autojump_clock):
+    """A 200 in answer to a Range voids the prefix: nothing is doubled."""
+
+    async def whole(wire, request):
+        await wire.answer(200, DATA, etag='"v1"')
+
+    async with open_bench(tmp_path, steps(serve(cut=100_000), whole)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert bench.network.requests[1].start == 100_000
+
+
+async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
+    """When the ETag changes mid-way, the file is the new version from its first byte, whatever the server does."""
+
+    async def lies(wire, request):  # ignores If-Range and sends the rest of another version, honest about its ETag
+        where = f"bytes {request.start}-{len(OTHER) - 1}/{len(OTHER)}"
+        await wire.answer(206, OTHER[request.start :], etag='"v2"', content_range=where)
+
+    for case, second in enumerate([serve(OTHER, etag='"v2"'), lies]):
+        script = steps(serve(cut=100_000), second, serve(OTHER, etag='"v2"'))
+        async with open_bench(tmp_path / str(case), script) as bench:
+            assert (await bench.get(HTTP)).path.read_bytes() == OTHER
+
+
+async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, autojump_clock):
+    """A server that forgets both If-Range and its ETag is read from the start, unless a digest judges the whole."""
+    newer = DATA[:4] + bytes(byte ^ 1 for byte in DATA[4:])  # of the same size
+
+    async def forgetful(wire, request):
+        if request.start is None:
+            await wire.answer(200, newer)
+        else:
+            where = f"bytes {request.start}-{len(newer) - 1}/{len(newer)}"
+            await wire.answer(206, newer[request.start :], content_range=where)
+
+    async with open_bench(tmp_path, steps(serve(cut=100_000), forgetful)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == newer
+        assert [request.start for request in bench.network.requests] == [None, 100_000, None]
+
+
+@pytest.mark.parametrize("etag", ['W/"v1"', ""])
+async def test_without_a_strong_validator_nothing_is_spliced(tmp_path, autojump_clock, etag):
+    """A server that gives no proof of its version is asked for the whole file again."""
+
+    async def first(wire, request):
+        await wire.head(200, content_length=len(DATA), etag=etag)
+        await wire.send(DATA[:100_000])
+
+    async def second(wire, request):
+        await wire.answer(200, OTHER)
+
+    async with open_bench(tmp_path, steps(first, second)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == OTHER
+        assert bench.network.requests[1].start is None
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+async def test_a_wrong_range_is_never_pieced_together(tmp_path, autojump_clock, shift):
+    """A part from another place is refused, and the whole file is asked for instead."""
+
+    async def wrong(wire, request):
+        start = request.start + shift
+        await wire.answer(206, DATA[start:], etag='"v1"', content_range=f"bytes {start}-{len(DATA) - 1}/{len(DATA)}")
+
+    async with open_bench(tmp_path, steps(serve(cut=100_000), wrong, serve())) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert [request.start for request in bench.network.requests] == [None, 100_000, None]
+
+
+async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, autojump_clock):
+    """Cuts and wrong ranges by turns end in an error that says so, and no file."""
+
+    async def script(wire, request):
+        if request.start is None:
+            return await wire.file(request, DATA, cut=1000)
+        return await wire.answer(206, b"x", content_range="bytes 7-7/8")
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises((RangeError, FetchError)):
+            await bench.get(HTTP)
+        assert bench.visible() == []
+
+
+async def test_a_416_for_a_complete_file_completes_it(tmp_path, autojump_clock):
+    """When all bytes are there and only the last answer was lost, nothing is downloaded again."""
+
+    async def all_but_the_end(wire, request):
+        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
+        await wire.send(b"%x\r\n%s\r\n" % (len(DATA), DATA))  # and no last chunk
+
+    async with open_bench(tmp_path, steps(all_but_the_end, serve())) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert [request.start for request in bench.network.requests] == [None, len(DATA)]
+
+
+async def test_a_416_for_a_shorter_file_starts_over(tmp_path, autojump_clock):
+    """When the server's file has shrunk below the prefix, the new one is fetched whole."""
+    short = gguf(50_000, seed=3)
+
+    async def refuse(wire, request):
+        await wire.answer(416, content_range=f"bytes */{len(short)}")
+
+    async with open_bench(tmp_path, steps(serve(cut=100_000), refuse, serve(short, etag='"v2"'))) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == short
+
+
+async def test_a_length_that_is_too_long_never_makes_a_file(tmp_path, autojump_clock):
+    """A server that promises more than it has is asked for the rest, and given up in the end."""
+
+    async def script(wire, request):
+        start = request.start or 0
+        size = len(DATA) + 10
+        if start:
+            where = f"bytes {start}-{size - 1}/{size}"
+            await wire.head(206, content_length=size - start, content_range=where, etag='"v1"')
+        else:
+            await wire.head(200, content_length=size, etag='"v1"')
+        await wire.send(DATA[start:])
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(FetchError):
+            await bench.get(HTTP)
+        assert bench.visible() == []
+
+
+async def test_a_length_that_is_too_short_is_caught_by_the_digest(tmp_path, autojump_clock):
+    """A file that a server cuts short on purpose has the wrong digest, and is not kept."""
+
+    async def script(wire, request):
+        await wire.answer(200, DATA[:-1])
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(DigestMismatchError):
+            await bench.get(HTTP, sha256=SHA256)
+        assert bench.files() == []
+
+
+async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock):
+    """A chunked answer that never ends is cut off at the limit, and leaves nothing."""
+
+    async def script(wire, request):
+        await wire.head(200, transfer_encoding="chunked")
+        while True:
+            await wire.send(b"186a0\r\n" + DATA[:100_000] + b"\r\n")
+
+    async with open_bench(tmp_path, script, patience=Patience(max_bytes=1_000_000)) as bench:
+        with pytest.raises(WrongSizeError, match="sends more than 1000000 bytes"):
+            await bench.get(HTTP)
+        assert bench.files() == []
+
+
+async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path, autojump_clock):
+    """A length above the limit is refused at once."""
+    async with open_bench(tmp_path, serve(), patience=Patience(max_bytes=1000)) as bench:
+        with pytest.raises(WrongSizeError, match="more than 1000 are not taken"):
+            await bench.get(HTTP)
+        assert bench.visible() == []
+
+
+async def test_chunked_answers_are_complete_only_with_their_end(tmp_path, autojump_clock):
+    """A chunked body that breaks off is resumed; its end makes the file."""
+
+    async def broken(wire, request):
+        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
+        await wire.send(b"3e8\r\n" + DATA[:1000] + b"\r\n")
+
+    async with open_bench(tmp_path, steps(broken, serve())) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert bench.network.requests[1].start == 1000
+
+
+async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_clock):
+    """A body that ends with its connection is refused, unless a digest tells a whole file from a cut one."""
+
+    async def script(wire, request):
+        await wire.head(200, connection="close")
+        await wire.send(DATA)
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(SourceRefusedError, match="does not say how long the file is"):
+            await bench.get(HTTP)
+        assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
+
+
+async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_clock):
+    """One byte a second is too slow; each new connection goes on where the last one stalled."""
+
+    async def drip(wire, request):
+        start = request.start or 0
+        await wire.file(request, DATA, cut=start + 1000)
+        for number in range(start + 1000, len(DATA)):
+            await wire.send(DATA[number : number + 1])
+            await trio.sleep(1)
+
+    async with open_bench(tmp_path, steps(drip, drip, serve())) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        starts = [request.start for request in bench.network.requests]
+        assert starts[0] is None
+        assert 1000 < starts[1] < 1100
+        assert 2000 < starts[2] < 2200
+        assert trio.current_time() < 200
+
+
+async def test_a_slow_line_is_no_stall(tmp_path, autojump_clock):
+    """A download that takes hours is left alone as long as bytes keep coming."""
+
+    async def slow(wire, request):
+        await wire.head(200, content_length=len(DATA))
+        for start in range(0, len(DATA), 2000):
+            await wire.send(DATA[start : start + 2000])
+            await trio.sleep(1.5)
+
+    async with open_bench(tmp_path, slow) as bench:
+        before = trio.current_time()
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert trio.current_time() - before > 140
+        assert len(bench.network.requests) == 1
+        assert 1000 < bench.seen[-1].rate < 2000
+        assert bench.seen[50].seconds_left == pytest.approx(75, abs=2)
+
+
+@pytest.mark.parametrize("silent", ["at once", "in the head", "in the body"])
+async def test_silence_is_noticed(tmp_path, autojump_clock, silent):
+    """A server that falls silent anywhere is given up within the window, and in the end the user hears of it."""
+
+    async def script(wire, request):
+        if silent == "in the head":
+            await wire.send(b"HTTP/1.1 200 OK\r\n")
+        if silent == "in the body":
+            await wire.head(200, content_length=len(DATA))
+            await wire.send(DATA[:1000])
+        await trio.sleep_forever()
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(StalledError, match="stalled"):
+            await bench.get(HTTP)
+        assert len(bench.network.requests) == 6
+        assert bench.visible() == []
+    assert bench.network.open_connections == 0
+
+
+async def test_a_slow_disk_is_no_stall(tmp_path, autojump_clock):
+    """Minutes of waiting for the disk are not held against the server."""
+
+    async def slow_disk(fn):
+        await trio.sleep(45)
+        return fn()
+
+    async with open_bench(tmp_path, serve(), run_sync=slow_disk) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert len(bench.network.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry_after": 30}, 30),
+        ({"retry_after": "Fri, 02 Jan 2026 03:05:05 GMT"}, 60),
+        ({"ratelimit": '"api";r=0;t=52'}, 52),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_pause_that_the_server_asks_for_is_kept(tmp_path, autojump_clock, status, headers, seconds):
+    """The next question comes exactly after the pause, and the pause is shown."""
+    asked = []
+
+    async def busy(wire, request):
+        asked.append(trio.current_time())
+        await wire.answer(status, **headers)
+
+    async def honest(wire, request):
+        asked.append(trio.current_time())
+        await wire.file(request, DATA)
+
+    async with open_bench(tmp_path, steps(busy, honest)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+        assert asked[1] - asked[0] == pytest.approx(seconds)
+        assert any(step.stage == "waiting" and step.seconds_left == seconds for step in bench.seen)
+
+
+async def test_a_pause_holds_for_all_downloads_from_that_server(tmp_path, autojump_clock):
+    """Another file from the same server waits, too; another server is not affected."""
+    asked = []
+
+    async def script(wire, request):
+        asked.append((trio.current_time(), request.target))
+        await (wire.answer(429, retry_after=100) if len(asked) == 1 else wire.file(request, DATA))
+
+    async with open_bench(tmp_path, script) as bench, trio.open_nursery() as nursery:
+        nursery.start_soon(bench.get, HTTP)
+        await trio.testing.wait_all_tasks_blocked()
+        start = trio.current_time()
+        nursery.start_soon(bench.get, "http://files.example/second.gguf")
+        nursery.start_soon(bench.get, "http://other.example/third.gguf")
+    waited = {target: at - start for at, target in asked[1:]}
+    assert waited["/third.gguf"] < 1
+    assert waited["/second.gguf"] == pytest.approx(100)
+
+
+async def test_a_pause_of_a_day_is_an_error_and_is_kept_all_the_same(tmp_path, autojump_clock):
+    """A pause that nobody wants to sit through is reported at once; until it is over, the server is not asked again."""
+
+    async def script(wire, request):
+        await wire.answer(429, retry_after=86400)
+
+    async with open_bench(tmp_path, script) as bench:
+        for _ in range(3):
+            with pytest.raises(ThrottledError) as caught:
+                await bench.get(HTTP)
+            assert caught.value.wait_seconds == pytest.approx(86400)
+        assert len(bench.network.requests) == 1
+
+
+async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
+    """A server that once asked for decades is asked again on the next day, without a new agent."""
+
+    async def script(wire, request):
+        if len(bench.network.requests) == 1:
+            await wire.answer(429, retry_after=999_999_999)
+        else:
+            await wire.file(request, DATA)
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(ThrottledError):
+            await bench.get(HTTP)
+        await trio.sleep(86400)
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_a_broken_server_is_asked_again(tmp_path, autojump_clock, status):
+    """Errors of the server pass, and the download with them."""
+
+    async def broken(wire, request):
+        await wire.answer(status, b"<html>sorry</html>")
+
+    async with open_bench(tmp_path, steps(broken, broken, serve())) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+
+
+async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
+    """404 is the user's to mend."""
+
+    async def script(wire, request):
+        await wire.answer(404, b"<html>not found</html>")
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(SourceNotFoundError, match="there is no such file"):
+            await bench.get(HTTP)
+        assert len(bench.network.requests) == 1
+        assert bench.files() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "says"),
+    [
+        (b"<!DOCTYPE html><html>", "", "is a web page"),
+        (b"\n  <html>", "", "is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "", "Git LFS pointer"),
+        (b"PK\x03\x04 and more", "", "begins with"),
+        (b"GGU", "", "begins with b'GGU'"),
+        (b"", "", "is empty"),
+        (b"\x1f\x8b" + b"0" * 100, "gzip", "compresses"),
+        (DATA[:100], "br", "compresses"),
+    ],
+)
+async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, says):
+    """A web page, a pointer or a compressed file is named for what it is, after one question, and nothing is kept."""
+
+    async def script(wire, request):
+        await wire.head(200, content_length=len(body), content_encoding=encoding)
+        await wire.send(body)
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(WeightsError, match=says) as caught:
+            await bench.get(HTTP)
+        assert isinstance(caught.value, SourceRefusedError if encoding else NotGGUFError)
+        assert len(bench.network.requests) == 1
+        assert bench.files() == []
+
+
+async def test_a_web_page_of_the_hub_names_the_right_link(tmp_path, autojump_clock):
+    """The commonest mistake, the link to a file's page, is answered with what to change."""
+
+    async def script(wire, request):
+        await wire.answer(200, b"<html>")
+
+    async with open_bench(tmp_path, script) as bench:
+        with pytest.raises(NotGGUFError, match="/resolve/ where the link to its page says /blob/"):
+            await bench.get("http://hub.example/org/repo/blob/main/a.gguf")
+
+
+async def test_a_wrong_digest_names_both_and_stops_after_three_tries(tmp_path, autojump_clock):
+    """Three downloads, with pauses, and then the error; the same file is not downloaded a fourth time."""
+    async with open_bench(tmp_path, serve(OTHER)) as bench:
+        start = trio.current_time()
+        with pytest.raises(DigestMismatchError) as caught:
+            await bench.get(HTTP, sha256=SHA256)
+        assert SHA256 in str(caught.value)
+        assert hashlib.sha256(OTHER).hexdigest() in str(caught.value)
+        assert caught.value.field == "spec.sha256"
+        assert len(bench.network.requests) == 3
+        assert trio.current_time() - start > 2
+        assert bench.files() == []
+        sent = []
+        bench.network.script = lambda wire, request: count(wire, request, sent)
+        with pytest.raises(DigestMismatchError):
+            await bench.get(HTTP, sha256=SHA256)
+        assert len(bench.network.requests) == 4  # the head, to see whether it is still the same file
+
+
+async def count(wire, request, sent):
+    await wire.head(200, content_length=len(OTHER), etag='"v1"')
+    for start in range(0, len(OTHER), 10_000):
+        await wire.send(OTHER[start : start + 10_000])
+        sent.append(start)
+
+
+async def test_a_mended_file_is_taken_after_all(tmp_path, autojump_clock):
+    """After three wrong digests, a new version on the server is tried again, and so is another digest."""
+    async with open_bench(tmp_path, steps(serve(OTHER), serve(OTHER), serve(OTHER), serve(DATA, etag='"v2"'))) as bench:
+        with pytest.raises(DigestMismatchError):
+            await bench.get(HTTP, sha256=SHA256)
+        assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
+
+
+async def test_a_damaged_transfer_is_repeated(tmp_path, autojump_clock):
+    """One wrong digest is bad luck: the second download is right, and is kept."""
+    broken = DATA[:-1] + bytes([DATA[-1] ^ 1])
+    async with open_bench(tmp_path, steps(serve(broken), serve())) as bench:
+        assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
+
+
+# ---- where it leads
+
+
+def redirect(location, status=302):
+    async def script(wire, request):
+        await wire.answer(status, location=location)
+
+    return script
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_followed(tmp_path, autojump_clock, status):
+    """Five hops are fine, relative ones as well."""
+    hops = [redirect(f"/hop{number}.gguf", status) for number in range(5)]
+    async with open_bench(tmp_path, steps(*hops, serve())) as bench:
+        assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
+        assert [request.target for request in bench.network.requests][-2:] == ["/hop3.gguf", "/hop4.gguf"]
+
+
+async def test_a_plain_link_into_a_bucket_is_followed_to_its_region(tmp_path, autojump_clock):
+    """S3 names the region in the redirect that leads there; only who signs for another region has to stop."""
+
+    async def elsewhere(wire, request):
+        await wire.answer(307, location="/there.gguf", x_amz_bucket_region="eu-central-1")
+
+    async with open_bench(tmp_path, steps(elsewhere, serve())) as bench:
+        assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("location", ["/again.gguf", "http://files.example/model.gguf"])
+async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
+    """The sixth redirect is refused."""
+    async with open_bench(tmp_path, redirect(location)) as bench:
+        with pytest.raises(RedirectError, match="more than 5 redirects"):
+            await bench.get(HTTP, policy=MINE)
+        assert len(bench.network.requests) == 6
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("", "does not say where"),
+        ("file:///etc/passwd", "cannot be used"),
+        ("https://127.1/", "cannot be used"),
+        ("gopher://x/", "cannot be used"),
+        ("http://other.example/a.gguf", "redirects to http://other.example, where anybody"),
+    ],
+)
+async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, says):
+    """An object's source is never followed to plain http, to another scheme or to an odd host."""
+    async with open_bench(tmp_path, redirect(location)) as bench:
+        with pytest.raises(RedirectError, match=says):
+            await bench.get(HTTP)
+        assert len(bench.network.requests) == 1
+        assert bench.files() == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"],
+)
+async def test_a_private_address_in_a_source_is_never_dialled(tmp_path, autojump_clock, host):
+    """A literal address that is not public is refused before any packet leaves."""
+    async with open_bench(tmp_path, serve()) as bench:
+        with pytest.raises(BlockedAddressError) as caught:
+            await bench.get(f"http://{host}:6443/model.gguf")
+        assert caught.value.address in str(caught.value)
+        assert caught.value.rule in str(caught.value)
+        assert bench.network.dialled == []
+        assert bench.files() == []
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["fe80::1%eth0"], ["::1", PUBLIC]])
+async def test_a_name_with_one_private_address_is_never_dialled(tmp_path, autojump_clock, addresses):
+    """A name is refused when any of its addresses is."""
+    async with open_bench(tmp_path, serve(), addresses={"files.example": addresses}) as bench:
+        with pytest.raises(BlockedAddressError, match=r"files\.example leads to"):
+            await bench.get(HTTP)
+        assert bench.network.dialled == []
+
+
+async def test_what_was_judged_is_what_is_dialled(tmp_path, autojump_clock):
+    """A name that leads elsewhere at the second look-up is refused then: no connection goes to what was not judged."""
+
+    async def rebind(wire, request):
+        bench.network.addresses["files.example"] = ["127.0.0.1"]
+        await wire.file(request, DATA, cut=1000)
+
+    async with open_bench(tmp_path, rebind) as bench:
+        with pytest.raises(BlockedAddressError):
+            await bench.get(HTTP)
+        assert bench.network.dialled == [PUBLIC]
+        assert bench.visible() == []
+
+
+async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump_clock):
+    """A public server cannot make this host ask a private one, not even in a network that the operator allows."""
+    allowed = Policy(allowed=parse_networks(["10.0.0.0/8"]))
+    for policy in (Policy(), allowed):
+        script, addresses = redirect("https://inside.example/x"), {"inside.example": ["10.0.0.1"]}
+        async with open_bench(tmp_path, script, addresses=addresses) as bench:
+            with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):
+                await bench.get(HTTP, policy=policy)
+            assert bench.network.dialled == [PUBLIC]
+
+
+async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
+    """A source in an allowed network is fetched; one beside it is not."""
+    policy = Policy(allowed=parse_networks(["10.1.0.0/16"]))
+    addresses = {"files.example": ["10.1.2.3"], "else.example": ["10.2.0.1"]}
+    async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
+        assert (await bench.get(HTTP, policy=policy)).path.read_bytes() == DATA
+        with pytest.raises(BlockedAddressError, match="--allow-private-sources"):
+            await bench.get("http://else.example/model.gguf", policy=policy)
+
+
+async def test_a_password_goes_to_its_origin_only(tmp_path, autojump_clock):
+    """Basic credentials of the URL are sent there, and not to where it redirects; a token is for the hub alone."""
+    async with open_bench(tmp_path, steps(redirect("http://cdn.example/x.gguf"), serve())) as bench:
+        await bench.get("http://me:secret@files.example/model.gguf", token="t0ken", policy=MINE)
+        first, second = bench.network.requests
+        assert first.headers["authorization"] == "Basic bWU6c2VjcmV0"
+        assert (second.host, "authorization" in second.headers) == ("cdn.example", False)
+        assert not any("secret" in path.read_text("latin-1") for path in bench.store.index.iterdir())
+
+
+async def test_an_expired_link_is_resolved_anew(tmp_path, autojump_clock):
+    """When a signed link stops working mid-way, the source is asked for a new one, and the prefix is kept."""
+
+    async def expired(wire, request):
+        await wire.answer(403, b"<Error>Request has expired</Error>")
+
+    links = iter(["/signed1.gguf", "/signed2.gguf", "/signed3.gguf"])
+
+    async def script(wire, request):
+        if request.target == "/model.gguf":
+            await wire.answer(302, location=next(links))
+        elif request.target == "/signed2.gguf":
+            await expired(wire, request)
+        else:
+            await wire.file(request, DATA, cut=100_000 if request.target == "/signed1.gguf" else None)
+
+    async with open_bench(tmp_path, script) as bench:
+        assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
+        assert bench.network.requests[-1].start == 100_000
+
+
+async def test_a_name_that_cannot_be_resolved_is_the_worlds(tmp_path, autojump_clock):
+    """Without DNS there is a clear error, after several tries."""
+    async with open_bench(tmp_path, serve()) as bench:
+        with pytest.raises(FetchError, match=r"the name files\.invalid cannot be resolved"):
+            await bench.get("http://files.invalid/model.gguf")
+
+
+async def test_the_next_address_is_tried(tmp_path, autojump_clock):
+    """An address that refuses does not hide the one that answers."""
+    addresses = {"files.example": ["93.184.216.1", "2606:4700::1"]}
+    async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
+        bench.network.refusing.add("93.184.216.1")
+        assert (await bench.get(HTTP)).path.read_bytes() == DATA
+
+
+# ---- the disk
+
+
+async def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(tmp_path, autojump_clock):
+    """The error names what is needed and what is free, and the disk is left as it was."""
+    async with open_bench(tmp_path, serve(), free=lambda _: 300_000) as bench:
+        with pytest.raises(NoSpaceError, match="free some space") as caught:
+            await bench.get(HTTP)
+        assert caught.value.free_bytes == 300_000
+        assert caught.value.needed_bytes > len(DATA)
+        assert len(bench.network.requests) == 1
+        assert bench.files() == []
+
+
+async def test_two_downloads_are_not_promised_the_same_space(tmp_path, autojump_clock):
+    """Space for one file is space for one file, also while nothing of it has been written yet."""
+    hold = trio.Event()
+
+    async def script(wire, request):
+        await wire.head(200, content_length=len(DATA))
+        await hold.wait()
+        await wire.send(DATA)
+
+    async with open_bench(tmp_path, script, free=lambda _: 1_300_000) as bench, trio.open_nursery() as nursery:
+        nursery.start_soon(bench.get, HTTP)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(NoSpaceError):
+            await bench.get("http://files.example/second.gguf")
+        hold.set()

@@ -1,0 +1,224 @@
+import errno
+import hashlib
+import os
+import threading
+
+import pytest
+import trio
+
+from llmkube.weights.download.fetch import Progress, fetch
+from llmkube.weights.errors import (
+    DigestMismatchError,
+    FetchError,
+    SourceError,
+    SourceUnsupportedError,
+    WeightsNotFoundError,
+)
+from llmkube.weights.source import Builtin, Elsewhere, LocalFile, parse_source
+from llmkube.weights.store import local_files as module
+from llmkube.weights.store.blobs import open_store
+
+DEMO_SHA256 = "f362f91ff8d57aba22945526800c4e52e930716fbdcc56132277baa0bda5c77b"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def get(store):
+    async def get(source, sha256=None, progress=lambda _: None):
+        return await fetch(source, store, sha256=sha256, progress=progress, limiter=trio.CapacityLimiter(1))
+
+    return get
+
+
+async def test_the_demo_weights_are_copied_once_and_verified(get, store):
+    """The built-in demo lands in the store under its digest, and a second fetch does not copy it again."""
+    seen = []
+    first = await get(Builtin("demo"), progress=seen.append)
+    assert first.sha256 == DEMO_SHA256
+    assert first.path == store.blobs / DEMO_SHA256
+    assert [step.stage for step in seen] == ["verifying", "copying"]
+    assert seen[-1] == Progress("copying", first.size_bytes, first.size_bytes)
+    seen.clear()
+    assert await get(Builtin("demo"), sha256=DEMO_SHA256.upper(), progress=seen.append) == first
+    assert [step.stage for step in seen] == ["verifying"]
+
+
+async def test_unknown_builtin_weights_name_the_known_ones(get):
+    """A built-in name that does not exist is answered with those that do."""
+    with pytest.raises(SourceError, match="'other'; there is demo"):
+        await get(Builtin("other"))
+
+
+async def test_a_local_file_is_used_where_it_lies(get, tmp_path):
+    """Without a digest to verify, a local file is neither copied nor read, and its identity follows its last change."""
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"weights")
+    seen = []
+    first = await get(LocalFile(str(path)), progress=seen.append)
+    assert (first.path, first.size_bytes, first.sha256, seen) == (path, 7, None, [])
+    assert await get(LocalFile(str(path))) == first
+    os.utime(path, ns=(1, 1))
+    assert (await get(LocalFile(str(path)))).identity != first.identity
+
+
+async def test_a_link_to_a_local_file_is_followed(get, tmp_path):
+    """A user's own links lead to the file: model caches are made of them."""
+    (tmp_path / "blob").write_bytes(b"weights")
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "blob")
+    assert (await get(LocalFile(str(tmp_path / "model.gguf")))).size_bytes == 7
+
+
+async def test_a_local_file_of_many_chunks_is_hashed_right(get, tmp_path, monkeypatch):
+    """A digest over several chunks is the digest of the file, and progress reaches its size."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
+    data = os.urandom(4321)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    seen = []
+    kept = await get(LocalFile(str(path)), sha256=hashlib.sha256(data).hexdigest(), progress=seen.append)
+    assert kept.sha256 == hashlib.sha256(data).hexdigest()
+    assert [step.done_bytes for step in seen] == [1000, 2000, 3000, 4000, 4321]
+
+
+@pytest.mark.parametrize("source", ["builtin://demo", "local"])
+async def test_a_wrong_digest_names_both(get, tmp_path, store, source):
+    """Bytes that are not the ones asked for are refused with both digests, and nothing is kept."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    with pytest.raises(DigestMismatchError, match="not 0000") as caught:
+        await get(parse_source(source) if "://" in source else LocalFile(str(path)), sha256="0" * 64)
+    assert caught.value.field == "spec.sha256"
+    assert caught.value.reason == "DigestMismatch"
+    assert list(store.blobs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda _: None, "there is no file"),
+        (lambda path: path.mkdir(), "is a folder; name the .gguf file in it"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (os.mkfifo, "not a regular file"),
+        (lambda path: path.symlink_to(path.with_name("nowhere")), "there is no file"),
+        (lambda path: path.with_name("file").write_bytes(b"x"), "there is no file"),
+    ],
+    ids=["missing", "folder", "empty", "pipe", "dangling link", "beside it"],
+)
+async def test_a_path_that_cannot_be_served_says_what_to_do(get, tmp_path, make, says):
+    """Each way in which a path can be wrong has a message with the path in it, and never blocks."""
+    path = tmp_path / "model.gguf"
+    make(path)
+    with pytest.raises(WeightsNotFoundError, match=says) as caught:
+        await get(LocalFile(str(path)))
+    assert str(path) in str(caught.value)
+    assert caught.value.reason == "FileNotFound"
+
+
+async def test_a_file_below_a_file_is_not_there(get, tmp_path):
+    """A path that treats a file as a folder is a missing file, not a fault of the disk."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(WeightsNotFoundError):
+        await get(LocalFile(str(tmp_path / "file" / "model.gguf")))
+
+
+async def test_an_unreadable_file_says_so(get, tmp_path, monkeypatch):
+    """A file that the user may not read is told from one that is missing."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    path.chmod(0)
+    real_open = os.open
+
+    def refuse(name, *args, **kwargs):  # root may read everything, so the kernel's answer is played
+        if name == path:
+            raise PermissionError(13, "Permission denied")
+        return real_open(name, *args, **kwargs)
+
+    monkeypatch.setattr(module.os, "open", refuse)
+    with pytest.raises(WeightsNotFoundError, match="cannot be read by the user that LLMKube runs as"):
+        await get(LocalFile(str(path)))
+
+
+def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(tmp_path, monkeypatch):
+    """Where macOS keeps background programs out (EPERM), the advice is its privacy settings and not chmod."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+
+    def guarded(*_args, **_kwargs):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(module.os, "open", guarded)
+    monkeypatch.setattr(module.sys, "platform", "darwin")
+    with pytest.raises(WeightsNotFoundError, match="Full Disk Access"):
+        module.look(path)
+
+
+@pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "s3://bucket/a"])
+async def test_without_a_downloader_a_remote_source_is_refused_by_its_scheme(get, text):
+    """Whoever has no downloader says so, and what works instead."""
+    source = parse_source(text)
+    with pytest.raises(SourceUnsupportedError, match=r"cannot download over (https|hf|s3)\..*absolute path") as caught:
+        await get(source)
+    assert caught.value.reason == "SourceUnsupported"
+
+
+async def test_what_a_host_cannot_fetch_names_its_scheme_and_what_works(get):
+    """A claim is refused by its scheme, and the message says what works."""
+    source = parse_source("pvc://claim/a")
+    assert isinstance(source, Elsewhere)
+    with pytest.raises(SourceUnsupportedError, match=rf"over {source.scheme}\..*absolute path"):
+        await get(source)
+
+
+async def test_a_file_that_changes_while_it_is_read_is_not_believed(get, tmp_path, monkeypatch):
+    """Bytes from before and after an edit are never mixed into one digest."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", 10)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"x" * 30)
+
+    def edit(step):
+        if step.done_bytes == 10:
+            path.write_bytes(b"y" * 40)
+
+    with pytest.raises(FetchError, match="changed while it was read"):
+        await get(LocalFile(str(path)), sha256="0" * 64, progress=edit)
+
+
+async def test_cancelling_a_copy_leaves_nothing_behind(get, store, monkeypatch):
+    """A copy that is cancelled between two chunks removes its file and abandons no writing thread."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", 100_000)
+    writing = []
+
+    with trio.CancelScope() as scope:
+
+        def cancel(step):
+            writing.append(step.stage)
+            if step.stage == "copying":
+                scope.cancel()
+
+        await get(Builtin("demo"), progress=cancel)
+    assert scope.cancelled_caught
+    assert writing.count("copying") == 1
+    assert [path for path in store.root.rglob("*") if path.is_file()] == []
+
+
+async def test_a_stuck_read_does_not_hold_up_a_cancel(get, tmp_path, monkeypatch):
+    """A disk that never answers keeps its thread, but not the task that waits for it."""
+    stuck, release = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def hang(path):
+        token.run_sync_soon(stuck.set)
+        release.wait()
+
+    monkeypatch.setattr(module, "look", hang)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get, LocalFile(str(tmp_path / "model.gguf")))
+            await stuck.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        release.set()

@@ -1,0 +1,60 @@
+import pytest
+
+from llmkube.weights.download.progress import Progress, Rate
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (Progress("resolving"), "resolving"),
+        (Progress("verifying", 1, 4), "verifying: 1 B of 4 B (25 %)"),
+        (Progress("downloading", 3 << 20), "downloading: 3.0 MiB"),
+        (
+            Progress("downloading", 1 << 20, 4 << 20, 2.0**20, 3.0),
+            "downloading: 1.0 MiB of 4.0 MiB (25 %), 1.0 MiB/s, 3.00 s left",
+        ),
+        (
+            Progress("waiting", seconds_left=52.0, note="x asked for a pause"),
+            "waiting, 52.0 s left (x asked for a pause)",
+        ),
+    ],
+)
+def test_progress_reads_as_a_line(progress, line):
+    """A line says what is known, and nothing else."""
+    assert str(progress) == line
+
+
+def test_a_rate_is_that_of_the_last_ten_seconds():
+    """A fast start is forgotten, and the time left follows the present rate."""
+    rate = Rate()
+    assert rate.bytes_per_second is None
+    assert rate.seconds_left(100) is None
+    for second in range(5):
+        rate.add(second, second * 1000)
+    assert rate.bytes_per_second == pytest.approx(1000)
+    for second in range(5, 30):
+        rate.add(second, 4000 + (second - 4) * 10)
+    assert rate.bytes_per_second == pytest.approx(10)
+    assert rate.seconds_left(4250 + 100) == pytest.approx(10)
+
+
+def test_many_samples_are_no_more_than_the_window():
+    """A thousand chunks a second leave a few dozen samples, and the right rate."""
+    rate = Rate()
+    for tick in range(20_000):
+        rate.add(tick / 1000, tick * 500)
+    assert len(rate._samples) < 60
+    assert rate.bytes_per_second == pytest.approx(500_000, rel=0.01)
+
+
+def test_a_new_beginning_forgets_the_old_one():
+    """When bytes are dropped, and after a pause, the rate begins anew."""
+    rate = Rate()
+    rate.add(0, 1000)
+    rate.add(1, 2000)
+    rate.add(2, 0)
+    assert rate.bytes_per_second is None
+    rate.add(3, 5)
+    assert rate.bytes_per_second == 5
+    rate.reset()
+    assert rate.bytes_per_second is None
