@@ -23,8 +23,8 @@ from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.base.units import format_duration
 from llmkube.cli.program import settle_heap
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Sample, Thresholds
-from llmkube.supervisor.host.pressure_level import Signs, judge
+from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.eviction import Policy
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from reaction import Host, model, open_host, service, step, wait_gone

@@ -42,7 +42,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.supervisor.agent import AgentView, run_agent
-from llmkube.supervisor.host import HostMemory
+from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 

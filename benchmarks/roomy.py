@@ -13,7 +13,8 @@ import attrs
 
 from llmkube.cli.main import main
 from llmkube.supervisor import local
-from llmkube.supervisor.host import HostMemory, Sample, this_machine
+from llmkube.supervisor.host import this_machine
+from llmkube.supervisor.host.sample import HostMemory, Sample
 
 TIMES = 8
 """How many times the memory that it has."""

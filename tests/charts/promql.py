@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.supervisor.host import Level, Sample
 from llmkube.supervisor.host.power import DOMAINS, PowerView
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import MemoryView
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.metrics import agent_registry

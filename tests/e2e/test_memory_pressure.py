@@ -18,7 +18,7 @@ from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.supervisor.host import footprints_here
+from llmkube.supervisor.host.this_machine import footprints_here
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")]
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 WATCH = """
 import json, trio
-from llmkube.supervisor.host import open_host_memory
+from llmkube.supervisor.host.this_machine import open_host_memory
 
 async def tell(memory):
     while True:

@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import Rules
 from llmkube.supervisor.memory.admission import Need, Terms
 from llmkube.supervisor.memory.eviction import Cause, Policy

@@ -5,7 +5,7 @@ import math
 import attrs
 import trio
 
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, rank_of
 from pressure.carrier import GIB
 

@@ -4,7 +4,7 @@ import attrs
 import trio
 from trio.testing import MockClock
 
-from llmkube.supervisor.host import UNREADABLE, Level
+from llmkube.supervisor.host.sample import UNREADABLE, Level
 from llmkube.supervisor.memory.eviction import Mode, Policy
 from pressure.carrier import Memory, run_host
 from pressure.invariants import Books

@@ -4,7 +4,7 @@ import trio
 
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.wire.names import MEMORY_BUDGET_ANNOTATION, MEMORY_FREE_ANNOTATION
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Mode, Policy
 from pressure.hosts import events, pressed_world, running, serve, why
 from sim.machine import Script

@@ -3,8 +3,8 @@
 import attrs
 import trio
 
-from llmkube.supervisor.host import UNREADABLE, Level, Sample
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.weights.formats.shape import Shape, Tensor
 
 GIB = 1 << 30

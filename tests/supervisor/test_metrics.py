@@ -1,8 +1,8 @@
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
 from llmkube.supervisor.host.power import PowerView
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import Account, MemoryView
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.eviction import Cause, Skip

@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 
 from llmkube import __version__
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level
 from llmkube.supervisor.host.power import PowerView
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.accounts import MemoryView
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.nouns.lifecycle import ServiceView

@@ -23,15 +23,15 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Outbox, Slot
 from llmkube.supervisor.cluster.claimant import Claimant
 from llmkube.supervisor.cluster.drift_repair import Corrections
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.admission import Terms
 from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
-from llmkube.supervisor.memory.learned import need_of
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired, desired_here, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Idle, Target

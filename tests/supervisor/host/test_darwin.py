@@ -5,7 +5,6 @@ import sys
 import pytest
 import trio
 
-from llmkube.supervisor.host import Level, Thresholds
 from llmkube.supervisor.host.darwin import DarwinMemory, available, working_set_of, worse
 from llmkube.supervisor.host.mach import (
     HOST_VM_INFO64_COUNT,
@@ -16,6 +15,8 @@ from llmkube.supervisor.host.mach import (
     decode_statistics,
     recommended_working_set,
 )
+from llmkube.supervisor.host.pressure_level import Thresholds
+from llmkube.supervisor.host.sample import Level
 
 GIB, PAGE = 1 << 30, 16384
 PAGES_PER_GIB = GIB // PAGE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmkube.supervisor.host import Level, footprints_here, open_host_memory, pss
+from llmkube.supervisor.host import pss
 from llmkube.supervisor.host.linux import (
     LinuxMemory,
     host_available,
@@ -21,6 +21,8 @@ from llmkube.supervisor.host.linux import (
 from llmkube.supervisor.host.process_trees import footprints
 from llmkube.supervisor.host.psi import Pressure, open_alarm, open_triggers, parse_pressure, read_pressure
 from llmkube.supervisor.host.pss import Proportions, Resident, resident_of, shared_out
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.host.this_machine import footprints_here, open_host_memory
 
 GIB, MIB = 1 << 30, 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")

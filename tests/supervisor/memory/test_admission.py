@@ -5,7 +5,7 @@ import pytest
 
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.admission import Block, Held, Host, Need, Terms, Waiting, cheapest, judge, step
 from llmkube.supervisor.memory.budget import Budget
 

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.eviction import Candidate, Cause, Evict, Look, Mode, Policy, Skip, State, rank_of, step
 
 GIB = 1 << 30

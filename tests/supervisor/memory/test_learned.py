@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load, need_of
+from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load
+from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
 from llmkube.weights.store.blobs import WeightsFile

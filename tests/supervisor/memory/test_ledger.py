@@ -5,7 +5,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import Rules
 from llmkube.supervisor.memory.admission import Need, Terms
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Policy

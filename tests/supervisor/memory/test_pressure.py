@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from pressure.carrier import GIB, Engine, Memory, run_host
 
 

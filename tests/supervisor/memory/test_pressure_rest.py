@@ -6,7 +6,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.pressure import CALM_SECONDS, MEASURE_SECONDS, Pressure
 

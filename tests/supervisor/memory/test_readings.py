@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.supervisor.host import UNREADABLE, Level, Sample
+from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory.readings import HELD_SAMPLES, Readings, steady
 
 GIB = 1 << 30

@@ -1,16 +1,11 @@
-"""One look at this host's memory: a provider per platform behind one Protocol."""
+"""What the kernel says of this machine: memory, processes, listeners, power.
 
-from llmkube.supervisor.host.pressure_level import Thresholds
-from llmkube.supervisor.host.sample import UNREADABLE, HostMemory, Level, Sample
-from llmkube.supervisor.host.this_machine import footprints_here, open_host_memory, sample_here
+    sample, pressure_level, rates        values and rules; pure
+    linux, cgroups, psi, pss             Linux, from /proc and /sys
+    darwin, mach, power                  macOS, from Mach calls, sysctl and powermetrics
+    processes, process_trees             which process is which, and what a tree of them holds
+    tcp_listeners                        who listens on which port, and who waits there
+    this_machine                         picks the readers of this platform
 
-__all__ = [
-    "UNREADABLE",
-    "HostMemory",
-    "Level",
-    "Sample",
-    "Thresholds",
-    "footprints_here",
-    "open_host_memory",
-    "sample_here",
-]
+A reader reports and decides nothing: what follows from a figure is the business of `supervisor/memory`.
+"""

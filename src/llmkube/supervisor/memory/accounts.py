@@ -6,7 +6,7 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Need
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.eviction import Cause, Evict, Policy, Skip

@@ -14,7 +14,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import Budget, own_cap
 from llmkube.supervisor.memory.eviction import rank_of
 

@@ -24,8 +24,8 @@ import attrs
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import Level, Sample
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
+from llmkube.supervisor.host.sample import Level, Sample
 
 _NEVER = float("-inf")
 

@@ -17,20 +17,13 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import write_private
-from llmkube.base.units import format_bytes
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.memory.admission import Need
-from llmkube.supervisor.nouns.target import Launch
 
 log = structlog.get_logger(__name__)
 
 FORMAT: Final = 1
 MOST_FIGURES: Final = 500
 """Who runs more models than this on one host has to learn the first ones anew."""
-
-GUESS_SHARE: Final = 1.2
-GUESS_BYTES: Final = 512 << 20
-"""What a file's size says about the memory that it needs: little, and too little for a long context."""
 
 
 @attrs.frozen
@@ -64,20 +57,6 @@ def figure_key(plan: LaunchPlan, engine_version: str) -> str:
     demand = attrs.asdict(plan.demand) if plan.demand is not None else plan.digest
     facts = json.dumps([plan.weights_identity, demand, engine_version], separators=(",", ":"))
     return hashlib.sha256(facts.encode()).hexdigest()
-
-
-def need_of(launch: Launch, figure: Figure | None) -> Need:
-    """Return how much a launch will take: the largest of what was estimated, reported and measured."""
-    estimate, known = launch.estimate, figure or Figure()
-    seen_bytes = max(known.measured_bytes, known.reported_bytes)
-    if estimate is not None:
-        device = max(estimate.device_bytes, known.device_bytes)
-        return Need(max(estimate.total_bytes, seen_bytes), device, estimated_bytes=estimate.total_bytes)
-    if seen_bytes:
-        return Need(seen_bytes, known.device_bytes)
-    size = launch.weights.size_bytes
-    why = f"the header of its file ({format_bytes(size)}) or its command line does not tell"
-    return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)
 
 
 @attrs.define(eq=False)

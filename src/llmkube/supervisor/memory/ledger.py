@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import UNREADABLE, Level, Sample
+from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.accounts import Account, Claim, MemoryView, Room, Rules
 from llmkube.supervisor.memory.admission import Block, Host, Need, Refusal, Terms, Waiting, Way

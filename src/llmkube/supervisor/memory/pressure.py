@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from llmkube.base.mailbox import Mailbox
-from llmkube.supervisor.host import UNREADABLE, HostMemory, Level, Sample
+from llmkube.supervisor.host.sample import UNREADABLE, HostMemory, Level, Sample
 from llmkube.supervisor.memory.eviction import Decision, Evict, State, step
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.readings import Readings, steady

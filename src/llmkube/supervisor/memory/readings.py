@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 
 HELD_SAMPLES: Final = 3
 """For so many samples in a row the last good one is held."""

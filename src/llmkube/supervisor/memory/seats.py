@@ -5,7 +5,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.supervisor.host import Level, Sample
+from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import Account, Claim
 from llmkube.supervisor.memory.admission import Held, Refusal, Terms, Waiting
 from llmkube.supervisor.memory.eviction import Candidate, Evict

@@ -13,7 +13,7 @@ from llmkube.base.http import HttpClient
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.supervisor.host import HostMemory
+from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry

@@ -29,11 +29,11 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
 from llmkube.supervisor.memory.accounts import Claim
 from llmkube.supervisor.memory.admission import Need, Refusal
-from llmkube.supervisor.memory.learned import need_of
 from llmkube.supervisor.memory.ledger import Ledger, reason_word
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure, Reason, ServiceView, reason_of
+from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch

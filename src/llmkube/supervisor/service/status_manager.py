@@ -21,7 +21,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import service_name, slice_name
 from llmkube.supervisor.cluster import endpoints, status
 from llmkube.supervisor.cluster.applier import Outbox, Slot
-from llmkube.supervisor.host import Level
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach

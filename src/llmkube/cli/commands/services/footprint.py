@@ -7,8 +7,8 @@ import trio
 
 from llmkube.base.units import format_bytes
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host import footprints_here
 from llmkube.supervisor.host.processes import start_of
+from llmkube.supervisor.host.this_machine import footprints_here
 from llmkube.supervisor.nouns.journal import read_entry
 
 

@@ -1,0 +1,26 @@
+"""How much memory a launch is promised: the most that anybody has estimated, reported or measured for it. Pure."""
+
+from typing import Final
+
+from llmkube.base.units import format_bytes
+from llmkube.supervisor.memory.admission import Need
+from llmkube.supervisor.memory.learned import Figure
+from llmkube.supervisor.nouns.target import Launch
+
+GUESS_SHARE: Final = 1.2
+GUESS_BYTES: Final = 512 << 20
+"""What a file's size says about the memory that it needs: little, and too little for a long context."""
+
+
+def need_of(launch: Launch, figure: Figure | None) -> Need:
+    """Return how much a launch will take: the largest of what was estimated, reported and measured."""
+    estimate, known = launch.estimate, figure or Figure()
+    seen_bytes = max(known.measured_bytes, known.reported_bytes)
+    if estimate is not None:
+        device = max(estimate.device_bytes, known.device_bytes)
+        return Need(max(estimate.total_bytes, seen_bytes), device, estimated_bytes=estimate.total_bytes)
+    if seen_bytes:
+        return Need(seen_bytes, known.device_bytes)
+    size = launch.weights.size_bytes
+    why = f"the header of its file ({format_bytes(size)}) or its command line does not tell"
+    return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)
