@@ -54,9 +54,11 @@ async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk, utcnow=utcnow, rng=random.Random(0))
     await server.ensure_namespaces()
-    async with open_transport(server.handle) as transport, httpx.AsyncClient(
-        transport=transport, base_url="http://apiserver", timeout=None
-    ) as http, trio.open_nursery() as nursery:
+    async with (
+        open_transport(server.handle) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(lambda: http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}}))
         await trio.sleep(0.5)
         assert (await http.get(f"{CONFIG_MAPS}/a")).status_code == 404
@@ -76,9 +78,10 @@ async def test_a_cancelled_write_that_was_committed_is_shown(autojump_clock):
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk, utcnow=utcnow, rng=random.Random(0))
     await server.ensure_namespaces()
-    async with open_transport(server.handle) as transport, httpx.AsyncClient(
-        transport=transport, base_url="http://apiserver", timeout=None
-    ) as http:
+    async with (
+        open_transport(server.handle) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,
+    ):
         with trio.move_on_after(0.5):
             await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}})
         await trio.sleep(2)
@@ -183,12 +186,13 @@ FIELDS = (
 )
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(FIELDS)
-        | st.text(max_size=5),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(FIELDS) | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )

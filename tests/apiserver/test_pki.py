@@ -60,9 +60,7 @@ def test_half_a_ca_is_made_anew(tmp_path):
     other = pki.ensure_pki(tmp_path / "other", HOSTS, NOW)
     made.ca_key.write_bytes(other.ca_key.read_bytes())
     pki.ensure_pki(tmp_path / "ca", HOSTS, NOW)
-    certificate_of(made).verify_directly_issued_by(
-        x509.load_pem_x509_certificate(made.ca_certificate.read_bytes())
-    )
+    certificate_of(made).verify_directly_issued_by(x509.load_pem_x509_certificate(made.ca_certificate.read_bytes()))
 
 
 def test_the_context_refuses_old_protocols(tmp_path):

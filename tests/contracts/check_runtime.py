@@ -111,9 +111,7 @@ class Lab:
         owner = {"name": "chat", "namespace": "ns", **(meta or {})}
         spec = merged(merged({"modelRef": "m", "runtime": self.name}, self.service), service)
         weights = {"metadata": {"name": "m", "namespace": "ns"}, "spec": merged(self.model, model)}
-        return container_plan_for(
-            decode(InferenceService, {"metadata": owner, "spec": spec}), decode(Model, weights)
-        )
+        return container_plan_for(decode(InferenceService, {"metadata": owner, "spec": spec}), decode(Model, weights))
 
     def outcome(self, service: Spec, model: Spec) -> ContainerPlan | PlanError:
         """Return the plan, or why there is none."""
@@ -304,8 +302,11 @@ def _leaves(schema: Schema, path: str, needed: Spec | None = None) -> Iterator[F
 
 def _is_block(schema: Schema) -> bool:
     """Whether a field has fields of its own that we decode: parts of pods are leaves to a planner."""
-    return schema.get("type") == "object" and "properties" in schema and "description" in schema and not any(
-        name in schema["properties"] for name in ("nodeAffinity", "fsGroup", "privileged")
+    return (
+        schema.get("type") == "object"
+        and "properties" in schema
+        and "description" in schema
+        and not any(name in schema["properties"] for name in ("nodeAffinity", "fsGroup", "privileged"))
     )
 
 
@@ -327,4 +328,3 @@ def _samples(schema: Schema) -> Iterator[Any]:
         )
     else:
         yield from ("1Gi", "2Gi") if "KMGTPE" in schema.get("pattern", "") else ("2", "3")
-

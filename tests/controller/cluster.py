@@ -49,6 +49,7 @@ SETTLED = 2.0
 def utcnow() -> datetime.datetime:
     return datetime.datetime(2025, 6, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=trio.current_time())
 
+
 FORGOTTEN = (
     b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",'
     b'"message":"too old resource version","reason":"Expired","code":410}}\n'

@@ -74,7 +74,9 @@ async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
             over.set()
 
 
-@pytest.mark.parametrize(("reads", "source"), [("read_header", "{}/m.gguf"), ("recall", "https://files.example/m.gguf")])
+@pytest.mark.parametrize(
+    ("reads", "source"), [("read_header", "{}/m.gguf"), ("recall", "https://files.example/m.gguf")]
+)
 async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, reads, source):
     """Who waits for a file's header, or for the store's word of it, can be stopped while the disk does not answer."""
     (tmp_path / "m.gguf").write_bytes(b"GGUF")

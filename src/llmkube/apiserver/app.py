@@ -198,9 +198,7 @@ class ApiServer:
         page = read_page(self._store, kind.resource.full_name, route.namespace, query, chosen)
         await exchange.respond(answer(200, view.many(page), _deprecation(kind)))
 
-    async def _watch(
-        self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate
-    ) -> None:
+    async def _watch(self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate) -> None:
         lines = EventLines(view)
         kind = view.kind.resource
         watch = Watch(
@@ -210,9 +208,7 @@ class ApiServer:
             namespace=route.namespace,
             query=query,
             chosen=chosen,
-            is_served=lambda: (
-                self._open and self._catalog.find(kind.group, kind.version, kind.plural) is not None
-            ),
+            is_served=lambda: self._open and self._catalog.find(kind.group, kind.version, kind.plural) is not None,
             render=lines.render,
             bookmark=lines.bookmark,
         )
@@ -249,7 +245,7 @@ class ApiServer:
         shape = negotiate(request.headers.get("accept") or "")
         include = request.param("includeObject") or "Metadata"
         if shape == "Table" and include not in {"Metadata", "Object", "None"}:
-            why = f'includeObject: Invalid value: "{include}": must be \'Metadata\', \'Object\', \'None\', or empty'
+            why = f"includeObject: Invalid value: \"{include}\": must be 'Metadata', 'Object', 'None', or empty"
             raise bad_request(f"Unable to convert to Table as requested: {why}")
         return View(kind, shape, include, self._utcnow)
 
@@ -289,8 +285,10 @@ def _check_route(kind: KindInfo, route: Route) -> None:
     if route.name and kind.resource.namespaced and not route.namespace:
         raise no_such_path()
     allowed = discovery.subresources(kind)
-    if route.subresource and route.subresource not in allowed and not (
-        route.subresource == "finalize" and kind.resource.full_name == "namespaces"
+    if (
+        route.subresource
+        and route.subresource not in allowed
+        and not (route.subresource == "finalize" and kind.resource.full_name == "namespaces")
     ):
         raise no_such_resource() if kind.builtin else not_found(_target(kind, route).subject)
 

@@ -81,9 +81,7 @@ def server_context(pki: Pki) -> ssl.SSLContext:
     return context
 
 
-async def run_renewal(
-    pki: Pki, hosts: Sequence[str], context: ssl.SSLContext, utcnow: Callable[[], datetime]
-) -> None:
+async def run_renewal(pki: Pki, hosts: Sequence[str], context: ssl.SSLContext, utcnow: Callable[[], datetime]) -> None:
     """Keep the certificate of a server that runs for months ahead of its end; never returns."""
     while True:
         await trio.sleep(RENEWAL_CHECK_SECONDS)

@@ -135,9 +135,7 @@ async def open_memory_api_server(
         nursery.cancel_scope.cancel()
 
 
-async def _start(
-    stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random
-) -> ApiServer:
+async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
     """Start on the database, or on a new one when that is damaged: a machine that serves nothing helps nobody."""
     try:
         journal, store = await _open_database(stack, path)

@@ -168,4 +168,3 @@ def render_extra_args(args: Sequence[str], engine: EngineInfo) -> Iterator[str]:
             yield arg.partition("=")[2]
         else:
             yield flag or arg
-

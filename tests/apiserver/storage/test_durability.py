@@ -135,9 +135,7 @@ async def write(http: httpx.AsyncClient, prefix: str, ledger: Ledger, rng: rando
 @contextmanager
 def running_server(state_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a server as a process of its own; it is killed at the end if it is not yet."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(state_dir)], stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(state_dir)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             url = server.stdout.readline().strip()

@@ -239,17 +239,13 @@ def test_fields_of_the_model_are_reported_too(of, paths):
     assert list(planned(of=of).not_honoured) == paths
 
 
-@pytest.mark.parametrize(
-    ("trained", "context"), [(131072, "4096"), (4096, "4096"), (512, "512"), (None, "4096")]
-)
+@pytest.mark.parametrize(("trained", "context"), [(131072, "4096"), (4096, "4096"), (512, "512"), (None, "4096")])
 def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
     """Without spec.contextSize no more than 4096 tokens are reserved, and never more than were trained."""
     assert contains(planned(facts=attrs.evolve(FACTS, context_length=trained)).argv, f"--ctx-size {context}")
 
 
-@pytest.mark.parametrize(
-    ("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")]
-)
+@pytest.mark.parametrize(("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")])
 def test_layers_on_metal(layers, wanted):
     """Unset and -1 mean every layer, 0 means none."""
     hardware = {} if layers is None else {"gpu": {"layers": layers}}

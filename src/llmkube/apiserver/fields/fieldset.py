@@ -80,9 +80,7 @@ class FieldSet:
         if not self or not other:
             return self or other
         names = self.children.keys() | other.children.keys()
-        return _tree(
-            self.members | other.members, {name: self.below(name).union(other.below(name)) for name in names}
-        )
+        return _tree(self.members | other.members, {name: self.below(name).union(other.below(name)) for name in names})
 
     def intersection(self, other: "FieldSet") -> "FieldSet":
         """Every path of both."""

@@ -289,8 +289,10 @@ def is_leaf(schema: Schema, value: Any) -> bool:
     if is_list(value):
         return schema.type != "array" or schema.list_type == "atomic"
     if value is None:
-        return schema.type not in {"object", "array"} or schema.map_atomic or (
-            schema.type == "array" and schema.list_type == "atomic"
+        return (
+            schema.type not in {"object", "array"}
+            or schema.map_atomic
+            or (schema.type == "array" and schema.list_type == "atomic")
         )
     return True
 

@@ -294,9 +294,7 @@ def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, s
 def _settle(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
     """Take what changed away from every other manager, or raise a conflict."""
     written = change.written
-    lost = {
-        other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer
-    }
+    lost = {other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer}
     if not force:
         conflicts = tuple(
             Conflict(str(other), fieldset.dotted(path))

@@ -48,9 +48,7 @@ def _merge_maps(target: JsonObject, patch: Mapping[str, Any], schema: Schema) ->
     return target
 
 
-def _arrange(
-    target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Mapping[str, Any], schema: Schema
-) -> None:
+def _arrange(target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Mapping[str, Any], schema: Schema) -> None:
     """Obey the directives about whole lists, after their items are merged."""
     for name, unwanted in _lists(patch, _DELETE).items():
         if is_list(target.get(name)):

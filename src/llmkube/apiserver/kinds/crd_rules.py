@@ -136,8 +136,12 @@ def check_schema(raw: Mapping[str, Any], path: str) -> list[FieldError]:
     }
     if restricted:
         where = at(path, "properties[metadata]")
-        errors.append(forbidden(where, "must not specify anything other than name and generateName, but metadata is"
-                                " implicitly specified"))
+        errors.append(
+            forbidden(
+                where,
+                "must not specify anything other than name and generateName, but metadata is implicitly specified",
+            )
+        )
     return errors
 
 
@@ -145,9 +149,7 @@ def _versions(obj: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [version for version in (obj.get("spec") or {}).get("versions") or () if isinstance(version, Mapping)]
 
 
-def _check_names(
-    obj: Mapping[str, Any], spec: Mapping[str, Any], called: Mapping[str, Any]
-) -> Iterator[FieldError]:
+def _check_names(obj: Mapping[str, Any], spec: Mapping[str, Any], called: Mapping[str, Any]) -> Iterator[FieldError]:
     group, plural = spec.get("group") or "", called.get("plural") or ""
     name = (obj.get("metadata") or {}).get("name") or ""
     if name != f"{plural}.{group}":
@@ -265,8 +267,9 @@ def _check_keywords(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         if raw.get(word):
             yield forbidden(at(path, word), f"{word} is not supported")
     if raw.get("uniqueItems"):
-        yield forbidden(at(path, "uniqueItems"), "uniqueItems cannot be set to true since the runtime complexity"
-                        " becomes quadratic")
+        yield forbidden(
+            at(path, "uniqueItems"), "uniqueItems cannot be set to true since the runtime complexity becomes quadratic"
+        )
     if raw.get("additionalProperties") is False:
         yield forbidden(at(path, "additionalProperties"), "additionalProperties cannot be set to false")
     if raw.get("properties") and raw.get("additionalProperties") is not None:

@@ -211,9 +211,7 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         status_subresource=has_status,
         scale=_scale(scale) if scale else None,
         printer_columns=tuple(_column(column) for column in version.get("additionalPrinterColumns") or ()),
-        selectable_fields=tuple(
-            field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()
-        ),
+        selectable_fields=tuple(field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()),
         deprecation_warning=warning,
     )
 

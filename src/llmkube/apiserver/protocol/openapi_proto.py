@@ -38,9 +38,7 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
     definitions = b"".join(
         _message(1, _named(name, _schema(schema))) for name, schema in document["definitions"].items()
     )
-    return b"".join(
-        [_text(1, document["swagger"]), _message(2, info), _message(8, paths), _message(9, definitions)]
-    )
+    return b"".join([_text(1, document["swagger"]), _message(2, info), _message(8, paths), _message(9, definitions)])
 
 
 def _path_item(item: Mapping[str, Any]) -> bytes:

@@ -167,9 +167,7 @@ def _first(store: Store, kind: str, namespace: str, query: ListQuery) -> _Items:
     return store.list(kind, namespace), store.revision
 
 
-def _continued(
-    store: Store, kind: str, namespace: str, revision: int, after: Key
-) -> _Items:
+def _continued(store: Store, kind: str, namespace: str, revision: int, after: Key) -> _Items:
     if revision == _NOW:
         return store.list(kind, namespace), store.revision
     try:

@@ -79,9 +79,7 @@ def set_of(item: JsonObject, about: str = "", *, merges: bool = False) -> JsonOb
     return {**schema, "x-kubernetes-patch-strategy": "merge"} if merges else schema
 
 
-def merging(
-    item: JsonObject, *keys: str, about: str = "", patch_key: str = "", associative: bool = True
-) -> JsonObject:
+def merging(item: JsonObject, *keys: str, about: str = "", patch_key: str = "", associative: bool = True) -> JsonObject:
     """Return the schema of a list whose items have keys; `patch_key` is the one that the strategic merge knows."""
     schema: JsonObject = {"type": "array", "description": about, "items": item}
     if associative:
@@ -131,9 +129,7 @@ OBJECT_META: Final = structure(
     managedFields=list_of(_MANAGED_FIELDS_ENTRY, "Which manager set which fields; kept by the server."),
     name=text("Unique within the namespace; cannot change."),
     namespace=text("The space that the name is unique in; cannot change."),
-    ownerReferences=merging(
-        _OWNER_REFERENCE, "uid", about="Owners; all gone means this object goes.", patch_key="uid"
-    ),
+    ownerReferences=merging(_OWNER_REFERENCE, "uid", about="Owners; all gone means this object goes.", patch_key="uid"),
     resourceVersion=text("Opaque version of the stored object."),
     selfLink=text("Unused."),
     uid=text("Unique in time and space; set by the server."),

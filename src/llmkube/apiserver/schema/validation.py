@@ -62,9 +62,7 @@ def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool 
     return [*_judge(obj, old, schema, path), *(_repeats(obj, old, schema, path) if repeats else ())]
 
 
-def with_rules(
-    errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = ""
-) -> list[FieldError]:
+def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return the errors and what the schema's rules say, or that they were not asked because of the errors."""
     if not cel.has_rules(schema):
         return errors
@@ -78,9 +76,7 @@ def well_typed(value: Any, schema: Schema) -> bool:
     if not _has_type(value, schema):
         return False
     if is_object(value):
-        return all(
-            well_typed(item, inner) for name, item in value.items() if (inner := schema.child(name)) is not None
-        )
+        return all(well_typed(item, inner) for name, item in value.items() if (inner := schema.child(name)) is not None)
     if is_list(value) and schema.items is not None:
         return all(well_typed(item, schema.items) for item in value)
     return True

@@ -97,9 +97,7 @@ class Journal:
             self._connection.execute("BEGIN IMMEDIATE")
             for place, text in rows:
                 if text is None:
-                    self._connection.execute(
-                        "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place
-                    )
+                    self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place)
                 else:
                     self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, text))
             self._connection.execute("UPDATE meta SET revision = ?", (revision,))

@@ -97,7 +97,7 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
             if not owner.get(name):
                 yield invalid(at(path, name), "", "must not be empty")
         if (version, owner.get("kind")) in _CHILDLESS:
-            named = f'{"" if "/" in version else "/"}{version}, Kind={owner["kind"]}'
+            named = f"{'' if '/' in version else '/'}{version}, Kind={owner['kind']}"
             yield invalid(path, owner, f"{named} is disallowed from being an owner")
         if owner.get("controller"):
             controllers.append(f"{owner.get('kind', '')}/{owner.get('name', '')}")

@@ -10,6 +10,7 @@ from llmkube.apiserver.values.labels import parse_requirements
 Predicate = Callable[[Mapping[str, Any]], bool]
 """Whether an object is chosen."""
 
+
 def everything(_: Mapping[str, Any]) -> bool:
     """Choose every object."""
     return True

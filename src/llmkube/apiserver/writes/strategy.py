@@ -65,9 +65,7 @@ def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
     return fieldset.NOTHING
 
 
-def complete(
-    kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False
-) -> tuple[JsonObject, tuple[str, ...]]:
+def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the object in its stored shape, and the paths of the unknown fields that were dropped.
 
     A null that was sent counts as left out; one that an apply has left in a custom object stays, to be refused.
@@ -120,9 +118,7 @@ def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
     return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).advice(obj)]
 
 
-def prepare(
-    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
-) -> JsonObject:
+def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = "") -> JsonObject:
     """Return the object with what the endpoint cannot write put back, and with what the kind adds.
 
     On an update, server-kept metadata that the client left out comes from the stored object; what it changed stays, for

@@ -51,9 +51,7 @@ class Gauge:
         )
 
 
-async def run_gauge(
-    gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
-) -> Never:
+async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> Never:
     """Answer on every address of the pod until cancelled; a port that cannot be had costs the answers alone.
 
     Args:

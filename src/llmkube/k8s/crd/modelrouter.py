@@ -58,9 +58,7 @@ class ExternalBackend:
     )
     provider: str = field("Kind of the provider: decides protocol and credentials.", REQUIRED, enum=PROVIDERS)
     model: str = field("Model id at the provider.", REQUIRED, min_length=1)
-    url: str | None = field(
-        "Base URL; unset means the provider's own.", pattern=r"^https?://[^\s]+$", max_length=2048
-    )
+    url: str | None = field("Base URL; unset means the provider's own.", pattern=r"^https?://[^\s]+$", max_length=2048)
     credentials_secret_ref: LocalObjectReference | None = field(
         "Secret with the provider's usual key, such as ANTHROPIC_API_KEY.", atomic=True
     )
@@ -149,9 +147,7 @@ class Match:
     required_capabilities: tuple[str, ...] = field(
         "Tags that a backend of the route must have, all of them.", (), max_items=32, items=_CLASS
     )
-    task_complexity: str | None = field(
-        "Complexity that the request declares.", enum=("simple", "moderate", "complex")
-    )
+    task_complexity: str | None = field("Complexity that the request declares.", enum=("simple", "moderate", "complex"))
     latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
     wire: Wire = received()
 
@@ -274,9 +270,7 @@ class RouterPolicy:
     """What holds for all rules."""
 
     classification: Classification | None = field("How the data class of a request is found.")
-    budgets: tuple[Budget, ...] = field(
-        "Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",)
-    )
+    budgets: tuple[Budget, ...] = field("Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",))
     auth: Auth | None = field("Who may ask, and for what.")
     audit_log: AuditLog | None = field("Where decisions are written down.")
     wire: Wire = received()
@@ -414,9 +408,7 @@ class ModelRouterStatus:
     """How routing goes."""
 
     phase: str = field("Where the router stands.", "", enum=ROUTER_PHASES)
-    conditions: tuple[Condition, ...] = field(
-        "Statements about the router, one per type.", (), list_map_keys=("type",)
-    )
+    conditions: tuple[Condition, ...] = field("Statements about the router, one per type.", (), list_map_keys=("type",))
     endpoint: str = field("URL that clients use.", "")
     active_rules: int | None = field("Rules that are in force.")
     backends: tuple[BackendStatus, ...] = field("What is known of each backend.", ())

@@ -123,8 +123,7 @@ class SGLangSpeculative:
     RULES: ClassVar = (
         Rule("!has(self.enabled) || !self.enabled || has(self.algorithm)", "speculation needs an algorithm"),
         Rule(
-            "(has(self.enabled) && self.enabled)"
-            " || !(has(self.acceptThresholdSingle) || has(self.acceptThresholdAcc))",
+            "(has(self.enabled) && self.enabled) || !(has(self.acceptThresholdSingle) || has(self.acceptThresholdAcc))",
             "acceptance thresholds mean nothing unless enabled is true",
         ),
     )
@@ -149,9 +148,7 @@ class SGLangConfig:
 
     context_length: int | None = field("Context length in tokens.", minimum=128)
     quantization: str | None = field("Quantization method of the weights.", min_length=1)
-    tensor_parallel_size: int | None = field(
-        "GPUs that share each layer; unset means all of the replica's.", minimum=1
-    )
+    tensor_parallel_size: int | None = field("GPUs that share each layer; unset means all of the replica's.", minimum=1)
     data_parallel_size: int | None = field("Copies of the model within the process.", minimum=1)
     expert_parallel_size: int | None = field("GPUs that experts are spread over.", minimum=1)
     mem_fraction_static: float | None = field(
