@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check envtest bench manifests generate chart clean
+.PHONY: help demo test check docs envtest bench manifests generate chart clean
 .PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -40,11 +40,15 @@ envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once fr
 bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/benchmarks.md
 	$(BIN)/python benchmarks/harness.py $(BENCH)
 
-check: $(STAMP)  ## linters and types only
+check: $(STAMP)  ## linters, formatting, types and import contracts
 	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check --quiet src tests benchmarks
 	$(BIN)/flake8 src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)  ## check the pages: links, paths, commands; run what their consoles show
+	$(BIN)/python -m pytest -q tests/docs
 
 manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the chart's definitions and roles
 	$(BIN)/llmkube crds --docs > docs/crds.md

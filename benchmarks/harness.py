@@ -133,7 +133,11 @@ class Report:
         """Its section of the page."""
         seed = "" if self.conditions.seed == DEFAULT_SEED else f" --seed {self.conditions.seed}"
         command = f"python benchmarks/{self.name}.py{seed}" if seed else f"make bench BENCH={self.name}"
-        parts = [f"## {self.title}", self.about, f"```console\n$ {command}\n```"]
+        parts = [
+            f"## {self.title}",
+            self.about,
+            f"```console not run: it takes minutes and prints figures\n$ {command}\n```",
+        ]
         parts += [table.markdown for table in self.tables]
         if self.aims:
             rows = [[aim.what, aim.wanted, aim.measured, "yes" if aim.met else MISSED] for aim in self.aims]

@@ -1,0 +1,80 @@
+"""The console blocks of the pages are run as they stand, and each of their commands has to succeed.
+
+A block that cannot be run here says why on its fence: "```console not run: it needs a cluster". The others run in
+bash, one script for each page, in an empty home with the repository's examples beside it.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from docs.pages import ROOT, blocks, name, pages
+from e2e.kubectl_tool import needs_kubectl
+from e2e.up_process import FREE_PORTS, engines_in, environment, open_up
+
+NOT_RUN = re.compile(r"not run: \S.*")
+DEADLINE_SECONDS = 120.0
+
+
+def consoles(page):
+    return [block for block in blocks(page) if block.language == "console"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_a_console_block_has_commands_and_is_run_or_says_why_not(page):
+    for block in consoles(page):
+        assert block.commands, f"{block.page}: a console block has commands behind `$ `:\n{block.text}"
+        assert not block.note or NOT_RUN.fullmatch(block.note), f"{block.page}: what is ```console {block.note}?"
+
+
+def script_of(page):
+    """The page's blocks that are run, as one script that stops at the first command that fails."""
+    run = [block for block in consoles(page) if not block.note]
+    return "\n".join(command for block in run for command in block.commands)
+
+
+RUNNABLE = [page for page in pages() if script_of(page)]
+
+
+def settle(script: str, folder: Path, gateway: str, state: Path) -> str:
+    """Put in what a reader has in these places: a file of his own, his paths, his gateway's address."""
+    for shown, meant in (
+        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs beside this script"),
+        (r"/models/my-model\.gguf", str(ROOT / "src/llmkube/weights/builtin/demo.gguf")),
+        (r"~/\.local/share/llmkube/kubeconfig", str(state / "kubeconfig")),
+        (r"http://127\.0\.0\.1:8080", gateway),
+        (r"\.venv/bin/", f"{Path(sys.executable).parent}/"),
+    ):
+        script = re.sub(shown, lambda _, meant=meant: meant, script, flags=re.MULTILINE)
+    return script
+
+
+@pytest.mark.e2e
+@pytest.mark.kubectl
+@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+async def test_the_commands_of_a_page_succeed(page, tmp_path):
+    needs_kubectl()
+    state = tmp_path / "state"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+        _, gateway, _ = await up.urls()
+        await up.wait_for("out", "Nothing is served yet")
+        script = settle(script_of(page), tmp_path, gateway, state)
+        env = environment(tmp_path) | {"KUBECONFIG": str(state / "kubeconfig")}
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        with trio.fail_after(DEADLINE_SECONDS):
+            done = await trio.run_process(
+                ["bash", "-exo", "pipefail", "-c", script],
+                cwd=tmp_path,
+                env=env,
+                capture_stdout=True,
+                capture_stderr=True,
+                check=False,
+            )
+        assert done.returncode == 0, f"{name(page)}:\n{done.stdout.decode()}\n{done.stderr.decode()}\n{up.err}"
+        up.process.terminate()
+        await up.process.wait()
+    assert not engines_in(state)
