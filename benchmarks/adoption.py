@@ -19,10 +19,12 @@ import attrs
 import trio
 
 from harness import Aim, Run, Table, begin, median, percentile
-from llmkube.base.http import Headers, HttpClient, HttpError, open_http_client
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
-from llmkube.k8s.auth import load_config
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 

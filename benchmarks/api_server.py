@@ -26,7 +26,7 @@ from envtest.build import ESSENTIAL, assets_dir, missing
 from envtest.plane import open_control_plane
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server
-from llmkube.k8s.auth import load_config
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import decode

@@ -23,7 +23,10 @@ import yaml
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.base.http import Exchange, Handler, Request, Response, open_listeners, run_server
+from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Request, Response
+from llmkube.base.http.server import run_server
 from llmkube.k8s.crd.definitions import all_crds
 
 LOOPBACK: Final = "127.0.0.1"

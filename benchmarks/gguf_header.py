@@ -18,7 +18,10 @@ from harness import Aim, Table, begin, in_child, interleaved, median
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import gguf_bytes as g
 from gguf_hostile import hostile_files
-from llmkube.base.http import Exchange, Headers, Response, open_listeners, run_server
+from llmkube.base.http.exchange import Exchange
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
 from llmkube.weights.allowed_addresses import Policy
 from llmkube.weights.download.remote_header import REQUEST_BYTES, read_remote_header
 from llmkube.weights.source import WebFile, parse_source

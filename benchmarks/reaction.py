@@ -29,7 +29,7 @@ from harness import Aim, Run, Table, begin, median, percentile
 from llmkube import weights
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.server import open_api_server
-from llmkube.base.http import Exchange, Handler
+from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.cli.program import settle_heap
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings

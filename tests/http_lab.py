@@ -6,7 +6,10 @@ from itertools import pairwise
 import trio
 import trio.testing
 
-from llmkube.base.http import Exchange, Handler, Limits, Response, serve_connection
+from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Response
+from llmkube.base.http.server import serve_connection
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 _LIMITS = Limits()

@@ -8,7 +8,7 @@ import trio
 
 from llmkube.apiserver.mount import open_transport
 from llmkube.base.errors import WorldError
-from llmkube.base.http import Headers, Response
+from llmkube.base.http.message import Headers, Response
 
 
 @asynccontextmanager

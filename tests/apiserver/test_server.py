@@ -10,7 +10,7 @@ import trio
 import yaml
 
 from llmkube.apiserver.server import open_api_server
-from llmkube.base.http import PortTakenError
+from llmkube.base.http.listen import PortTakenError
 
 
 @asynccontextmanager

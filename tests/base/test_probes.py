@@ -7,7 +7,9 @@ import trio
 from prometheus_client import CollectorRegistry, Gauge
 
 from http_lab import MemoryListener
-from llmkube.base.http import Headers, open_http_client, run_server
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
+from llmkube.base.http.server import run_server
 from llmkube.base.probes import probes_handler
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.base.http import Headers, Request
+from llmkube.base.http.message import Headers, Request
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "counted_server.py"
 OURS = "/apis/inference.llmkube.dev/v1alpha1"

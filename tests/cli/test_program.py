@@ -7,7 +7,7 @@ import sys
 import pytest
 import trio
 
-from llmkube.base.http import PortTakenError
+from llmkube.base.http.listen import PortTakenError
 from llmkube.cli.commands.programs.controller import EVERY_ADDRESS
 from llmkube.cli.program import (
     Stop,

@@ -13,10 +13,11 @@ import psutil
 import trio
 
 from e2e.up_process import Program, engines_in, open_program
-from llmkube.base.http import Headers, open_http_client
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
-from llmkube.k8s.auth import load_config
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService

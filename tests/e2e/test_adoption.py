@@ -9,7 +9,8 @@ import trio
 from e2e.addresses import own_address
 from e2e.separate_programs import chat, eventually, logs, open_cluster
 from e2e.up_process import ANSWER, engines_in, run_program
-from llmkube.base.http import Headers, open_http_client
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
 from waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ from e2e.separate_programs import chat, eventually
 from e2e.test_mistakes import open_up_with
 from e2e.up_process import ANSWER, run_program, run_up
 from e2e.web import open_web
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

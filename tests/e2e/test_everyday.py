@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, environment, open_program, open_up, run_program
-from llmkube.base.http import Headers, open_http_client
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
 from waiting import until
 
 pytestmark = pytest.mark.e2e

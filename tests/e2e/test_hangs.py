@@ -18,7 +18,10 @@ import trio
 from e2e.addresses import own_address
 from e2e.separate_programs import DEMO, chat, logs, open_cluster
 from e2e.up_process import ANSWER
-from llmkube.base.http import Headers, Response, open_http_client, open_listeners, run_server
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.codec import decode

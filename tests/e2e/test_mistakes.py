@@ -13,7 +13,8 @@ import pytest
 from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine, run_program
-from llmkube.base.http import Headers, open_http_client
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

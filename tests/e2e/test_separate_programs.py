@@ -12,7 +12,7 @@ from e2e.addresses import own_address
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
 from e2e.up_process import ANSWER, engines_in, fake_engine, processes_in
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.resource import Key
 from waiting import until

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, fake_engine, is_open, open_up, processes_in, run_up
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from waiting import until
 
 pytestmark = pytest.mark.e2e

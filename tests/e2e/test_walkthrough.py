@@ -11,7 +11,7 @@ import trio
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, processes_in, run_program
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from envtest.build import ESSENTIAL, assets_dir, missing
-from llmkube.k8s.auth import AuthTransport, load_config
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.meta import ObjectMeta

@@ -19,7 +19,8 @@ from contracts.recording import load
 from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
 from contracts.session import JSON, Operation
-from llmkube.k8s.auth import AuthTransport, load_config
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.transport import AuthTransport
 
 pytestmark = [
     pytest.mark.envtest,

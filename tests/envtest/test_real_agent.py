@@ -17,7 +17,7 @@ from envtest.plane import open_control_plane
 from llmkube.cli.commands.tools.files import Manifest, demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.controller import rights as controller_rights
-from llmkube.k8s.auth import load_config
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import EndpointSlice, Namespace, Service, ServiceAccount
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.definitions import all_crds

@@ -17,7 +17,7 @@ from charts.helm_runs import EVERYTHING, GUIDE, NAMESPACE, OPENSHIFT, run
 from charts.repository import package, served
 from e2e.up_process import open_program, run_program
 from envtest.plane import ControlPlane, open_control_plane
-from llmkube.k8s.auth import load_config
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError
 

@@ -17,7 +17,8 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s import client as client_room
 from llmkube.k8s import lease
-from llmkube.k8s.auth import AuthTransport, load_config
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import ConfigMap, Event, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds

@@ -9,7 +9,8 @@ import trio
 
 from envtest.plane import ControlPlane, open_control_plane
 from llmkube.base.backoff import Backoff
-from llmkube.k8s.auth import AuthTransport, load_config
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode

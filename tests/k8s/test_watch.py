@@ -205,7 +205,7 @@ async def test_a_real_connection_is_left_without_a_trace():
         assert await stream.receive_some() == b""
         closed.set()
 
-    from llmkube.k8s.auth import ClusterConfig
+    from llmkube.k8s.auth.config import ClusterConfig
     from llmkube.k8s.client import open_client
 
     async with trio.open_nursery() as nursery:

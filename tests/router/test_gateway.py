@@ -9,7 +9,10 @@ import trio
 import trio.testing
 
 from http_lab import MemoryListener, always, converse, receive_until
-from llmkube.base.http import BrokenOffError, Headers, Response, open_http_client, run_server, serve_connection
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import BrokenOffError
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server, serve_connection
 from llmkube.router.gateway import Backend, Unavailable, gateway_handler
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)

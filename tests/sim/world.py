@@ -18,7 +18,7 @@ import trio
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.mount import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice, Lease, Service

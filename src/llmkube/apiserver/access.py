@@ -9,7 +9,8 @@ from typing import Final
 import yaml
 
 from llmkube.apiserver.values.api_errors import unauthorized
-from llmkube.base.http import Exchange, Handler, Response
+from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.message import Response
 from llmkube.base.private_files import write_private
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})

@@ -46,7 +46,8 @@ from llmkube.apiserver.writes.garbage_collector import Collector
 from llmkube.apiserver.writes.request_target import Answered, Target
 from llmkube.apiserver.writes.rest import Rest
 from llmkube.apiserver.writes.write_options import WriteOptions
-from llmkube.base.http import Exchange, Headers, Request, Response
+from llmkube.base.http.exchange import Exchange
+from llmkube.base.http.message import Headers, Request, Response
 from llmkube.k8s.resource import Key
 
 SYSTEM_NAMESPACES: Final = ("default", "kube-system", "llmkube-system")

@@ -12,7 +12,8 @@ import httpx
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.base.http import Handler, Headers, Request, Response, SendChunk
+from llmkube.base.http.exchange import Handler, SendChunk
+from llmkube.base.http.message import Headers, Request, Response
 
 
 @asynccontextmanager

@@ -33,7 +33,10 @@ from llmkube.apiserver.storage.write_ahead_log import (
     move_aside,
     open_journal,
 )
-from llmkube.base.http import Handler, Limits, open_listeners, run_server
+from llmkube.base.http.exchange import Handler
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.server import run_server
 
 log = structlog.get_logger()
 

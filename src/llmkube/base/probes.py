@@ -5,7 +5,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from llmkube.base.http import Exchange, Handler, Headers, Response
+from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.message import Headers, Response
 
 Ready = Callable[[], tuple[bool, str]]
 """Tells whether the process does its work, and why (not)."""

@@ -14,7 +14,7 @@ from typing import Final, NoReturn, TypeVar
 import attrs
 import trio
 
-from llmkube.base.http import open_listeners
+from llmkube.base.http.listen import open_listeners
 
 T = TypeVar("T")
 

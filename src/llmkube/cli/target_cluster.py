@@ -13,7 +13,8 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.cli.config import local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.k8s.auth import ClusterConfig, load_config
+from llmkube.k8s.auth.config import ClusterConfig
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 

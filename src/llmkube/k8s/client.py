@@ -25,7 +25,8 @@ import trio
 
 from llmkube import __version__
 from llmkube.k8s import request as build
-from llmkube.k8s.auth import AuthTransport, ClusterConfig
+from llmkube.k8s.auth.config import ClusterConfig
+from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.errors import (
     ApiError,

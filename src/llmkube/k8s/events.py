@@ -16,7 +16,6 @@ describe` and `kubectl get events` read, with `reportingComponent` and `reportin
 
 import datetime
 import random
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Literal, Never
@@ -27,6 +26,7 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError
+from llmkube.base.messages import redact, shorten
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -63,14 +63,6 @@ STALE_SECONDS: Final = 1800.0
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_REASON_CHARS: Final = 128
 """Bounds of events.k8s.io, which the core form is converted to and from."""
-
-_SECRETS: Final = (
-    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(?<=://)[^/@\s]+(?=@)"),  # https://user:password@host
-    re.compile(r"(?<=\?)[^\s\"'<>?]*=[^\s\"'<>]*"),  # a signed URL's query
-    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),
-    re.compile(r"(?i)\b(?:token|cookie|api[-_]?key|secret|passwd|password)=[^\s&\"']+"),
-)
 
 _log = structlog.get_logger()
 
@@ -165,10 +157,10 @@ class EventRecorder:
         Args:
             about: The object, as read from the API server: its uid says which life of it.
             reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
-            message: A sentence for people; credentials in it are blotted out, and it is shortened to 1 KiB.
+            message: A sentence for people; credentials in it are redacted, and it is shortened to 1 KiB.
             type: `Warning` for what somebody should look at.
         """
-        words = blotted(message)
+        words = shorten(redact(message), MAX_MESSAGE_BYTES)
         self._put(self._series(Subject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
 
     async def run(self, client: Client) -> Never:
@@ -330,29 +322,6 @@ class EventRecorder:
             self._allowances.popitem(last=False)
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
         return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0
-
-
-def blotted(message: str) -> str:
-    """Return a message without what looks like a credential, cut to what an Event may hold."""
-    for pattern in _SECRETS:
-        message = pattern.sub("[redacted]", message)
-    return shortened(message, MAX_MESSAGE_BYTES)
-
-
-def shortened(message: str, max_bytes: int) -> str:
-    """Return a message that is no longer than that: its first line, which says what, and the last ones, which say why.
-
-    Lines are left out in between; a first line that leaves no room for others is cut.
-    """
-    encoded = message.encode()
-    if len(encoded) <= max_bytes:
-        return message
-    first, _, others = encoded.partition(b"\n")
-    room = max_bytes - len(first) - len("\n…\n".encode())
-    _, _, last = others[-room:].partition(b"\n") if room > 0 else (b"", b"", b"")
-    if not last:
-        return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
-    return f"{first.decode()}\n…\n{last.decode()}"
 
 
 def _timestamp(moment: datetime.datetime) -> str:

@@ -11,7 +11,10 @@ from typing import Any, Protocol
 import attrs
 import structlog
 
-from llmkube.base.http import Exchange, Handler, Headers, HttpClient, HttpError, Request, Response
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.message import Headers, Request, Response
 from llmkube.router.origins import is_foreign
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()

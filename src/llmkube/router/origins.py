@@ -12,7 +12,7 @@ import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
 
-from llmkube.base.http import Request
+from llmkube.base.http.message import Request
 
 _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Names below these are nobody's on the internet (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.base.private_files import remove_drafts
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client

@@ -12,7 +12,7 @@ from contracts.lab import widget
 from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.base.http import Headers, Request
+from llmkube.base.http.message import Headers, Request
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 
 from http_lab import GONE, MemoryListener, always, cut, echo, receive_until
 from llmkube.base.errors import WorldError
-from llmkube.base.http import (
-    BodyTooLargeError,
-    BrokenOffError,
-    ConnectError,
-    Headers,
-    HttpClient,
-    HttpError,
-    ProtocolError,
-    open_http_client,
-    run_server,
-    serve_connection,
-)
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, HttpError, ProtocolError
+from llmkube.base.http.message import Headers
+from llmkube.base.http.server import run_server, serve_connection
 
 URL = "http://engine:8080/x"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from llmkube.base.http import Headers, Request, Response
-from llmkube.base.http.message import encode_request_head, encode_response_head
+from llmkube.base.http.message import Headers, Request, Response, encode_request_head, encode_response_head
 
 SAMPLE = Headers(
     [("Host", "x"), ("Accept", "a, B"), ("accept", "c"), ("Connection", "Keep-Alive, X-Hop"), ("X-Hop", "1")]

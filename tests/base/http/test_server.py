@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from http_lab import GONE, converse, cut, echo, receive_all, receive_until
 from llmkube.base.errors import WorldError
-from llmkube.base.http import ClientGoneError, Headers, Limits, Response, serve_connection
+from llmkube.base.http.errors import ClientGoneError
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import serve_connection
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"

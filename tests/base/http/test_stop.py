@@ -17,17 +17,12 @@ from cryptography.x509.oid import NameOID
 
 from http_lab import MemoryListener, echo, receive_all, receive_until
 from llmkube.base.errors import UserError
-from llmkube.base.http import (
-    Headers,
-    Limits,
-    ListenError,
-    PortTakenError,
-    Response,
-    listen,
-    open_http_client,
-    open_listeners,
-    run_server,
-)
+from llmkube.base.http import listen
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.listen import ListenError, PortTakenError, open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 ANSWER_END = b"\r\n\r\nGET /a "

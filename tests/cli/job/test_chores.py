@@ -9,7 +9,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.cli.job.progress_log import Gauge, run_gauge
 from llmkube.cli.main import cli
 from llmkube.controller.reconcile.job_progress import read_percent

@@ -5,17 +5,18 @@ import base64
 import pytest
 import yaml
 
-from llmkube.k8s.auth import ConfigError, load_config
 from llmkube.k8s.auth.config import (
     Anonymous,
     BasicAuth,
     BearerToken,
+    ConfigError,
     ExecPlugin,
     InlinePem,
     PemFile,
     TlsSettings,
     TokenFile,
 )
+from llmkube.k8s.auth.load import load_config
 
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "get-token", "interactiveMode": "Never"}
 

@@ -24,9 +24,19 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from k8s.scripted import Body, ScriptedServer, config_map, ok, status
-from llmkube.k8s.auth import AuthTransport, ClusterConfig, ConfigError
-from llmkube.k8s.auth.config import BasicAuth, BearerToken, ExecPlugin, InlinePem, PemFile, TlsSettings, TokenFile
+from llmkube.k8s.auth.config import (
+    BasicAuth,
+    BearerToken,
+    ClusterConfig,
+    ConfigError,
+    ExecPlugin,
+    InlinePem,
+    PemFile,
+    TlsSettings,
+    TokenFile,
+)
 from llmkube.k8s.auth.tls import ClientCertificate, make_context
+from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import CredentialsError, TransportError, UnauthorizedError

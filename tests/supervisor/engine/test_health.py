@@ -7,14 +7,10 @@ import pytest
 import trio
 
 from http_lab import MemoryListener
-from llmkube.base.http import (
-    BodyTooLargeError,
-    ConnectError,
-    ProtocolError,
-    Response,
-    open_http_client,
-    run_server,
-)
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import BodyTooLargeError, ConnectError, ProtocolError
+from llmkube.base.http.message import Response
+from llmkube.base.http.server import run_server
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.liveness import Answer, Limits, Look

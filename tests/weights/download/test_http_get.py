@@ -2,7 +2,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.base.http import BrokenOffError, ProtocolError
+from llmkube.base.http.errors import BrokenOffError, ProtocolError
 from llmkube.weights.download.http_get import get
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"

@@ -14,7 +14,7 @@ from llmkube.apiserver.protocol.reading import Page
 from llmkube.apiserver.protocol.table import partial_metadata, table
 from llmkube.apiserver.storage.encoding import encode, encoded
 from llmkube.apiserver.storage.revisions import Object
-from llmkube.base.http import Headers, Response
+from llmkube.base.http.message import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
 _WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer

@@ -11,7 +11,7 @@ from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_t
 from llmkube.apiserver.protocol.routes import Route
 from llmkube.apiserver.storage.encoding import encode
 from llmkube.apiserver.values.api_errors import method_not_allowed, no_such_path, not_acceptable
-from llmkube.base.http import Request, Response
+from llmkube.base.http.message import Request, Response
 
 _HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 

@@ -15,7 +15,7 @@ from llmkube.apiserver.protocol.reading import ListQuery
 from llmkube.apiserver.storage.revisions import Change, CompactedError, Object, Store
 from llmkube.apiserver.values.api_errors import RequestRefusedError, expired
 from llmkube.apiserver.values.selectors import Predicate
-from llmkube.base.http import SendChunk
+from llmkube.base.http.exchange import SendChunk
 
 BOOKMARK_SECONDS: Final = 60.0
 """How often a quiet watch that allows bookmarks hears how far it has come."""

@@ -29,7 +29,7 @@ from llmkube.apiserver.writes.request_target import Answered, Planned, Target, a
 from llmkube.apiserver.writes.sent import decoding, delete_options, parse_manifest
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.apiserver.writes.writing import Writing
-from llmkube.base.http import Request
+from llmkube.base.http.message import Request
 
 _PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
 """Namespaces that nobody may delete."""

@@ -18,7 +18,7 @@ from llmkube.apiserver.values.field_errors import invalid as field_invalid
 from llmkube.apiserver.values.json_values import ABSENT, compact
 from llmkube.apiserver.writes.request_target import Target
 from llmkube.apiserver.writes.write_options import DeleteOptions
-from llmkube.base.http import Request
+from llmkube.base.http.message import Request
 
 JsonObject = dict[str, Any]
 

@@ -10,7 +10,7 @@ from llmkube.apiserver.values.api_errors import RequestRefusedError, Subject, ba
 from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported, required, too_long
 from llmkube.apiserver.values.field_errors import invalid as invalid_value
 from llmkube.apiserver.writes.deletion import Propagation
-from llmkube.base.http import Request
+from llmkube.base.http.message import Request
 
 Validation = Literal["Strict", "Warn", "Ignore"]
 

@@ -46,7 +46,7 @@ from llmkube.apiserver.writes.preparation import Admission
 from llmkube.apiserver.writes.request_target import Answered, Planned, Target, answered
 from llmkube.apiserver.writes.sent import check_patched, check_type, decoding, parse_object, with_metadata
 from llmkube.apiserver.writes.write_options import WriteOptions
-from llmkube.base.http import Request
+from llmkube.base.http.message import Request
 from llmkube.k8s.resource import Key
 
 JsonObject = dict[str, Any]

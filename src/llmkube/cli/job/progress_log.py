@@ -6,7 +6,10 @@ import attrs
 import click
 import trio
 
-from llmkube.base.http import Exchange, Limits, Response, run_server
+from llmkube.base.http.exchange import Exchange
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Response
+from llmkube.base.http.server import run_server
 from llmkube.weights.download.progress import Progress
 
 PATH: Final = "/progress"

@@ -5,7 +5,8 @@ from typing import Final
 
 import trio
 
-from llmkube.base.http import HttpError, open_http_client
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import HttpError
 from llmkube.controller.status.rollout import is_idle
 from llmkube.k8s.workloads import Pod
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.k8s.events import blotted
+from llmkube.base.messages import redact, shorten
 from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
 
 UNSCHEDULABLE: Final = "Unschedulable"
@@ -20,7 +20,7 @@ _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 _CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_LONGEST_MESSAGE: Final = 1024
+_MAX_MESSAGE_BYTES: Final = 1024
 
 
 @attrs.frozen
@@ -113,5 +113,4 @@ def _ending(last: ContainerTerminated | None) -> str:
 
 
 def _short(text: str) -> str:
-    line = blotted(" ".join(text.split()))
-    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
+    return shorten(redact(" ".join(text.split())), _MAX_MESSAGE_BYTES)

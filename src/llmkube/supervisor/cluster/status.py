@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 
 from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.messages import shorten
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.events import shortened
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
 from llmkube.weights.download.fetch import WeightsFile
@@ -47,7 +47,7 @@ class Conditions:
             "type": kind,
             "status": word,
             "reason": reason,
-            "message": shortened(message, MAX_MESSAGE_BYTES),
+            "message": shorten(message, MAX_MESSAGE_BYTES),
             "lastTransitionTime": since,
             "observedGeneration": generation,
         }

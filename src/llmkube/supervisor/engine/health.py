@@ -13,7 +13,9 @@ import attrs
 import trio
 
 from llmkube.base.errors import NOT_ASKED
-from llmkube.base.http import BodyTooLargeError, Headers, HttpClient, HttpError, ProtocolError, Response
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
+from llmkube.base.http.message import Headers, Response
 from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load

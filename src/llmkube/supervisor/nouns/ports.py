@@ -9,7 +9,7 @@ from typing import Protocol
 
 import attrs
 
-from llmkube.base.http import HttpClient
+from llmkube.base.http.client import HttpClient
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo

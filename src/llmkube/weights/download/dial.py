@@ -15,7 +15,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
-from llmkube.base.http import ConnectError
+from llmkube.base.http.errors import ConnectError
 from llmkube.weights.allowed_addresses import Address, Policy, judge
 from llmkube.weights.download.http_get import words_of
 from llmkube.weights.errors import BlockedAddressError

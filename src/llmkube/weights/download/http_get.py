@@ -11,8 +11,9 @@ import attrs
 import httptools
 import trio
 
-from llmkube.base.http import BrokenOffError, Headers, Limits, ProtocolError
-from llmkube.base.http.message import encode_request_head
+from llmkube.base.http.errors import BrokenOffError, ProtocolError
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Headers, encode_request_head
 from llmkube.base.http.parser import BodyDecoder, HeadReader, LengthBody, MalformedError, ResponseHead, response_body
 
 _LIMITS: Final = Limits(max_headers=256)

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube import __version__
-from llmkube.base.http import HttpError
+from llmkube.base.http.errors import HttpError
 from llmkube.weights.allowed_addresses import Policy
 from llmkube.weights.download.buckets import Signer
 from llmkube.weights.download.dial import Transport

@@ -5,7 +5,9 @@ import trio
 import trio.testing
 
 from http_lab import MemoryListener
-from llmkube.base.http import Headers, Response, open_http_client, run_server
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
 from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.failures import CommandError, in_one_sentence

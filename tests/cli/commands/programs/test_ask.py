@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from llmkube.base.http import Response
+from llmkube.base.http.message import Response
 from llmkube.cli.commands.programs.ask import GivenUpError, ask, read_answer
 
 

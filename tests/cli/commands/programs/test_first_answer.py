@@ -7,7 +7,7 @@ import trio
 from rich.console import Console
 
 from cli.memory_cluster import NOW, open_cluster_client
-from llmkube.base.http import Response
+from llmkube.base.http.message import Response
 from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, times, usage
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier

@@ -16,7 +16,7 @@ import trio
 from rich.console import Console
 from rich.text import Text
 
-from llmkube.base.http import open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer
 from llmkube.cli.commands.inference.service_route import Way, find_way
 from llmkube.cli.commands.inference.sse import Delta

@@ -7,7 +7,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.base.http import BrokenOffError, ConnectError, Headers, HttpClient, HttpError, StreamedResponse
+from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
+from llmkube.base.http.message import Headers
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
 from llmkube.cli.failures import CommandError

@@ -15,7 +15,7 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError
-from llmkube.base.http import open_listeners
+from llmkube.base.http.listen import open_listeners
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
 from llmkube.cli.commands.inference.tcp_proxy import Destination, run_tunnel

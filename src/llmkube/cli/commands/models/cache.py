@@ -24,7 +24,8 @@ from llmkube.cli.program import open_service_nursery
 from llmkube.cli.target_cluster import ANSWER_SECONDS, find_config
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.progress_line import Display, open_display
-from llmkube.k8s.auth import ClusterConfig, load_config
+from llmkube.k8s.auth.config import ClusterConfig
+from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
 from llmkube.supervisor.credentials import read_token_file

@@ -16,7 +16,7 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.errors import UserError
-from llmkube.base.http import run_server
+from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.probes import probes_handler
 from llmkube.cli.commands.programs.download_options import download_settings
@@ -37,7 +37,7 @@ from llmkube.cli.program import (
     settle_heap,
 )
 from llmkube.cli.target_cluster import find_config
-from llmkube.k8s.auth import ClusterConfig
+from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent

@@ -12,7 +12,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
-from llmkube.base.http import run_server
+from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.probes import probes_handler
 from llmkube.base.units import parse_bytes

@@ -11,7 +11,7 @@ import attrs
 import trio
 from rich.console import Console
 
-from llmkube.base.http import HttpClient
+from llmkube.base.http.client import HttpClient
 from llmkube.base.units import format_duration
 from llmkube.cli.commands.programs.ask import GivenUpError, ask
 from llmkube.cli.failures import ExitCode

@@ -22,7 +22,8 @@ import trio
 from rich.console import Console
 from rich.text import Text
 
-from llmkube.base.http import open_http_client, run_server
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.probes import probes_handler
 from llmkube.cli.commands.programs.apiserver import open_server

@@ -3,7 +3,6 @@
 import click
 from click.shell_completion import get_completion_class
 
-from llmkube.cli.main import cli
 from llmkube.cli.options import HELP
 
 _PROGRAM = "llmkube"
@@ -13,7 +12,8 @@ _SHELLS = ("bash", "zsh", "fish")
 
 @click.command("completion", context_settings=HELP)
 @click.argument("shell", type=click.Choice(_SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands, flags and the names of live objects.
 
     \b
@@ -23,4 +23,4 @@ def completion(shell: str) -> None:
     """  # noqa: D301 - click reads the character, and leaves the lines after it alone
     found = get_completion_class(shell)
     assert found is not None, "click knows all three"
-    click.echo(found(cli, {}, _PROGRAM, _VARIABLE).source())
+    click.echo(found(ctx.find_root().command, {}, _PROGRAM, _VARIABLE).source())

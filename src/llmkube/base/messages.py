@@ -1,0 +1,35 @@
+"""Messages for users: without credentials, and no longer than the field that holds them. Pure."""
+
+import re
+from typing import Final
+
+_SECRETS: Final = (
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),  # https://user:password@host
+    re.compile(r"(?<=\?)[^\s\"'<>?]*=[^\s\"'<>]*"),  # a signed URL's query
+    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),
+    re.compile(r"(?i)\b(?:token|cookie|api[-_]?key|secret|passwd|password)=[^\s&\"']+"),
+)
+
+
+def redact(message: str) -> str:
+    """Return a message in which `[redacted]` stands for everything that looks like a credential."""
+    for pattern in _SECRETS:
+        message = pattern.sub("[redacted]", message)
+    return message
+
+
+def shorten(message: str, max_bytes: int) -> str:
+    """Return a message of at most `max_bytes` in UTF-8: its first line says what happened, the last ones say why.
+
+    The lines between are left out; a first line that leaves no room for others is cut.
+    """
+    encoded = message.encode()
+    if len(encoded) <= max_bytes:
+        return message
+    first, _, others = encoded.partition(b"\n")
+    room = max_bytes - len(first) - len("\n…\n".encode())
+    _, _, last = others[-room:].partition(b"\n") if room > 0 else (b"", b"", b"")
+    if not last:
+        return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
+    return f"{first.decode()}\n…\n{last.decode()}"
