@@ -14,6 +14,7 @@
 import datetime
 import functools
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Never
 
@@ -23,8 +24,8 @@ import trio
 from llmkube.controller.render.chores import PRUNE_JOB
 from llmkube.controller.render.labels import OURS
 from llmkube.controller.render.storage import fetches_itself
-from llmkube.controller.render_cache import Memo
 from llmkube.controller.reverse_index import Index
+from llmkube.controller.service_record import ServiceRecord
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.status.inspection import is_inspected, is_mounted
 from llmkube.controller.status.job_result import ended_at
@@ -133,8 +134,7 @@ class Cluster:
     jobs_by_model: Index[Key, Key] = attrs.field(factory=Index, init=False)
     percents: dict[Key, int] = attrs.field(factory=dict, init=False)  # how far Jobs say that they are
     pruning: set[str] = attrs.field(factory=set, init=False)  # namespaces for which a Job is being made that removes
-    _plans: Memo[Key, ContainerPlan] = attrs.field(factory=Memo, init=False)
-    _users: dict[Key, tuple[InferenceService, Model, User]] = attrs.field(factory=dict, init=False)
+    records: dict[Key, ServiceRecord] = attrs.field(factory=lambda: defaultdict(ServiceRecord), init=False)
     deployments: Children[Deployment] = attrs.field(init=False)
     fronts: Children[Service] = attrs.field(init=False)
     autoscalers: Children[HorizontalPodAutoscaler] = attrs.field(init=False)
@@ -172,22 +172,23 @@ class Cluster:
             return ()
         return tuple(pod for pod in self.pods_at(self.pods_by_job.holders(job.key)) if is_owned(pod, job.metadata.uid))
 
-    def plan(self, service: InferenceService, model: Model) -> ContainerPlan:
-        """Return the container of a service; made anew only when a spec, or what the weights' header says, has changed.
+    def plan(self, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
+        """Return the container of a service, or why there can be none.
 
-        Raises:
-            PlanError: The spec cannot be made into one; its `field` is the path that stands in the way.
+        It is made again only when a spec, or what the weights' header says, has changed.
         """
         mine, its = service.metadata, model.metadata
         made_from = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
-        make = functools.partial(self._plan, service, model)
-        return self._plans.get(service.key, made_from, make)
+        return self.records[service.key].plan.get(made_from, lambda: self._plan(service, model))
 
-    def _plan(self, service: InferenceService, model: Model) -> ContainerPlan:
+    def _plan(self, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
         if model.status.gguf is not None and is_mounted(model):
             # It is read beside pods that run: what it says comes too late for them, and must not replace them.
             model = attrs.evolve(model, status=attrs.evolve(model.status, gguf=None))
-        return container_plan_for(service, model, images=self.workloads.images, rendered=RENDERED)
+        try:
+            return container_plan_for(service, model, images=self.workloads.images, rendered=RENDERED)
+        except PlanError as error:
+            return error.with_traceback(None)  # it is kept, and its frames would keep these objects
 
     def running_users(self, model: Key) -> list[str]:
         """Return the labels of the services that refer to a Model and have a pod that runs."""
@@ -202,29 +203,13 @@ class Cluster:
     def _pods_behind(self, place: Place) -> tuple[Pod, ...]:
         return self.pods_at(self.pods_by_service.holders(place))
 
-    def forget(self, service: Key) -> None:
-        """Drop what is remembered of a service that is gone."""
-        self._plans.forget(service)
-        self._users.pop(service, None)
-
     def user(self, service: InferenceService, model: Model) -> User:
-        """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file.
-
-        A Model asks this of all its services whenever one comes: those that have not changed answer at once.
-        """
-        known = self._users.get(service.key)
-        if known is None or known[0] is not service or known[1] is not model:
-            known = self._users[service.key] = (service, model, self._user(service, model))
-        return known[2]
-
-    def _user(self, service: InferenceService, model: Model) -> User:
+        """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
         own = fetches_itself(service)
         if service.spec.model_ref != model.key.name:  # it is the draft, and that is always a file
             return User(fetches_itself=own)
-        try:
-            return User(brings_weights=not self.plan(service, model).needs_model_init, fetches_itself=own)
-        except PlanError:
-            return User(fetches_itself=own)
+        plan = self.plan(service, model)
+        return User(brings_weights=isinstance(plan, ContainerPlan) and not plan.needs_model_init, fetches_itself=own)
 
     # -- What a change wakes -----------------------------------------------------------------------------------------
 

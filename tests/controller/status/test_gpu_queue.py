@@ -2,7 +2,7 @@
 
 import random
 
-from llmkube.controller.status.gpu_queue import GpuQueue, Waiting, positions
+from llmkube.controller.status.gpu_queue import GpuQueue, Waiting, line
 from llmkube.k8s.resource import Key
 
 
@@ -12,7 +12,9 @@ def waiting(name, weight=10_000, since="2025-06-01T11:00:00Z", namespace="ml"):
 
 def order(*those):
     shuffled = random.Random(3).sample(those, len(those))
-    return [key.name for key, _ in sorted(positions(shuffled).items(), key=lambda item: item[1])]
+    numbered = sorted((position, key.name) for key, (_, position) in line(shuffled).items())
+    assert [position for position, _ in numbered] == list(range(1, len(those) + 1))
+    return [name for _, name in numbered]
 
 
 def test_priority_comes_before_age():

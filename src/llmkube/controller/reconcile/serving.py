@@ -1,7 +1,6 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -15,7 +14,7 @@ from llmkube.controller.render.routing import route
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.render.workload import deployment, front
-from llmkube.controller.render_cache import Memo
+from llmkube.controller.service_record import Manifests, WorkloadPlan
 from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
 from llmkube.controller.status.gpu_queue import GpuQueue, Waiting
 from llmkube.controller.status.inspection import is_mounted
@@ -51,22 +50,6 @@ from llmkube.weights.errors import WeightsError
 IDLE_LOOK_SECONDS: Final = 5.0
 """Between two looks whether pods that are to be replaced have requests."""
 
-_Groundwork = tuple[Scene, tuple[Storage, Storage] | None]
-"""What follows from the specs and the Models alone: a scene without pods, and the storage, if the weights are there."""
-
-
-@attrs.frozen(eq=False)
-class _Wanted:
-    """The objects that a service shall have; None where it shall have none."""
-
-    deployment: dict[str, Any]
-    front: dict[str, Any]
-    scaler: dict[str, Any] | None
-    budget: dict[str, Any] | None
-    monitor: dict[str, Any] | None
-    objective: dict[str, Any] | None
-    route: dict[str, Any] | None
-
 
 @attrs.define(eq=False)
 class Serving:
@@ -75,9 +58,6 @@ class Serving:
     cluster: Cluster
     writer: StatusWriter[InferenceService]
     waiting: GpuQueue = attrs.field(factory=GpuQueue, init=False)
-    _groundwork: Memo[Key, _Groundwork] = attrs.field(factory=Memo, init=False)
-    _rendered: Memo[Key, _Wanted] = attrs.field(factory=Memo, init=False)
-    _deferred: dict[Key, tuple[float, str]] = attrs.field(factory=dict, init=False)  # since when, and until what
 
     async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
         """Have a service's pods made, and say how they do."""
@@ -99,7 +79,7 @@ class Serving:
             scene,
             deployment=self._deployment(cached),
             unmet=self._unmet(cached, scene.plan),
-            deferred=self._deferred.get(key, (0.0, ""))[1],
+            deferred=self.cluster.records[key].deferred_for,
             route=live if live is not None and is_owned(live, cached.metadata.uid) else None,
         )
         newest, now = self.writer.newest(cached), self.cluster.utcnow()
@@ -123,10 +103,7 @@ class Serving:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone; others move up in the queue."""
         self._wake(self.waiting.put(key, None))
-        self._groundwork.forget(key)
-        self._rendered.forget(key)
-        self._deferred.pop(key, None)
-        self.cluster.forget(key)
+        self.cluster.records.pop(key, None)
         for children, name in self._children(key):
             children.forget(Key(key.namespace, name))
 
@@ -139,15 +116,15 @@ class Serving:
             return Scene(pods=pods, deployment=live), None
         drafts = tuple(self.cluster.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
         made_from = (service.metadata.uid, service.metadata.generation, model, drafts)
-        scene, storage = self._groundwork.get(service.key, made_from, partial(self._lay_groundwork, service, model))
+        record = self.cluster.records[service.key]
+        scene, storage = record.workload.get(made_from, lambda: self._plan_workload(service, model))
         return attrs.evolve(scene, pods=pods, deployment=live), storage
 
-    def _lay_groundwork(self, service: InferenceService, model: Model) -> _Groundwork:
+    def _plan_workload(self, service: InferenceService, model: Model) -> WorkloadPlan:
         """Plan, verdict and storage; `_stage` adds what runs."""
-        try:
-            plan = self.cluster.plan(service, model)
-        except PlanError as error:
-            return Scene(model=_verdict_on(model), refusal=str(error)), None
+        plan = self.cluster.plan(service, model)
+        if isinstance(plan, PlanError):
+            return Scene(model=_verdict_on(model), refusal=str(plan)), None
         supply = choose_supply(model, [self.cluster.user(service, model)], self.cluster.workloads)
         ignored = without_effect(model, supply, plan.not_honoured)
         if ignored != plan.not_honoured:
@@ -205,7 +182,7 @@ class Serving:
         wanted = await self._allowed(service, plan, storage)
         if wanted.scaler is None:  # first, or it would bring back what is scaled down here
             await self.cluster.autoscalers.remove(key, uid)
-        if key in self._deferred:
+        if self.cluster.records[key].deferred_since is not None:
             await self._scale(service)
         else:
             await self.cluster.deployments.ensure(wanted.deployment)
@@ -222,16 +199,21 @@ class Serving:
 
     async def _allowed(
         self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage]
-    ) -> _Wanted:
+    ) -> Manifests:
         """Return the objects of a service, its pods' replacement among them if it is due; note it while it has to wait.
 
         The wait is measured from when this controller first saw the cause: its successor begins again.
         """
-        key, spec, live = service.key, service.spec, self._deployment(service)
+        key, spec, live, record = (
+            service.key,
+            service.spec,
+            self._deployment(service),
+            self.cluster.records[service.key],
+        )
         annotations = live.metadata.annotations if live is not None else {}
         wanted = self._wanted(service, plan, storage, annotations.get(RESTARTED, ""))
         if live is None or (spec.max_pod_lifetime_seconds is None and not waits_for_idle(service)):
-            self._deferred.pop(key, None)
+            record.stop_waiting()
             return wanted
         pods = self.cluster.pods_at(self.cluster.pods_by_service.holders((key.namespace, label_value(key.name))))
         cause = "an edit"
@@ -242,22 +224,22 @@ class Serving:
             if due:
                 self.cluster.service_queue.add_after(key, due)
             if due is None or due > 0:
-                self._deferred.pop(key, None)
+                record.stop_waiting()
                 return wanted
             cause, patience = "their age", spec.max_pod_lifetime_idle_timeout_seconds
             wanted = self._wanted(service, plan, storage, timestamp(now))
-        since, _ = self._deferred.get(key, (trio.current_time(), ""))
+        since = trio.current_time() if record.deferred_since is None else record.deferred_since
         over = patience is not None and trio.current_time() - since >= patience
         if over or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
-            self._deferred.pop(key, None)
+            record.stop_waiting()
             return wanted
-        self._deferred[key] = since, f"pods are replaced for {cause} once they have no request"
+        record.deferred_since, record.deferred_for = since, f"pods are replaced for {cause} once they have no request"
         self.cluster.service_queue.add_after(key, IDLE_LOOK_SECONDS)
         return wanted
 
     def _wanted(
         self, service: InferenceService, plan: ContainerPlan, storage: tuple[Storage, Storage], restarted: str = ""
-    ) -> _Wanted:
+    ) -> Manifests:
         """Return the objects of a service, rendered anew only when something that they are made from has changed."""
         live = self._deployment(service)
         replicas = desired_replicas(service, live)
@@ -265,8 +247,8 @@ class Serving:
         weights, draft = storage
         settings = self.cluster.workloads
 
-        def render() -> _Wanted:
-            return _Wanted(
+        def render() -> Manifests:
+            return Manifests(
                 deployment(
                     service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted
                 ),
@@ -279,7 +261,7 @@ class Serving:
             )
 
         made_from = (service.metadata.uid, service.metadata.generation, plan, storage, replicas, starting, restarted)
-        return self._rendered.get(service.key, made_from, render)
+        return self.cluster.records[service.key].manifests.get(made_from, render)
 
     def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
         """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
@@ -312,7 +294,7 @@ class Serving:
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
         live = self._deployment(service)
-        self._deferred.pop(service.key, None)  # what waited is not wanted any more
+        self.cluster.records[service.key].stop_waiting()  # what waited is not wanted any more
         if service.spec.suspend or not service.spec.replicas:
             await self.cluster.autoscalers.remove(service.key, service.metadata.uid)
         if live is not None:

@@ -30,31 +30,28 @@ class Waiting:
 
 @attrs.define(eq=False)
 class GpuQueue:
-    """The line; its order is worked out once per change, and not once per service that looks."""
+    """Those that wait, each with its position, from 1; the order is worked out once per change, not once per look."""
 
-    _waiting: dict[Key, Waiting] = attrs.field(factory=dict, init=False)
-    _positions: dict[Key, int] = attrs.field(factory=dict, init=False)
+    _line: dict[Key, tuple[Waiting, int]] = attrs.field(factory=dict, init=False)
 
     def put(self, key: Key, waiting: Waiting | None) -> frozenset[Key]:
         """Say that a service waits, or does not; return those whose position is another one now, itself left out."""
-        if self._waiting.get(key) == waiting:
+        before = self._line
+        if (before[key][0] if key in before else None) == waiting:
             return frozenset()
-        if waiting is None:
-            self._waiting.pop(key)
-        else:
-            self._waiting[key] = waiting
-        before, self._positions = self._positions, positions(self._waiting.values())
-        return frozenset(other for other, place in self._positions.items() if before.get(other) != place) - {key}
+        others = [one for one, _ in before.values() if one.key != key]
+        self._line = line(others if waiting is None else [*others, waiting])
+        return frozenset(one.key for one in others if before[one.key] != self._line[one.key])
 
     def position(self, key: Key) -> int:
-        """The place of a service, from 1; 0 for one that does not wait."""
-        return self._positions.get(key, 0)
+        """The position of a service, from 1; 0 for one that does not wait."""
+        return self._line[key][1] if key in self._line else 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._line)
 
 
-def positions(waiting: Iterable[Waiting]) -> dict[Key, int]:
-    """Number those who wait: the most important first, of equals the oldest, of the same second by name."""
-    line = sorted(waiting, key=lambda one: (-one.weight, one.since, one.key))
-    return {one.key: place for place, one in enumerate(line, 1)}
+def line(waiting: Iterable[Waiting]) -> dict[Key, tuple[Waiting, int]]:
+    """Number those that wait: the most important first, of equals the oldest, of the same second by name."""
+    ordered = sorted(waiting, key=lambda one: (-one.weight, one.since, one.key))
+    return {one.key: (one, position) for position, one in enumerate(ordered, 1)}

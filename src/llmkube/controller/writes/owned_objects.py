@@ -64,9 +64,18 @@ generation, keeps a deletionTimestamp in what it creates, and does not create wi
 
 
 @attrs.frozen
-class _Applied(Generic[T]):
+class _Record(Generic[T]):
+    """The last state of an object that needs no write, and the manifest that says so.
+
+    Attributes:
+        manifest: What the object shall be.
+        live: The object: the answer to our write, or what the cache had when it was compared.
+        is_answer: It is the answer to a write, so the cache may still lag behind it.
+    """
+
     manifest: Mapping[str, Any]
-    answer: T
+    live: T
+    is_answer: bool
 
 
 @attrs.define(eq=False)
@@ -88,19 +97,18 @@ class Children(Generic[T]):
     cache: Cache[T] = attrs.field(factory=Cache)
     sharer: str = ""
     vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _applied: dict[Key, _Applied[T]] = attrs.field(factory=dict, init=False)
-    _compared: dict[Key, tuple[Mapping[str, Any], T]] = attrs.field(factory=dict, init=False)
+    _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def get(self, key: Key) -> T | None:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
-        cached, last = self.cache.get(key), self._applied.get(key)
-        if last is None:
+        cached, last = self.cache.get(key), self._records.get(key)
+        if last is None or not last.is_answer:
             return cached
-        version = last.answer.metadata.resource_version
+        version = last.live.metadata.resource_version
         if cached is not None:
-            return last.answer if is_older(cached.metadata.resource_version, version) else cached
+            return last.live if is_older(cached.metadata.resource_version, version) else cached
         position = self.cache.position
-        return last.answer if not position or is_older(position, version) else None
+        return last.live if not position or is_older(position, version) else None
 
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
@@ -118,7 +126,7 @@ class Children(Generic[T]):
         key = Key.of(manifest)
         live = self.get(key)
         if live is None:
-            if key in self._applied:
+            if key in self._records:
                 await self._confirm_owner(manifest)
             try:
                 return await self._apply(key, manifest, NO_VERSION)
@@ -130,7 +138,7 @@ class Children(Generic[T]):
         if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._taken(live, owner)
         if self._is_so(manifest, live):
-            self._compared[key] = (manifest, live)
+            self._records[key] = _Record(manifest, live, is_answer=self.is_own(live))
             return live
         if await self._is_shared(live):
             await self._delete(live)
@@ -155,14 +163,13 @@ class Children(Generic[T]):
             return
 
     def is_own(self, live: T) -> bool:
-        """Whether an object is as our last write has left it: whoever wrote that has looked at it."""
-        last = self._applied.get(live.key)
-        return last is not None and _is_same(last.answer, live)
+        """Whether an object is as our last write has left it; the reconcile that wrote it has seen this state."""
+        last = self._records.get(live.key)
+        return last is not None and last.is_answer and _is_same(last.live, live)
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of an object whose owner is gone."""
-        self._applied.pop(key, None)
-        self._compared.pop(key, None)
+        """Drop the record of an object whose owner is gone."""
+        self._records.pop(key, None)
 
     async def _confirm_owner(self, manifest: Mapping[str, Any]) -> None:
         wanted = manifest["metadata"]["ownerReferences"][0]
@@ -180,7 +187,7 @@ class Children(Generic[T]):
     async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
         body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
         answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
-        self._applied[key] = _Applied(manifest, answer)
+        self._records[key] = _Record(manifest, answer, is_answer=True)
         return answer
 
     async def _is_shared(self, live: T) -> bool:
@@ -205,20 +212,18 @@ class Children(Generic[T]):
 
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
         """Whether these two have been compared before, or the one is the server's answer to the other."""
-        compared, last = self._compared.get(live.key), self._applied.get(live.key)
-        if compared is not None and compared[0] is manifest and compared[1] is live:
-            return True
-        return last is not None and last.manifest is manifest and _is_same(last.answer, live)
+        last = self._records.get(live.key)
+        return last is not None and last.manifest is manifest and _is_same(last.live, live)
 
     def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
         there = encode(live)
         if fits(manifest, there):
             return True
         # Asked for before, and the server made something else of it: asking again would change nothing.
-        last = self._applied.get(live.key)
-        if last is None or last.manifest != manifest or last.answer.metadata.uid != live.metadata.uid:
+        last = self._records.get(live.key)
+        if last is None or last.manifest != manifest or last.live.metadata.uid != live.metadata.uid:
             return False
-        return bool(_projected(manifest, encode(last.answer)) == _projected(manifest, there))
+        return bool(_projected(manifest, encode(last.live)) == _projected(manifest, there))
 
     def _taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = owner_key(live, owner["kind"]), owner["kind"]

@@ -4,7 +4,7 @@ A controller whose own write wakes it up must find nothing to do.
 
 Two things would make a naive comparison write again and again. The cache lags behind our own write, so for a while the
 object there is the one that we have just replaced; and a server with an older schema may drop a field that we apply.
-The writer therefore remembers, per object, what it asked for and what the server made of it.
+The writer therefore keeps one record per object: what it asked for, and the object as it was then.
 
 Every write carries the resourceVersion of the object that it was derived from. That is the one precondition that
 kube-apiserver (1.36) honours in an apply: a foreign `metadata.uid` is ignored there, and the status of a deleted object
@@ -40,12 +40,20 @@ _Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
 
 
 @attrs.frozen
-class _Written(Generic[T]):
-    """One write: the version that it was derived from, what it asked for, and the object as the server then had it."""
+class _Record(Generic[T]):
+    """The last status of an object that needs no write, and the request that says so.
+
+    Attributes:
+        over_version: The version of the object in the cache, from which the status was derived.
+        status: The request, as JSON.
+        asked: The request, field by field.
+        live: The object: the answer to our write, or what the cache had when it was compared.
+    """
 
     over_version: str
+    status: Mapping[str, Any]
     asked: _Fields
-    answer: T
+    live: T
 
 
 @attrs.define(eq=False)
@@ -54,16 +62,13 @@ class StatusWriter(Generic[T]):
 
     _client: Client
     _kind: type[T]
-    _written: dict[Key, _Written[T]] = attrs.field(factory=dict, init=False)
-    _agreed: dict[Key, tuple[_Status, Mapping[str, Any]]] = attrs.field(
-        factory=dict, init=False
-    )  # what an object has, and what it was asked to have: the same, field by field
+    _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
         last = self._last(cached)
         if last is not None and last.over_version == cached.metadata.resource_version:
-            return last.answer
+            return last.live
         return cached
 
     async def write(
@@ -83,15 +88,15 @@ class StatusWriter(Generic[T]):
         """
         await trio.lowlevel.checkpoint()
         observed = self.newest(cached)
-        if self._agreed.get(cached.key) == (observed.status, status):
+        last, over_version = self._last(cached), cached.metadata.resource_version
+        if last is not None and last.status == status and last.live.status == observed.status:
             return False  # found before; what else changes of an object changes nothing in that
         asked = self._fields(decode(type(observed.status), status), status)
         held = self._fields(observed.status, status)
-        last = self._last(cached)
         if held == asked:
-            self._agreed[cached.key] = (observed.status, status)
+            self._records[cached.key] = _Record(over_version, status, asked, observed)
             return False
-        if last is not None and last.asked == asked and held == self._fields(last.answer.status, status):
+        if last is not None and last.asked == asked and held == self._fields(last.live.status, status):
             return False  # asked for before, and the server keeps something else: asking again changes nothing
         answer = await self._client.apply(
             self._kind,
@@ -99,23 +104,22 @@ class StatusWriter(Generic[T]):
             field_manager=CONTROLLER_FIELD_MANAGER,
             subresource="status",
         )
-        self._written[cached.key] = _Written(cached.metadata.resource_version, asked, answer)
+        self._records[cached.key] = _Record(over_version, status, asked, answer)
         return True
 
     def is_own(self, obj: T) -> bool:
-        """Whether an object is as our last write has left it, with nobody's words since."""
+        """Whether an object is as our last reconcile has left it: no other program has written since."""
         last = self._last(obj)
-        return last is not None and last.answer.metadata.resource_version == obj.metadata.resource_version
+        return last is not None and last.live.metadata.resource_version == obj.metadata.resource_version
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of an object that is gone or no longer ours."""
-        self._written.pop(key, None)
-        self._agreed.pop(key, None)
+        """Drop the record of an object that is gone or no longer ours."""
+        self._records.pop(key, None)
 
-    def _last(self, cached: T) -> _Written[T] | None:
-        """Return what is remembered of this very object, not of a predecessor of the same name."""
-        last = self._written.get(cached.key)
-        return last if last is not None and last.answer.metadata.uid == cached.metadata.uid else None
+    def _last(self, cached: T) -> _Record[T] | None:
+        """Return the record of this very object, not of a predecessor of the same name."""
+        last = self._records.get(cached.key)
+        return last if last is not None and last.live.metadata.uid == cached.metadata.uid else None
 
     def _manifest(self, observed: T, status: Mapping[str, Any]) -> dict[str, Any]:
         resource = self._kind.RESOURCE

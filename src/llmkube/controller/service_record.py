@@ -1,0 +1,70 @@
+"""What the controller keeps of a service in pods from one reconcile to the next: one record, dropped with the service.
+
+Nothing in it is a fact of its own but `deferred_since`: the rest is computed from objects of the caches, and computed
+again as soon as one of those is another. Pure.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from llmkube.controller.render.storage import Storage
+from llmkube.controller.status.pod_service_status import Scene
+from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.runtimes.plan import PlanError
+
+V = TypeVar("V")
+
+WorkloadPlan = tuple[Scene, tuple[Storage, Storage] | None]
+"""What follows from the specs and the Models alone: a scene without pods, and the storage, if the weights are there."""
+
+
+@attrs.frozen(eq=False)
+class Manifests:
+    """The objects that a service shall have; None where it shall have none."""
+
+    deployment: dict[str, Any]
+    front: dict[str, Any]
+    scaler: dict[str, Any] | None
+    budget: dict[str, Any] | None
+    monitor: dict[str, Any] | None
+    objective: dict[str, Any] | None
+    route: dict[str, Any] | None
+
+
+@attrs.define(eq=False)
+class Computed(Generic[V]):
+    """One value, kept for as long as what it was made from is the same; callers get the same one, and change it not."""
+
+    _kept: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
+
+    def get(self, made_from: tuple[Any, ...], make: Callable[[], V]) -> V:
+        """Return the value that is kept, if it was made from equal things; else make it. An error is not kept."""
+        if self._kept is None or self._kept[0] != made_from:
+            self._kept = (made_from, make())
+        return self._kept[1]
+
+
+@attrs.define(eq=False)
+class ServiceRecord:
+    """What is kept of one service.
+
+    Attributes:
+        plan: Its container, from the specs and the header of the weights.
+        workload: Its container and storage, from the service's spec and the Models.
+        manifests: Its objects, from its workload and the number of pods.
+        deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
+            None when nothing waits. A controller that is started again begins that wait again.
+        deferred_for: What that replacement waits for, as a sentence.
+    """
+
+    plan: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
+    workload: Computed[WorkloadPlan] = attrs.field(factory=Computed, init=False)
+    manifests: Computed[Manifests] = attrs.field(factory=Computed, init=False)
+    deferred_since: float | None = attrs.field(default=None, init=False)
+    deferred_for: str = attrs.field(default="", init=False)
+
+    def stop_waiting(self) -> None:
+        """Note that no replacement of pods waits any more."""
+        self.deferred_since, self.deferred_for = None, ""
