@@ -6,7 +6,7 @@ import pytest
 
 from contracts.widgets import widget_crd
 from llmkube.apiserver.kinds.catalog import Catalog
-from llmkube.apiserver.protocol import discovery, openapi, openapi_proto
+from llmkube.apiserver.protocol import discovery, openapi, openapi_protobuf
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_kubectl_finds_what_it_looks_for_in_openapi(catalog):
 def test_the_swagger_document_in_protobuf_can_be_walked(catalog):
     """The encoded document has the version, every path and every definition at the field numbers of openapi.v2."""
     document = openapi.version_2(catalog)
-    fields = read_fields(openapi_proto.encode_document(document))
+    fields = read_fields(openapi_protobuf.encode_document(document))
     assert fields[1] == [b"2.0"]
     paths = [read_fields(entry)[1][0].decode() for entry in read_fields(fields[8][0])[2]]
     assert paths == list(document["paths"])

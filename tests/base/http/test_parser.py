@@ -10,6 +10,7 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.parser import (
     ChunkedBody,
     EofBody,
+    FinalHeadReader,
     HeadReader,
     LengthBody,
     MalformedError,
@@ -245,3 +246,23 @@ def test_malformed_answers_are_refused(head):
 
     with pytest.raises(MalformedError):
         read()
+
+
+@pytest.mark.parametrize(
+    "interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 2]
+)
+def test_interim_answers_are_skipped(interim):
+    """The final head and what follows it are found, wherever the network cut the bytes."""
+    data = interim + b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    for cut_at in range(len(data) - 3):
+        reader = FinalHeadReader(Limits())
+        assert reader.feed(data[:cut_at]) is None
+        head, rest = reader.feed(data[cut_at:])
+        assert (head.status, head.headers.get("content-length"), rest) == (200, "3", b"abc")
+
+
+@pytest.mark.parametrize("lines", [b"", b"Upgrade: x\r\n", b"Connection: upgrade\r\nUpgrade: x\r\n"])
+def test_an_answer_that_leaves_http_is_refused(lines):
+    """A server may not switch to a protocol that the request did not ask for."""
+    with pytest.raises(MalformedError):
+        FinalHeadReader(Limits()).feed(b"HTTP/1.1 101 Switching Protocols\r\n" + lines + b"\r\n")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from llmkube.apiserver.protocol import protobuf
+from llmkube.apiserver.protocol import protobuf_bodies
 from llmkube.apiserver.schema import parts as schemaparts
 from llmkube.apiserver.schema.string_formats import FORMATS
 from llmkube.apiserver.schema.structural import Schema
@@ -39,8 +39,8 @@ def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
         RequestRefusedError: 400, not JSON (or YAML); 413, too large.
     """
     check_size(body)
-    if media == protobuf.MEDIA_TYPE:
-        return protobuf.decode(body), []
+    if media == protobuf_bodies.MEDIA_TYPE:
+        return protobuf_bodies.decode(body), []
     try:
         return _yaml(body) if media.endswith("yaml") else _json(body)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as exc:

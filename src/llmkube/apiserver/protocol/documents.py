@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from llmkube.apiserver.kinds.catalog import Catalog
-from llmkube.apiserver.protocol import discovery, openapi, openapi_proto
+from llmkube.apiserver.protocol import discovery, openapi, openapi_protobuf
 from llmkube.apiserver.protocol.answers import JSON_HEADERS, answer
 from llmkube.apiserver.protocol.bodies import parse_object
 from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_type, parse_accept
@@ -76,11 +76,11 @@ def _document(content: bytes, media: str = JSON) -> Response:
 def _swagger(catalog: Catalog, accept: str) -> Response:
     document = openapi.version_2(catalog)
     for choice in parse_accept(accept):
-        if choice.type in {openapi_proto.ACCEPTED, openapi_proto.MEDIA_TYPE}:
-            return _document(openapi_proto.encode_document(document), openapi_proto.MEDIA_TYPE)
+        if choice.type in {openapi_protobuf.ACCEPTED, openapi_protobuf.MEDIA_TYPE}:
+            return _document(openapi_protobuf.encode_document(document), openapi_protobuf.MEDIA_TYPE)
         if choice.accepts(JSON):
             return _document(encode(document))
-    raise not_acceptable([JSON, openapi_proto.MEDIA_TYPE])
+    raise not_acceptable([JSON, openapi_protobuf.MEDIA_TYPE])
 
 
 def review(request: Request, route: Route) -> Response:

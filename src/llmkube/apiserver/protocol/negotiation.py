@@ -10,14 +10,14 @@ from typing import Final, Literal
 import attrs
 
 from llmkube.apiserver.kinds.kind_info import KindInfo
-from llmkube.apiserver.protocol import protobuf
+from llmkube.apiserver.protocol import protobuf_bodies
 from llmkube.apiserver.values.api_errors import not_acceptable, unsupported_media_type
 
 Shape = Literal["", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"]
 
 JSON: Final = "application/json"
 JSON_OR_YAML: Final = (JSON, "application/yaml")
-OBJECT_TYPES: Final = (*JSON_OR_YAML, protobuf.MEDIA_TYPE)
+OBJECT_TYPES: Final = (*JSON_OR_YAML, protobuf_bodies.MEDIA_TYPE)
 """How a client may write an object."""
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"

@@ -9,13 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import attrs
-import httptools
 import trio
 
 from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, ProtocolError
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head
-from llmkube.base.http.parser import BodyDecoder, HeadReader, MalformedError, ResponseHead, response_body
+from llmkube.base.http.parser import BodyDecoder, FinalHeadReader, MalformedError, ResponseHead, response_body
 
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a connection to a host and port, or raises OSError."""
@@ -249,22 +248,13 @@ async def _exchange(
 
 
 async def _receive_head(stream: trio.abc.Stream, peer: str) -> tuple[ResponseHead, bytes]:
-    """Receive heads up to the final one: interim answers (1xx) are skipped."""
-    reader = HeadReader(httptools.HttpResponseParser, _LIMITS)
+    reader = FinalHeadReader(_LIMITS)
     data = await _receive_first(stream, peer)
-    while True:
-        rest = reader.feed(data)
-        if rest is None:
-            data = await _receive(stream, peer)
-            if not data:
-                raise BrokenOffError(f"{peer} broke off in the head of its answer")
-            continue
-        head = reader.response()
-        if head.status >= 200:
-            return head, rest
-        if head.status == 101:
-            raise ProtocolError(f"{peer} switches to a protocol that nobody asked for")
-        reader, data = HeadReader(httptools.HttpResponseParser, _LIMITS), rest
+    while (found := reader.feed(data)) is None:
+        data = await _receive(stream, peer)
+        if not data:
+            raise BrokenOffError(f"{peer} broke off in the head of its answer")
+    return found
 
 
 async def _receive_first(stream: trio.abc.Stream, peer: str) -> bytes:

@@ -150,6 +150,29 @@ class HeadReader:
         return version
 
 
+class FinalHeadReader:
+    """Feed the heads of one exchange's answers and stop behind the final one; interim answers (1xx) are skipped."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._reader = HeadReader(httptools.HttpResponseParser, limits)
+
+    def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
+        """Take the next bytes; None while the final head is incomplete, then that head and the bytes after it.
+
+        Raises:
+            MalformedError: Not an answer that this client understands, or one that leaves HTTP/1.1 (101).
+        """
+        while (rest := self._reader.feed(data)) is not None:
+            head = self._reader.response()
+            if head.status >= 200:
+                return head, rest
+            if head.status == 101:
+                raise MalformedError(400, "the answer switches to a protocol that the request did not ask for")
+            data, self._reader = rest, HeadReader(httptools.HttpResponseParser, self._limits)
+        return None
+
+
 class LengthBody:
     """A body of a known number of bytes."""
 

@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
-import httptools
 import trio
 
 from llmkube.base.http.errors import BrokenOffError, ProtocolError
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, encode_request_head
-from llmkube.base.http.parser import BodyDecoder, HeadReader, LengthBody, MalformedError, ResponseHead, response_body
+from llmkube.base.http.parser import (
+    BodyDecoder,
+    FinalHeadReader,
+    LengthBody,
+    MalformedError,
+    ResponseHead,
+    response_body,
+)
 
 _LIMITS: Final = Limits(max_headers=256)
 _PIECE_BYTES: Final = 64 * 1024
@@ -123,21 +129,12 @@ def words_of(exc: BaseException) -> str:
 
 
 async def _receive_head(stream: trio.abc.Stream) -> tuple[ResponseHead, bytes]:
-    """Receive heads up to the final one: interim answers (1xx) are skipped."""
-    data, reader = b"", HeadReader(httptools.HttpResponseParser, _LIMITS)
-    while True:
-        rest = reader.feed(data)
-        if rest is None:
-            data = await _receive(stream)
-            if not data:
-                raise BrokenOffError("the server broke off before its answer was complete")
-            continue
-        head = reader.response()
-        if head.status >= 200:
-            return head, rest
-        if head.status == 101:
-            raise ProtocolError("the server switches to a protocol that nobody asked for")
-        data, reader = rest, HeadReader(httptools.HttpResponseParser, _LIMITS)
+    reader, data = FinalHeadReader(_LIMITS), b""
+    while (found := reader.feed(data)) is None:
+        data = await _receive(stream)
+        if not data:
+            raise BrokenOffError("the server broke off before its answer was complete")
+    return found
 
 
 async def _receive(stream: trio.abc.Stream) -> bytes:
