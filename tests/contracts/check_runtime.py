@@ -17,14 +17,14 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, Places
-from llmkube.runtimes.container.plugins import extend_crds, survey
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, MountPaths
+from llmkube.runtimes.container.plugins import extend_crds, find_installed
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 
 Spec = Mapping[str, Any]
 
-PLACES: Final = Places(model="/models/m", folder="/models", draft="/drafts/d", cache="/cache")
+PLACES: Final = MountPaths(model="/models/m", folder="/models", draft="/drafts/d", cache="/cache")
 SECRET: Final = "hush-hush"
 
 # What is taken into account before or beside the plan: names, the pair of engine and format, the weights' own identity
@@ -254,7 +254,7 @@ def _hostile(lab: Lab) -> None:
 
 def crd_specs() -> dict[str, Schema]:
     """Return the schema of each kind's spec, with what installed plug-ins add."""
-    crds = extend_crds(all_crds(), survey().runtimes)
+    crds = extend_crds(all_crds(), find_installed().runtimes)
     return {
         crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         for crd in crds

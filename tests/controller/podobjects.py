@@ -11,7 +11,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import Deployment, Job, Pod
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Resources, ScalingMetric
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.plan import Placeholder
 
 IMAGE = "example.org/llmkube:test"
 SETTINGS = WorkloadSettings(image=IMAGE)
@@ -49,7 +49,7 @@ def plan(**facts: Any) -> ContainerPlan:
         "container_name": "llama-server",
         "image": "example.org/llama.cpp:server",
         "port": 8080,
-        "args": ("--model", Slot.MODEL, "--port", "8080"),
+        "args": ("--model", Placeholder.MODEL, "--port", "8080"),
         "probes": Probes.http("/health"),
         "endpoint_path": "/v1/chat/completions",
         "hpa_metric": ScalingMetric("llamacpp:requests_processing"),

@@ -13,12 +13,12 @@ import yaml
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container.container_plan import ContainerPlan, Places, Probe, Resources
+from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths, Probe, Resources
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 
 FOLDER: Final = Path(__file__).parent / "golden"
-PLACES: Final = Places(
+PLACES: Final = MountPaths(
     model="/models/key/model.gguf", folder="/models/key", draft="/drafts/key/draft.gguf", cache="/cache"
 )
 

@@ -2,7 +2,7 @@ import pytest
 
 from llmkube.k8s.crd.serving import SGLangConfig, VLLMConfig
 from llmkube.runtimes.arguments import CommandLine, flags_in, refuse_owned
-from llmkube.runtimes.plan import EngineInfo, PlanError, Slot
+from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
 
 
 def test_a_field_and_the_users_own_flag_for_it_are_not_both_written():
@@ -31,8 +31,8 @@ def test_an_engine_is_given_only_what_it_knows():
 def test_a_slot_stays_a_slot():
     """A value that is filled in later is not turned into text."""
     line = CommandLine()
-    line.add("spec.m", "--model", Slot.MODEL)
-    assert isinstance(line.argv[1], Slot)
+    line.add("spec.m", "--model", Placeholder.MODEL)
+    assert isinstance(line.argv[1], Placeholder)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,20 @@
 import attrs
 import pytest
 
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Slot
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 
 PLAN = LaunchPlan(
-    argv=(Slot.PROGRAM, "--model", Slot.MODEL, "--host", Slot.HOST, "--port", Slot.PORT, "--echo", "{port}"),
+    argv=(
+        Placeholder.PROGRAM,
+        "--model",
+        Placeholder.MODEL,
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--echo",
+        "{port}",
+    ),
     env=(("OMP_NUM_THREADS", "2"), ("GGML_X", "1")),
     runtime="llamacpp",
     alias="demo",

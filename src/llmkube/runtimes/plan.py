@@ -14,8 +14,8 @@ class PlanError(UserError):
     """The objects ask for something that no engine on this path can run; `field` says where."""
 
 
-class Slot(StrEnum):
-    """A place in argv that is filled at launch. An equal plain string of a user's is not a slot.
+class Placeholder(StrEnum):
+    """A place in argv that is filled at launch. A plain string of a user's with the same text is none.
 
     On a host the supervisor fills program, model, host and port. In a pod the renderer fills model (the file, or the
     folder, that the engine is given), folder (the one that model lies in), draft (the model of a second Model, for
@@ -50,7 +50,7 @@ class LaunchPlan:
     """A process to run for one InferenceService.
 
     Attributes:
-        argv: The command line, with `Slot` members where the host fills in.
+        argv: The command line, with `Placeholder` members where the host fills in.
         env: Variables to add to the engine's environment, in the user's order.
         runtime: The engine family (`llamacpp`).
         alias: The model id that the engine answers to.
@@ -71,8 +71,13 @@ class LaunchPlan:
 
     def render(self, *, program: str, model: str, host: str, port: int) -> tuple[str, ...]:
         """Return argv with every slot filled."""
-        fill = {Slot.PROGRAM: program, Slot.MODEL: model, Slot.HOST: host, Slot.PORT: str(port)}
-        return tuple(fill[arg] if isinstance(arg, Slot) else arg for arg in self.argv)
+        fill = {
+            Placeholder.PROGRAM: program,
+            Placeholder.MODEL: model,
+            Placeholder.HOST: host,
+            Placeholder.PORT: str(port),
+        }
+        return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in self.argv)
 
     @property
     def digest(self) -> str:
@@ -81,6 +86,6 @@ class LaunchPlan:
         Program, host, port and model path are slots, so another port is not another plan; the order of environment
         variables and the list of fields without effect do not count.
         """
-        argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in self.argv]
+        argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
         facts = [self.runtime, argv, sorted(self.env), self.weights_identity]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

@@ -16,7 +16,7 @@ from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.container import llamacpp as llama_pod
-from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
 from llmkube.runtimes.container.container_plan import ContainerPlan, literal
 from llmkube.runtimes.container.gpu import resources_of
 from llmkube.runtimes.container.images import Images
@@ -151,7 +151,7 @@ def container_plan_for(
     line = CommandLine(flags_in(isvc.spec.extra_args), spell=literal, honoured={*_ALWAYS, *honoured})
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
-    draft = Draft(
+    builder = ContainerBuilder(
         runtime=runtime,
         service=isvc,
         model=model,
@@ -161,7 +161,7 @@ def container_plan_for(
         config=config,
         line=line,
     )
-    plan = runtime.plan(draft)
+    plan = runtime.plan(builder)
     autoscaling = isvc.spec.autoscaling
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
         raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",

@@ -31,7 +31,7 @@ from llmkube.controller.status.pod_model_status import User, choose_supply, with
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.plan import Placeholder
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.errors import SourceError
 
@@ -61,7 +61,7 @@ def with_draft(source, draft):
         serving_storage(pod_service(), cluster_model(one), PATH if one == HUB_FILE else mounted(one), SETTINGS)
         for one in (source, draft)
     )
-    engine = plan(args=("--model", Slot.MODEL, "--model-draft", Slot.DRAFT))
+    engine = plan(args=("--model", Placeholder.MODEL, "--model-draft", Placeholder.DRAFT))
     return deployment(pod_service(), engine, SETTINGS, replicas=1, storage=weights, draft=beside)
 
 

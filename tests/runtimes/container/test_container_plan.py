@@ -1,19 +1,23 @@
 import attrs
 import pytest
 
-from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Places, Probe, Probes, Variable
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, MountPaths, Probe, Probes, Variable
+from llmkube.runtimes.plan import Placeholder
 
 PLAN = ContainerPlan(
     runtime="x",
     container_name="x",
     image="x",
     port=1,
-    args=("--model", Slot.MODEL, "--mmproj", ModelFile("sub/p.gguf"), "-md", Slot.DRAFT, "{model}"),
-    env=(Variable("HF_HOME", Slot.CACHE), Variable("A", "{cache}"), Variable("S", value_from={"secretKeyRef": {}})),
+    args=("--model", Placeholder.MODEL, "--mmproj", ModelFile("sub/p.gguf"), "-md", Placeholder.DRAFT, "{model}"),
+    env=(
+        Variable("HF_HOME", Placeholder.CACHE),
+        Variable("A", "{cache}"),
+        Variable("S", value_from={"secretKeyRef": {}}),
+    ),
     probes=Probes.tcp(),
 )
-PLACES = Places(model="/models/k/sub/m.gguf", folder="/models/k", draft="/d/m.gguf", cache="/cache")
+PLACES = MountPaths(model="/models/k/sub/m.gguf", folder="/models/k", draft="/d/m.gguf", cache="/cache")
 
 
 def test_slots_are_filled_and_a_users_equal_text_is_not():
@@ -31,8 +35,10 @@ def test_slots_are_filled_and_a_users_equal_text_is_not():
 def test_the_name_of_a_file_stands_for_itself():
     """Where a kubelet replaces `$(NAME)` it is escaped; in a hook, of which a kubelet replaces nothing, it is not."""
     odd = attrs.evolve(PLACES, model="/models/k/$(HOME)$$.gguf", folder="/models/$k")
-    plan = attrs.evolve(PLAN, post_start=("load", Slot.MODEL, "$(HOME)"), env=(Variable("M", Slot.MODEL),))
-    assert plan.render_words((Slot.MODEL, ModelFile("$p"), "$(HOME)"), odd) == [
+    plan = attrs.evolve(
+        PLAN, post_start=("load", Placeholder.MODEL, "$(HOME)"), env=(Variable("M", Placeholder.MODEL),)
+    )
+    assert plan.render_words((Placeholder.MODEL, ModelFile("$p"), "$(HOME)"), odd) == [
         "/models/k/$$(HOME)$$$$.gguf", "/models/$$k/$$p", "$(HOME)"
     ]  # fmt: skip
     assert plan.render_env(odd) == [{"name": "M", "value": "/models/k/$$(HOME)$$$$.gguf"}]
@@ -44,10 +50,10 @@ def test_the_name_of_a_file_stands_for_itself():
     [
         ((), False, True),
         (("{model}", "{cache}"), False, True),
-        ((Slot.MODEL,), True, True),
-        ((Slot.FOLDER,), True, True),
+        ((Placeholder.MODEL,), True, True),
+        ((Placeholder.FOLDER,), True, True),
         ((ModelFile("p"),), True, True),
-        ((Slot.DRAFT,), False, True),
+        ((Placeholder.DRAFT,), False, True),
     ],
 )
 def test_a_plan_says_what_has_to_be_mounted(args, weights, cache):
@@ -60,8 +66,8 @@ def test_a_plan_says_what_has_to_be_mounted(args, weights, cache):
 @pytest.mark.parametrize(
     "change",
     [
-        {"args": (*PLAN.args[:-1], Slot.MODEL)},
-        {"args": ("--model", Slot.MODEL, "--mmproj", "sub/p.gguf", "-md", Slot.DRAFT, "{model}")},
+        {"args": (*PLAN.args[:-1], Placeholder.MODEL)},
+        {"args": ("--model", Placeholder.MODEL, "--mmproj", "sub/p.gguf", "-md", Placeholder.DRAFT, "{model}")},
         {"env": ()},
         {"probes": Probes.http("/")},
         {"image": "y"},

@@ -16,9 +16,9 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds, crds_yaml
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container.container_plan import Places
-from llmkube.runtimes.container.plugins import extend_crds, survey
-from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.container.container_plan import MountPaths
+from llmkube.runtimes.container.plugins import extend_crds, find_installed
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.runtimes.registry import container_plan_for, runtime_named
 from plugin_packages import EXAMPLE, example_installed, imported_from, write_package
 
@@ -43,7 +43,7 @@ def test_the_example_plans_its_own_manifest(tmp_path):
     service, model = decode(InferenceService, objects["InferenceService"]), decode(Model, objects["Model"])
     with example_installed(tmp_path):
         made = container_plan_for(service, model)
-    assert " ".join(made.render_words(made.args, Places(model="/m.gguf"))) == (
+    assert " ".join(made.render_words(made.args, MountPaths(model="/m.gguf"))) == (
         "--model /m.gguf --host :: --port 9000 --prefix you said --shout --longest 4096"
     )
     assert (made.not_honoured, made.needs_model_init, made.container_name) == ((), True, "echo")
@@ -55,7 +55,16 @@ def test_the_guides_own_runtime_plans(monkeypatch):
     names = {}
     exec(code, names)  # what the guide tells people to write
     monkeypatch.setattr("llmkube.runtimes.container.plugins.load", lambda _: names["RUNTIME"])
-    assert plan(contextSize=512).args == ("--model", Slot.MODEL, "--host", "::", "--port", "9000", "--longest", "512")
+    assert plan(contextSize=512).args == (
+        "--model",
+        Placeholder.MODEL,
+        "--host",
+        "::",
+        "--port",
+        "9000",
+        "--longest",
+        "512",
+    )
 
 
 def test_options_of_a_plugin_that_make_no_sense_are_refused_by_name(tmp_path):
@@ -75,7 +84,7 @@ async def test_the_example_serves(tmp_path):
     (weights := tmp_path / "parrot.gguf").write_bytes(b"GGUF")
     with example_installed(tmp_path / "site"):
         made = plan(containerPort=port, bindAddress="127.0.0.1", echoConfig={"prefix": "you said", "shout": True})
-    places = Places(model=str(weights))
+    places = MountPaths(model=str(weights))
     command = [sys.executable, *made.render_words(made.command, places)[1:], *made.render_words(made.args, places)]
     run = functools.partial(
         trio.run_process, command, stdout=subprocess.PIPE, check=False, env={"PYTHONPATH": str(EXAMPLE / "src")}
@@ -104,7 +113,7 @@ def test_the_crds_know_the_names_and_the_options_of_plugins(tmp_path):
 
     plain = all_crds()
     with example_installed(tmp_path):
-        found = survey()
+        found = find_installed()
         extended = extend_crds(plain, found.runtimes)
     assert found.problems == ()
     assert "spec.runtime" in problems(plain, {})
@@ -114,7 +123,7 @@ def test_the_crds_know_the_names_and_the_options_of_plugins(tmp_path):
 
 def test_without_plugins_the_crds_are_the_same_bytes():
     """Looking for plug-ins changes nothing where there are none."""
-    assert crds_yaml(extend_crds(all_crds(), survey().runtimes)) == crds_yaml()
+    assert crds_yaml(extend_crds(all_crds(), find_installed().runtimes)) == crds_yaml()
 
 
 SOUND = """
@@ -155,7 +164,7 @@ def test_a_broken_plugin_is_named_and_disables_only_itself(tmp_path, name, targe
     write_package(tmp_path, "llmkube-odd", {name: target}, "2.1")
     write_package(tmp_path, "llmkube-fine", {"fine": "fine_plugin:RUNTIME"})
     with imported_from(tmp_path):
-        found = survey()
+        found = find_installed()
         assert [runtime.name for runtime in found.runtimes] == ["fine"]
         assert len(found.problems) == 1
         assert f"runtime {name} of llmkube-odd 2.1" in found.problems[0] or "llmkube-odd 2.1" in found.problems[0]

@@ -7,7 +7,7 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container.container_plan import ContainerPlan, Places
+from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths
 from llmkube.runtimes.container.weights_source import hub_repository
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
@@ -304,7 +304,7 @@ def test_the_hook_gives_ollama_its_model_by_every_name(tmp_path, of, spec, calls
     """It waits until the server answers, makes the model, and calls it by the other names too."""
     (tmp_path / "ollama").write_text('#!/bin/sh\necho "$*" >>"$HOME/calls"\n')
     (tmp_path / "ollama").chmod(0o755)
-    hook = plan(of, runtime="ollama", **spec).render_hook(Places(model="/models/$(A) b.gguf"))
+    hook = plan(of, runtime="ollama", **spec).render_hook(MountPaths(model="/models/$(A) b.gguf"))
     environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(hook, env=environment, check=True, timeout=30)
     said = (tmp_path / "calls").read_text().replace(str(tmp_path), "HOME")

@@ -6,7 +6,7 @@ in use, a context that does not fit. Those of upstream's llama-server and of the
 
 import pytest
 
-from llmkube.runtimes.process.exits import Cause, classify, loading_phase
+from llmkube.runtimes.process.exits import ExitCause, classify, loading_phase
 
 BAD_FLAG = """\
 usage: llmkube-llama-server --model FILE [flags]
@@ -87,31 +87,31 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
 @pytest.mark.parametrize(
     ("code", "words", "cause", "said"),
     [
-        (2, BAD_FLAG, Cause.BAD_FLAG, "--frobnicate is not honoured"),
-        (2, BAD_VALUE, Cause.BAD_FLAG, "invalid int value: 'many'"),
-        (1, UPSTREAM_FLAG, Cause.BAD_FLAG, "--frobnicate"),
-        (1, NO_FILE, Cause.BAD_MODEL, "No such file or directory"),
-        (1, NOT_GGUF, Cause.BAD_MODEL, "is not a GGUF file"),
-        (1, TRUNCATED, Cause.BAD_MODEL, "'blk.1.ffn_down.weight' data is not within the file bounds"),
-        (1, OVERWRITTEN, Cause.BAD_MODEL, "failed to read key-value pairs"),
-        (1, PORT, Cause.PORT_TAKEN, "port 18124: Address already in use"),
-        (1, UPSTREAM_PORT, Cause.PORT_TAKEN, "couldn't bind HTTP server socket"),
-        (1, ADDRESS, Cause.BAD_ADDRESS, "203.0.113.7"),
-        (1, CONTEXT, Cause.OUT_OF_MEMORY, "attempted to allocate 19531.25 MB"),
-        (1, METAL, Cause.OUT_OF_MEMORY, "kIOGPUCommandBufferCallbackErrorOutOfMemory"),
-        (-6, ALLOCATION, Cause.OUT_OF_MEMORY, "std::bad_alloc"),
-        (1, CACHE, Cause.BAD_SETTING, "quantized V cache requires flash_attn"),
-        (-6, THREADS, Cause.CRASH, "terminate called"),
-        (-6, ASSERTION, Cause.CRASH, "GGML_ASSERT(ggml_nelements(a)"),
-        (127, LIBRARY, Cause.MISSING_LIBRARY, "libgomp.so.1"),
-        (-6, DYLD, Cause.MISSING_LIBRARY, "libggml-metal.dylib"),
-        (-11, "", Cause.CRASH, "SIGSEGV"),
-        (-4, "", Cause.CRASH, "this build may not suit this processor"),
-        (-15, "", Cause.SIGNAL, "SIGTERM"),
-        (0, "", Cause.UNKNOWN, "as if somebody had asked it to"),
-        (1, "goodbye", Cause.UNKNOWN, ""),
-        (None, PORT, Cause.PORT_TAKEN, "Address already in use"),
-        (None, "", Cause.UNKNOWN, ""),
+        (2, BAD_FLAG, ExitCause.BAD_FLAG, "--frobnicate is not honoured"),
+        (2, BAD_VALUE, ExitCause.BAD_FLAG, "invalid int value: 'many'"),
+        (1, UPSTREAM_FLAG, ExitCause.BAD_FLAG, "--frobnicate"),
+        (1, NO_FILE, ExitCause.BAD_MODEL, "No such file or directory"),
+        (1, NOT_GGUF, ExitCause.BAD_MODEL, "is not a GGUF file"),
+        (1, TRUNCATED, ExitCause.BAD_MODEL, "'blk.1.ffn_down.weight' data is not within the file bounds"),
+        (1, OVERWRITTEN, ExitCause.BAD_MODEL, "failed to read key-value pairs"),
+        (1, PORT, ExitCause.PORT_TAKEN, "port 18124: Address already in use"),
+        (1, UPSTREAM_PORT, ExitCause.PORT_TAKEN, "couldn't bind HTTP server socket"),
+        (1, ADDRESS, ExitCause.BAD_ADDRESS, "203.0.113.7"),
+        (1, CONTEXT, ExitCause.OUT_OF_MEMORY, "attempted to allocate 19531.25 MB"),
+        (1, METAL, ExitCause.OUT_OF_MEMORY, "kIOGPUCommandBufferCallbackErrorOutOfMemory"),
+        (-6, ALLOCATION, ExitCause.OUT_OF_MEMORY, "std::bad_alloc"),
+        (1, CACHE, ExitCause.BAD_SETTING, "quantized V cache requires flash_attn"),
+        (-6, THREADS, ExitCause.CRASH, "terminate called"),
+        (-6, ASSERTION, ExitCause.CRASH, "GGML_ASSERT(ggml_nelements(a)"),
+        (127, LIBRARY, ExitCause.MISSING_LIBRARY, "libgomp.so.1"),
+        (-6, DYLD, ExitCause.MISSING_LIBRARY, "libggml-metal.dylib"),
+        (-11, "", ExitCause.CRASH, "SIGSEGV"),
+        (-4, "", ExitCause.CRASH, "this build may not suit this processor"),
+        (-15, "", ExitCause.SIGNAL, "SIGTERM"),
+        (0, "", ExitCause.UNKNOWN, "as if somebody had asked it to"),
+        (1, "goodbye", ExitCause.UNKNOWN, ""),
+        (None, PORT, ExitCause.PORT_TAKEN, "Address already in use"),
+        (None, "", ExitCause.UNKNOWN, ""),
     ],
 )
 def test_an_exit_is_known_by_its_words(code, words, cause, said):
@@ -124,19 +124,19 @@ def test_an_exit_is_known_by_its_words(code, words, cause, said):
 def test_a_kill_for_want_of_memory_is_told_from_any_other():
     """SIGKILL is the kernel's if its counter of such kills has moved meanwhile, and somebody's otherwise."""
     words = ["llm_load: 4 of 9 tensors"]
-    assert classify(-9, words, memory_kills=1).cause is Cause.MEMORY_KILL
+    assert classify(-9, words, memory_kills=1).cause is ExitCause.MEMORY_KILL
     assert "spec.contextSize" in classify(-9, words, memory_kills=1).next_step
-    assert classify(-9, words).cause is Cause.SIGNAL
-    assert classify(1, words, memory_kills=1).cause is Cause.UNKNOWN
+    assert classify(-9, words).cause is ExitCause.SIGNAL
+    assert classify(1, words, memory_kills=1).cause is ExitCause.UNKNOWN
 
 
 def test_what_a_host_short_of_memory_kills_is_suspected():
     """Where nobody counts such kills, a host that was short of memory is told of, also of an adopted engine."""
     assert "this host was short of memory" in str(classify(-9, [], memory_short=True))
-    assert classify(None, ["all slots are idle"], memory_short=True).cause is Cause.MEMORY_KILL
-    assert classify(None, [], memory_kills=1).cause is Cause.MEMORY_KILL
-    assert classify(None, ["unknown argument"], memory_short=True).cause is Cause.BAD_FLAG
-    assert classify(-15, [], memory_short=True).cause is Cause.SIGNAL
+    assert classify(None, ["all slots are idle"], memory_short=True).cause is ExitCause.MEMORY_KILL
+    assert classify(None, [], memory_kills=1).cause is ExitCause.MEMORY_KILL
+    assert classify(None, ["unknown argument"], memory_short=True).cause is ExitCause.BAD_FLAG
+    assert classify(-15, [], memory_short=True).cause is ExitCause.SIGNAL
 
 
 def test_the_clock_before_a_line_is_not_quoted():

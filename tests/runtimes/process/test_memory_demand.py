@@ -1,7 +1,7 @@
 import attrs
 import pytest
 
-from llmkube.runtimes.plan import EngineInfo, Slot
+from llmkube.runtimes.plan import EngineInfo, Placeholder
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS, demand_of
 from llmkube.weights.estimate.sizing import DEFAULT_CACHE_RAM_BYTES, Demand
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def read(words, engine=MODERN):
-    return demand_of([Slot.PROGRAM, "--model", Slot.MODEL, *words.split()], engine, machine="x86_64")
+    return demand_of([Placeholder.PROGRAM, "--model", Placeholder.MODEL, *words.split()], engine, machine="x86_64")
 
 
 def test_nothing_said_is_the_engines_own_defaults():

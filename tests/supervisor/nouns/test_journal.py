@@ -13,7 +13,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.runtimes.plan import LaunchPlan, Slot
+from llmkube.runtimes.plan import LaunchPlan, Placeholder
 from llmkube.supervisor.engine.orphans import belongs, take_stock
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.nouns.desired import Desired
@@ -25,7 +25,10 @@ from llmkube.weights.store.blobs import WeightsFile
 
 CHAT = Key("ns", "chat")
 PLAN = LaunchPlan(
-    (Slot.PROGRAM, "--model", Slot.MODEL, "--port", Slot.PORT, "{port}"), (("A", "1"),), "llamacpp", "chat"
+    (Placeholder.PROGRAM, "--model", Placeholder.MODEL, "--port", Placeholder.PORT, "{port}"),
+    (("A", "1"),),
+    "llamacpp",
+    "chat",
 )
 WEIGHTS = WeightsFile(Path("/store/x.gguf"), 10, None, "x")
 ENGINE = EngineRecord("cookie", "127.0.0.1", 4000, 7, 42, "boot:1")

@@ -62,7 +62,7 @@ def test_the_smallest_gap_is_taken():
 def test_results_that_are_kept_stay():
     """What is kept is never given away, read or not."""
     first = Node(320)
-    first.kept = True
+    first.is_output = True
     assert peak(Node(320, (Node(320, (first,)),))) == 960
 
 

@@ -6,7 +6,7 @@ import attrs
 
 from llmkube.k8s.fields import Wire, field, received
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
-from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
 
 PORT: Final = 9000
 
@@ -21,25 +21,25 @@ class EchoConfig:
     wire: Wire = received()
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that echoes."""
-    draft.refuse({"--model": "the Model's spec.source", "--port": "spec.containerPort"})
-    draft.line.argv += ["--model", draft.weights()]
-    port = draft.port(PORT)
-    draft.add_listener("--host", "--port", port)
-    if draft.config is not None:
+    builder.refuse({"--model": "the Model's spec.source", "--port": "spec.containerPort"})
+    builder.line.argv += ["--model", builder.weights()]
+    port = builder.port(PORT)
+    builder.add_listener("--host", "--port", port)
+    if builder.config is not None:
         flags = {"prefix": "--prefix", "repeat": "--repeat", "shout": "--shout"}
-        draft.line.add_block(draft.config, "spec.echoConfig", flags)
-    if draft.spec.context_size is not None:
-        draft.line.add("spec.contextSize", "--longest", draft.spec.context_size)
-    return draft.finish(
+        builder.line.add_block(builder.config, "spec.echoConfig", flags)
+    if builder.spec.context_size is not None:
+        builder.line.add("spec.contextSize", "--longest", builder.spec.context_size)
+    return builder.finish(
         container_name="echo",
         image="ghcr.io/example/llmkube-echo:0.1.0",
         port=port,
         command=("python3", "-m", "llmkube_echo.server"),
         probes=Probes.http("/health"),
         hpa_metric=ScalingMetric("echo:requests_running"),
-        model_id=draft.name,
+        model_id=builder.name,
     )
 
 

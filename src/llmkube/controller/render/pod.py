@@ -7,7 +7,7 @@ from llmkube.controller.render.labels import service_labels
 from llmkube.controller.render.storage import Storage, writing_group
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, Places
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, MountPaths
 
 CACHE_FOLDER: Final = "/cache"
 """A folder that the engine may write to; it is gone with the pod."""
@@ -71,7 +71,7 @@ def priority_class(service: InferenceService, settings: WorkloadSettings) -> str
 def _engine(
     service: InferenceService, plan: ContainerPlan, storage: Storage, draft: Storage, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    places = Places(model=storage.path, folder=storage.folder, draft=draft.path, cache=CACHE_FOLDER)
+    places = MountPaths(model=storage.path, folder=storage.folder, draft=draft.path, cache=CACHE_FOLDER)
     resources: dict[str, Any] = {
         name: dict(amounts)
         for name, amounts in (("requests", plan.resources.requests), ("limits", plan.resources.limits))

@@ -1,8 +1,8 @@
-"""What a runtime is, and the draft on which it writes a service's container.
+"""What a runtime is, and the builder with which it plans a service's container.
 
-A runtime is a pure function from a `Draft` to a `ContainerPlan`, with its name and its options. The draft knows what
-all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and plug-ins use the
-same one; `docs/adding-a-runtime.md` is the guide.
+A runtime is a pure function from a `ContainerBuilder` to a `ContainerPlan`, with its name and its options. The builder
+knows what all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and
+plug-ins use the same one; `docs/adding-a-runtime.md` is the guide.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from llmkube.runtimes.container.gpu import stack_of
 from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.container.weights_source import SOURCE, hub_repository, is_mounted, parsed_source
 from llmkube.runtimes.llama_fields import mode_of
-from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.source import HubRepository, Source
 
@@ -88,7 +88,7 @@ class Runtime:
     """
 
     name: str
-    plan: "Callable[[Draft], ContainerPlan]"
+    plan: "Callable[[ContainerBuilder], ContainerPlan]"
     fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
     reads: tuple[str, ...] = FORMATS
     config: type[Any] | None = None
@@ -96,11 +96,11 @@ class Runtime:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Draft:
-    """A container that a runtime is writing.
+class ContainerBuilder:
+    """The container of a service, while a runtime plans it.
 
     Attributes:
-        runtime: Who writes.
+        runtime: The runtime that plans.
         service: What is asked.
         model: Of which Model.
         facts: What the weights' header says, where somebody has read it.
@@ -210,7 +210,11 @@ class Draft:
                             f"volume or a path{way_out}", field=SOURCE)  # fmt: skip
         self.honour(SOURCE)
         # the parts of a split gguf lie beside the first, which leads to them
-        return Slot.FOLDER if len(self.model.spec.files) > 1 and self.model.spec.format != "gguf" else Slot.MODEL
+        return (
+            Placeholder.FOLDER
+            if len(self.model.spec.files) > 1 and self.model.spec.format != "gguf"
+            else Placeholder.MODEL
+        )
 
     def repository(self, cache_variable: str = "HF_HOME") -> HubRepository | None:
         """Return the repository that the engine fetches for itself; None if it is handed files.
@@ -222,7 +226,7 @@ class Draft:
         if found is not None:
             self.honour(SOURCE)
             if cache_variable:
-                self.env.append(Variable(cache_variable, Slot.CACHE))
+                self.env.append(Variable(cache_variable, Placeholder.CACHE))
         return found
 
     def add_token(self, ref: SecretKeySelector | None, path: str, *names: str) -> None:

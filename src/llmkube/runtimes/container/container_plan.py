@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.k8s.crd.meta import SecretKeySelector
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.plan import Placeholder
 
 PORT_NAME: Final = "http"
 """What the container's port is called; Services and probes point at the name, whatever the number."""
@@ -31,13 +31,13 @@ def literal(text: str) -> str:
 
 
 class ModelFile(str):
-    """A word of argv: a file that was fetched together with the model, by its path below `Slot.FOLDER`."""
+    """A word of argv: a file that was fetched together with the model, by its path below `Placeholder.FOLDER`."""
 
     __slots__ = ()
 
 
 @attrs.frozen(kw_only=True)
-class Places:
+class MountPaths:
     """What the slots of a plan stand for in one pod: absolute paths, empty where there is none.
 
     Attributes:
@@ -57,12 +57,12 @@ class Places:
         """Return the word, or what it stands for; `expands` if a kubelet replaces `$(NAME)` where it stands."""
         if isinstance(word, ModelFile):
             path = posixpath.join(self.folder, str(word))
-        elif isinstance(word, Slot):
+        elif isinstance(word, Placeholder):
             path = {
-                Slot.MODEL: self.model,
-                Slot.FOLDER: self.folder,
-                Slot.DRAFT: self.draft,
-                Slot.CACHE: self.cache,
+                Placeholder.MODEL: self.model,
+                Placeholder.FOLDER: self.folder,
+                Placeholder.DRAFT: self.draft,
+                Placeholder.CACHE: self.cache,
             }[word]
         else:
             return word
@@ -207,7 +207,7 @@ class ContainerPlan:
         resources: What a replica requests.
         needs_model_init: Somebody has to fetch the weights before the container starts. False: the engine fetches for
             itself, or is content with what is mounted (`uses_weights`).
-        draft_model: Name of the Model that `Slot.DRAFT` stands for; empty when there is none.
+        draft_model: Name of the Model that `Placeholder.DRAFT` stands for; empty when there is none.
         post_start: A command to run in the container once it has started (`lifecycle.postStart`); empty for none.
         scheme: `http` or `https`, for `status.endpoint`.
         endpoint_path: The path for `status.endpoint`: the user's, or the runtime's where the schema's default would
@@ -253,28 +253,30 @@ class ContainerPlan:
     @property
     def uses_weights(self) -> bool:
         """Whether the container is handed the Model's files: they have to be mounted."""
-        return any(isinstance(word, ModelFile) or _is(word, Slot.MODEL, Slot.FOLDER) for word in self._words())
+        return any(
+            isinstance(word, ModelFile) or _is(word, Placeholder.MODEL, Placeholder.FOLDER) for word in self._words()
+        )
 
     @property
     def uses_cache(self) -> bool:
         """Whether the container wants a folder that it may write to."""
-        return any(_is(word, Slot.CACHE) for word in self._words())
+        return any(_is(word, Placeholder.CACHE) for word in self._words())
 
     def _words(self) -> Iterator[str]:
         yield from (*self.command, *self.args, *self.post_start, *(variable.value for variable in self.env))
 
-    def render_words(self, words: Iterable[str], places: Places) -> list[str]:
+    def render_words(self, words: Iterable[str], paths: MountPaths) -> list[str]:
         """Return `command` or `args` with every slot filled."""
-        return [places.fill(word, expands=True) for word in words]
+        return [paths.fill(word, expands=True) for word in words]
 
-    def render_hook(self, places: Places) -> list[str]:
+    def render_hook(self, paths: MountPaths) -> list[str]:
         """Return `post_start` with every slot filled; of a hook a kubelet takes each word as it is."""
-        return [places.fill(word, expands=False) for word in self.post_start]
+        return [paths.fill(word, expands=False) for word in self.post_start]
 
-    def render_env(self, places: Places) -> list[dict[str, Any]]:
+    def render_env(self, paths: MountPaths) -> list[dict[str, Any]]:
         """Return the environment as in a pod, with every slot filled."""
         return [
-            {"name": variable.name, "value": places.fill(variable.value, expands=True)}
+            {"name": variable.name, "value": paths.fill(variable.value, expands=True)}
             if variable.value_from is None
             else {"name": variable.name, "valueFrom": dict(variable.value_from)}
             for variable in self.env
@@ -287,12 +289,12 @@ class ContainerPlan:
         return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _is(word: str, *slots: Slot) -> bool:
-    return isinstance(word, Slot) and word in slots
+def _is(word: str, *placeholders: Placeholder) -> bool:
+    return isinstance(word, Placeholder) and word in placeholders
 
 
 def _tagged(_instance: Any, _attribute: Any, value: Any) -> Any:
     """Keep a slot and a model's file apart from a user's equal text."""
-    if isinstance(value, Slot | ModelFile):
+    if isinstance(value, Placeholder | ModelFile):
         return {type(value).__name__: str(value)}
     return value

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Variable
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
 
@@ -11,16 +11,16 @@ MODEL_PATH: Final = "MODEL_PATH"
 """The variable that says where the weights lie; in `spec.args` Kubernetes replaces `$(MODEL_PATH)` by it."""
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container as the service describes it."""
-    draft.refuse({})
-    draft.line.argv += draft.spec.args
-    draft.honour("spec.args", SOURCE)
-    if not draft.fetches or is_mounted(draft.source):
-        draft.env.append(Variable(MODEL_PATH, draft.weights()))
-    return draft.finish(
+    builder.refuse({})
+    builder.line.argv += builder.spec.args
+    builder.honour("spec.args", SOURCE)
+    if not builder.fetches or is_mounted(builder.source):
+        builder.env.append(Variable(MODEL_PATH, builder.weights()))
+    return builder.finish(
         container_name="inference-server",
-        port=draft.port(PORT),
+        port=builder.port(PORT),
         probes=Probes.tcp(),
         metrics_port_name="",
     )

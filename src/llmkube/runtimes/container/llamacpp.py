@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmkube.runtimes.container.builder import Draft, Runtime, fetches_always
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import split_mode, tensor_split
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
@@ -19,7 +19,7 @@ from llmkube.runtimes.llama_fields import (
     layers_of,
 )
 from llmkube.runtimes.llama_flags import OWNED_IN_PODS
-from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
 PORT: Final = 8080
@@ -31,37 +31,37 @@ _GPU: Final = "Model.spec.hardware.gpu"
 _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
 
 
-def plan_server(draft: Draft) -> ContainerPlan:
+def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
-    draft.refuse(OWNED_IN_PODS)
-    _add_model(draft)
-    draft.line.argv += ["--alias", draft.name]
-    return _finish(draft, model_id=draft.name)
+    builder.refuse(OWNED_IN_PODS)
+    _add_model(builder)
+    builder.line.argv += ["--alias", builder.name]
+    return _finish(builder, model_id=builder.name)
 
 
-def plan_router(draft: Draft) -> ContainerPlan:
+def plan_router(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves every model of a folder, each loaded when it is asked for.
 
     The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
     """
-    draft.refuse({**OWNED_IN_PODS, "--models-dir": f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"})
-    draft.line.argv += ["--models-dir", MODELS_FOLDER]
-    draft.honour(SOURCE)  # a Model has to have one
-    return _finish(draft, model_id="")
+    builder.refuse({**OWNED_IN_PODS, "--models-dir": f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"})
+    builder.line.argv += ["--models-dir", MODELS_FOLDER]
+    builder.honour(SOURCE)  # a Model has to have one
+    return _finish(builder, model_id="")
 
 
-def _add_model(draft: Draft) -> None:
-    source, line = draft.source, draft.line
-    if draft.fetches and isinstance(source, HubFile | HubRepository | WebFile):
+def _add_model(builder: ContainerBuilder) -> None:
+    source, line = builder.source, builder.line
+    if builder.fetches and isinstance(source, HubFile | HubRepository | WebFile):
         line.argv += _own_download(source)
-        draft.honour(SOURCE)
-        draft.env.append(Variable("LLAMA_CACHE", Slot.CACHE))
-        draft.add_token(None, "")
+        builder.honour(SOURCE)
+        builder.env.append(Variable("LLAMA_CACHE", Placeholder.CACHE))
+        builder.add_token(None, "")
         return
-    line.argv += ["--model", Slot.MODEL]
-    draft.weights()
-    if draft.model.spec.mmproj and not draft.fetches:
-        line.add("Model.spec.mmproj", "--mmproj", ModelFile(draft.model.spec.mmproj))
+    line.argv += ["--model", Placeholder.MODEL]
+    builder.weights()
+    if builder.model.spec.mmproj and not builder.fetches:
+        line.add("Model.spec.mmproj", "--mmproj", ModelFile(builder.model.spec.mmproj))
 
 
 def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
@@ -83,25 +83,25 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
     return ["--hf-repo", source.name]
 
 
-def _finish(draft: Draft, model_id: str) -> ContainerPlan:
-    spec, line = draft.spec, draft.line
+def _finish(builder: ContainerBuilder, model_id: str) -> ContainerPlan:
+    spec, line = builder.spec, builder.line
     check_fields(spec)
-    port = draft.port(PORT)
-    draft.add_listener("--host", "--port", port)
-    context = context_of(spec, _trained_context(draft))
+    port = builder.port(PORT)
+    builder.add_listener("--host", "--port", port)
+    context = context_of(spec, _trained_context(builder))
     add_size(line, spec, context)
-    _add_placement(draft)
+    _add_placement(builder)
     if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
         add_flash_attention(line, "on" if spec.flash_attention else "off")
     add_memory(line, spec)
     add_rope(line, spec)
     add_answers(line, spec)
-    draft_model = _add_speculation(draft)
-    add_mode(line, spec, context, pools=_pools(draft))
+    draft_model = _add_speculation(builder)
+    add_mode(line, spec, context, pools=_pools(builder))
     line.default("--metrics")
     # with one slot there is never more than one request in the works: three quarters of all slots is busy
     metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
-    return draft.finish(
+    return builder.finish(
         container_name="llama-server",
         port=port,
         probes=Probes.http("/health"),
@@ -113,56 +113,56 @@ def _finish(draft: Draft, model_id: str) -> ContainerPlan:
     )
 
 
-def _add_placement(draft: Draft) -> None:
-    gpu, count, line = draft.model.spec.hardware.gpu, draft.resources.gpu_count, draft.line
-    if not draft.resources.on_gpu:
+def _add_placement(builder: ContainerBuilder) -> None:
+    gpu, count, line = builder.model.spec.hardware.gpu, builder.resources.gpu_count, builder.line
+    if not builder.resources.on_gpu:
         line.argv += ["--n-gpu-layers", "0"]
         return
     line.argv += ["--n-gpu-layers", str(layers_of(gpu))]
-    draft.honour(f"{_GPU}.layers")
+    builder.honour(f"{_GPU}.layers")
     if count > 1:
         sharding = gpu.sharding if gpu else None
         mode = split_mode(sharding)
         line.argv += ["--split-mode", mode]
-        draft.honour(f"{_GPU}.sharding.strategy")
+        builder.honour(f"{_GPU}.sharding.strategy")
         if mode != "none":
             line.argv += ["--tensor-split", tensor_split(sharding, count)]
-            draft.honour(f"{_GPU}.sharding.layerSplit")
+            builder.honour(f"{_GPU}.sharding.layerSplit")
 
 
-def _add_speculation(draft: Draft) -> str:
+def _add_speculation(builder: ContainerBuilder) -> str:
     """Write it, and return the name of the Model that guesses ahead, if it is another one."""
-    wish = draft.spec.speculative_decoding
+    wish = builder.spec.speculative_decoding
     if wish is None:
         return ""
-    word: str = Slot.DRAFT if wish.draft_model_ref else ""
+    word: str = Placeholder.DRAFT if wish.draft_model_ref else ""
     if wish.draft_model:
-        _check_among_files(draft, wish.draft_model)
+        _check_among_files(builder, wish.draft_model)
         word = ModelFile(wish.draft_model)
-    add_speculation(draft.line, wish, word)
+    add_speculation(builder.line, wish, word)
     return wish.draft_model_ref or ""
 
 
-def _check_among_files(draft: Draft, name: str) -> None:
-    field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(draft.source)
-    if draft.fetches and not mounted:
+def _check_among_files(builder: ContainerBuilder, name: str) -> None:
+    field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(builder.source)
+    if builder.fetches and not mounted:
         raise PlanError("nobody fetches the Model's files here: name another Model in draftModelRef", field=field)
-    if not mounted and name not in draft.model.spec.files:
+    if not mounted and name not in builder.model.spec.files:
         raise PlanError(f'"{name}" is not among the Model\'s files: add it to its spec.files', field=field)
 
 
-def _trained_context(draft: Draft) -> int | None:
-    if draft.facts is not None:
-        return draft.facts.context_length
-    gguf = draft.model.status.gguf
+def _trained_context(builder: ContainerBuilder) -> int | None:
+    if builder.facts is not None:
+        return builder.facts.context_length
+    gguf = builder.model.status.gguf
     return gguf.context_length if gguf else None
 
 
-def _pools(draft: Draft) -> bool:
+def _pools(builder: ContainerBuilder) -> bool:
     """Whether the model's header says how to pool; a status does not tell, but encoders always do."""
-    if draft.facts is not None:
-        return bool(draft.facts.pooling_type)
-    gguf = draft.model.status.gguf
+    if builder.facts is not None:
+        return bool(builder.facts.pooling_type)
+    gguf = builder.model.status.gguf
     return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)
 
 

@@ -7,10 +7,10 @@ Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.2
 import re
 from typing import Final
 
-from llmkube.runtimes.container.builder import Draft, Runtime
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probe, Probes, Variable
 from llmkube.runtimes.container.weights_source import SOURCE
-from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 11434
@@ -28,27 +28,27 @@ _PULL: Final = f'{_WAIT}; ollama pull "$1"; ollama cp "$1" "$0"; {_NAMES}'
 _CACHE_TYPES: Final = frozenset({"f16", "q8_0", "q4_0"})
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container; it has started when the model is there under all of its names."""
-    names = draft.names()
+    names = builder.names()
     _check_names(names)
-    port = draft.port(PORT)
+    port = builder.port(PORT)
     # without an address it listens on all, whichever families there are, and its own client finds it there
-    address = draft.spec.bind_address or ""
-    draft.honour("spec.bindAddress")
-    draft.env += [
-        Variable("HOME", Slot.CACHE),
-        Variable("OLLAMA_MODELS", Slot.CACHE),
+    address = builder.spec.bind_address or ""
+    builder.honour("spec.bindAddress")
+    builder.env += [
+        Variable("HOME", Placeholder.CACHE),
+        Variable("OLLAMA_MODELS", Placeholder.CACHE),
         Variable("OLLAMA_HOST", f"[{address}]:{port}" if ":" in address else f"{address}:{port}"),
         Variable("OLLAMA_KEEP_ALIVE", "-1"),  # who shares no pod need not make room
-        Variable("OLLAMA_NUM_PARALLEL", str(draft.spec.parallel_slots)),
+        Variable("OLLAMA_NUM_PARALLEL", str(builder.spec.parallel_slots)),
     ]
-    draft.honour("spec.parallelSlots")
-    _add_settings(draft)
-    post_start = _load(draft, names)
+    builder.honour("spec.parallelSlots")
+    _add_settings(builder)
+    post_start = _load(builder, names)
     ask = Probes.http("/")
     loaded = Probe(command=("ollama", "show", names[-1]), failure_threshold=180)
-    return draft.finish(
+    return builder.finish(
         container_name="ollama",
         port=port,
         command=("ollama", "serve"),
@@ -56,7 +56,7 @@ def plan(draft: Draft) -> ContainerPlan:
         probes=Probes(loaded, ask.liveness, ask.readiness),
         post_start=post_start,
         metrics_port_name="",
-        model_id=draft.name,
+        model_id=builder.name,
     )
 
 
@@ -68,25 +68,25 @@ def _check_names(names: tuple[str, ...]) -> None:
                             "of 80 characters at most", field=field)  # fmt: skip
 
 
-def _add_settings(draft: Draft) -> None:
-    spec = draft.spec
+def _add_settings(builder: ContainerBuilder) -> None:
+    spec = builder.spec
     if spec.context_size is not None:
-        draft.env.append(Variable("OLLAMA_CONTEXT_LENGTH", str(spec.context_size)))
-        draft.honour("spec.contextSize")
+        builder.env.append(Variable("OLLAMA_CONTEXT_LENGTH", str(spec.context_size)))
+        builder.honour("spec.contextSize")
     if spec.flash_attention is not None:
-        draft.env.append(Variable("OLLAMA_FLASH_ATTENTION", "1" if spec.flash_attention else "0"))
-        draft.honour("spec.flashAttention")
+        builder.env.append(Variable("OLLAMA_FLASH_ATTENTION", "1" if spec.flash_attention else "0"))
+        builder.honour("spec.flashAttention")
     if spec.cache_type_k in _CACHE_TYPES and spec.cache_type_k == spec.cache_type_v:  # it has one type for both
-        draft.env.append(Variable("OLLAMA_KV_CACHE_TYPE", spec.cache_type_k or ""))
-        draft.honour("spec.cacheTypeK", "spec.cacheTypeV")
+        builder.env.append(Variable("OLLAMA_KV_CACHE_TYPE", spec.cache_type_k or ""))
+        builder.honour("spec.cacheTypeK", "spec.cacheTypeV")
 
 
-def _load(draft: Draft, names: tuple[str, ...]) -> tuple[str, ...]:
+def _load(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return what brings the model in; names are words of their own, never parts of the script."""
     first, *more = names
-    repository = draft.repository("")  # it keeps what it pulls among its own models
+    repository = builder.repository("")  # it keeps what it pulls among its own models
     if repository is None:
-        return ("/bin/sh", "-ec", _CREATE, first, draft.weights(), *more)
+        return ("/bin/sh", "-ec", _CREATE, first, builder.weights(), *more)
     if repository.revision != DEFAULT_REVISION:
         raise PlanError(f"Ollama pulls {DEFAULT_REVISION} only, not {repository.revision}: leave spec.skipModelInit "
                         "out, and LLMKube fetches it", field=SOURCE)  # fmt: skip

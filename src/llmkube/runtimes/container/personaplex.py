@@ -7,10 +7,10 @@ listens on all addresses whatever `--host` says. It does not know `--quantize-4b
 from typing import Final
 
 from llmkube.k8s.crd.serving import PersonaPlexConfig
-from llmkube.runtimes.container.builder import Draft, Runtime, fetches_always
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Variable
 from llmkube.runtimes.container.weights_source import SOURCE
-from llmkube.runtimes.plan import PlanError, Slot
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8998
@@ -22,24 +22,24 @@ _OWNED: Final = {"--port": "spec.containerPort", "--hf-repo": "the Model's spec.
 _FLAGS: Final = {"quantize_4bit": "--quantize-4bit", "cpu_offload": "--cpu-offload"}
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container; browsers give a microphone to https only, so it serves that, with its own certificate."""
-    draft.refuse(_OWNED)
-    config = draft.spec.persona_plex_config or PersonaPlexConfig()
-    line = draft.line
-    port = draft.port(PORT)
-    draft.add_listener("--host", "--port", port)
-    line.default("--ssl", value=Slot.CACHE)
-    repository = draft.repository()
+    builder.refuse(_OWNED)
+    config = builder.spec.persona_plex_config or PersonaPlexConfig()
+    line = builder.line
+    port = builder.port(PORT)
+    builder.add_listener("--host", "--port", port)
+    line.default("--ssl", value=Placeholder.CACHE)
+    repository = builder.repository()
     if repository is not None:
         if repository.revision != DEFAULT_REVISION:
             raise PlanError(f"PersonaPlex fetches {DEFAULT_REVISION} only: leave out @{repository.revision}",
                             field=SOURCE)  # fmt: skip
         line.argv += ["--hf-repo", repository.name]
     line.add_block(config, _PATH, _FLAGS)
-    draft.env.append(Variable("NO_TORCH_COMPILE", "1"))
-    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
-    return draft.finish(
+    builder.env.append(Variable("NO_TORCH_COMPILE", "1"))
+    builder.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
+    return builder.finish(
         container_name="personaplex",
         port=port,
         command=COMMAND,

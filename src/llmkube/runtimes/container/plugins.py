@@ -1,4 +1,4 @@
-"""Runtimes of other packages: entry points of the group `llmkube.runtimes`, each naming a `draft.Runtime`.
+"""Runtimes of other packages: entry points of the group `llmkube.runtimes`, each naming a `builder.Runtime`.
 
 Nothing is looked for until somebody asks for a name that is not built in, or for the CRDs. A plug-in that cannot be
 used takes only itself out: whoever asks for it is told why, and by which package.
@@ -29,7 +29,7 @@ class PluginError(UserError):
 
 
 @attrs.frozen
-class Survey:
+class InstalledPlugins:
     """What is installed: what can be used, and what cannot, each with a sentence that says why."""
 
     runtimes: tuple[Runtime, ...] = ()
@@ -69,7 +69,7 @@ def load(name: str) -> Runtime | None:
     return runtime  # type: ignore[no-any-return]  # _problem has seen that it is one
 
 
-def survey() -> Survey:
+def find_installed() -> InstalledPlugins:
     """Load all that is installed, and say what cannot be used."""
     runtimes, problems, taken = [], [], dict[str, str]()
     for name in sorted(installed()):
@@ -87,7 +87,7 @@ def survey() -> Survey:
         if key:
             taken[key] = name
         runtimes.append(runtime)
-    return Survey(tuple(runtimes), tuple(problems))
+    return InstalledPlugins(tuple(runtimes), tuple(problems))
 
 
 def extend_crds(crds: Iterable[Mapping[str, Any]], runtimes: Iterable[Runtime]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.k8s.crd.serving import SGLangConfig, SGLangSpeculative
-from llmkube.runtimes.container.builder import ANY_IPV4, Draft, Runtime, fetches_repositories
+from llmkube.runtimes.container.builder import ANY_IPV4, ContainerBuilder, Runtime, fetches_repositories
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probe, Probes, ScalingMetric
 from llmkube.runtimes.container.gpu import check_parallel
 from llmkube.weights.source import DEFAULT_REVISION
@@ -48,21 +48,21 @@ _NO_PARSER: Final = {"functionary": "it has no parser for that format; name anot
 _NO_ALGORITHM: Final = {"Medusa": "use EAGLE or EAGLE3, or name an image that has it"}
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model with SGLang."""
-    draft.refuse(_OWNED)
-    config = draft.spec.sglang_config or SGLangConfig()
-    line = draft.line
-    repository = draft.repository()
-    line.argv += ["--model-path", repository.name if repository else draft.weights()]
+    builder.refuse(_OWNED)
+    config = builder.spec.sglang_config or SGLangConfig()
+    line = builder.line
+    repository = builder.repository()
+    line.argv += ["--model-path", repository.name if repository else builder.weights()]
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
-    port = draft.port(PORT)
+    port = builder.port(PORT)
     # it lets uvicorn open the socket; the empty host, which would be both families, it takes for an address to ask
-    draft.add_listener("--host", "--port", port, anywhere=ANY_IPV4)
-    line.default("--served-model-name", value=draft.name)
+    builder.add_listener("--host", "--port", port, anywhere=ANY_IPV4)
+    line.default("--served-model-name", value=builder.name)
     line.default("--enable-metrics")
-    _add_parallelism(draft, config)
+    _add_parallelism(builder, config)
     line.add_block(config, _PATH, _FLAGS)
     if config.kv_cache_custom_dtype:
         line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
@@ -71,19 +71,19 @@ def plan(draft: Draft) -> ContainerPlan:
     if backend := config.attention_backend:
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", _ATTENTION.get(backend, backend))
     if parser := config.tool_call_parser:
-        draft.refuse_value(f"{_PATH}.toolCallParser", parser, _NO_PARSER)
+        builder.refuse_value(f"{_PATH}.toolCallParser", parser, _NO_PARSER)
         line.add(f"{_PATH}.toolCallParser", "--tool-call-parser", _TOOL_PARSERS.get(parser, parser))
-    if config.max_running_requests is None and draft.spec.parallel_slots > 1:
-        line.add("spec.parallelSlots", "--max-running-requests", draft.spec.parallel_slots)
-    _add_adapters(draft, config)
+    if config.max_running_requests is None and builder.spec.parallel_slots > 1:
+        line.add("spec.parallelSlots", "--max-running-requests", builder.spec.parallel_slots)
+    _add_adapters(builder, config)
     if config.speculative is not None:
-        _add_speculation(draft, config.speculative)
-    if draft.mode != "chat":
+        _add_speculation(builder, config.speculative)
+    if builder.mode != "chat":
         line.default("--is-embedding")
-    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
+    builder.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
     # /health_generate answers only after a token was made: good to begin with, too dear to ask every ten seconds
     probes = Probes.http("/health")
-    return draft.finish(
+    return builder.finish(
         container_name="sglang",
         port=port,
         command=COMMAND,
@@ -91,45 +91,45 @@ def plan(draft: Draft) -> ContainerPlan:
         hpa_metric=ScalingMetric("sglang:num_running_reqs"),
         latency_metric="sglang:e2e_request_latency_seconds",
         busy_metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-        shared_memory=draft.resources.gpu_count > 1,
-        model_id=draft.name,
+        shared_memory=builder.resources.gpu_count > 1,
+        model_id=builder.name,
     )
 
 
-def _add_parallelism(draft: Draft, config: SGLangConfig) -> None:
+def _add_parallelism(builder: ContainerBuilder, config: SGLangConfig) -> None:
     """Share each layer among the GPUs of one copy; the copies share nothing."""
-    count, gpu = draft.resources.gpu_count, draft.model.spec.hardware.gpu
+    count, gpu = builder.resources.gpu_count, builder.model.spec.hardware.gpu
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
     size, copies, path = config.tensor_parallel_size, config.data_parallel_size or 1, f"{_PATH}.tensorParallelSize"
-    check_parallel((size or 1) * copies, draft.resources, path if size else f"{_PATH}.dataParallelSize")
-    check_parallel(config.expert_parallel_size or 1, draft.resources, f"{_PATH}.expertParallelSize")
+    check_parallel((size or 1) * copies, builder.resources, path if size else f"{_PATH}.dataParallelSize")
+    check_parallel(config.expert_parallel_size or 1, builder.resources, f"{_PATH}.expertParallelSize")
     if size is not None:
-        draft.line.add(path, "--tp", size)
+        builder.line.add(path, "--tp", size)
     elif strategy not in ("pipeline", "none") and count // copies > 1:
-        draft.line.default("--tp", "--tp-size", "--tensor-parallel-size", value=count // copies)
+        builder.line.default("--tp", "--tp-size", "--tensor-parallel-size", value=count // copies)
     if count > 1:
-        draft.honour(_STRATEGY)
+        builder.honour(_STRATEGY)
         if strategy == "pipeline" and (stages := count // ((size or 1) * copies)) > 1:
-            draft.line.default("--pp-size", "--pipeline-parallel-size", value=stages)
+            builder.line.default("--pp-size", "--pipeline-parallel-size", value=stages)
 
 
-def _add_adapters(draft: Draft, config: SGLangConfig) -> None:
+def _add_adapters(builder: ContainerBuilder, config: SGLangConfig) -> None:
     """Write `name=path` for each; of two with one name the typed one wins."""
     adapters = {each.partition("=")[0]: each for each in config.lora_modules}
     adapters |= {each.name: f"{each.name}={each.path}" for each in config.lora_adapters}
     if adapters:
-        draft.line.add(f"{_PATH}.loraAdapters", "--lora-paths", *adapters.values())
-        draft.honour(f"{_PATH}.loraModules")
+        builder.line.add(f"{_PATH}.loraAdapters", "--lora-paths", *adapters.values())
+        builder.honour(f"{_PATH}.loraModules")
 
 
-def _add_speculation(draft: Draft, wish: SGLangSpeculative) -> None:
+def _add_speculation(builder: ContainerBuilder, wish: SGLangSpeculative) -> None:
     path = f"{_PATH}.speculative"
-    draft.honour(f"{path}.enabled")
+    builder.honour(f"{path}.enabled")
     if wish.enabled and wish.algorithm:
-        draft.refuse_value(f"{path}.algorithm", wish.algorithm, _NO_ALGORITHM)
-        draft.line.add(f"{path}.algorithm", "--speculative-algorithm", wish.algorithm)
-        draft.line.add(f"{path}.numDraftTokens", "--speculative-num-draft-tokens", wish.num_draft_tokens)
-        draft.line.add_block(wish, path, _SPECULATION)
+        builder.refuse_value(f"{path}.algorithm", wish.algorithm, _NO_ALGORITHM)
+        builder.line.add(f"{path}.algorithm", "--speculative-algorithm", wish.algorithm)
+        builder.line.add(f"{path}.numDraftTokens", "--speculative-num-draft-tokens", wish.num_draft_tokens)
+        builder.line.add_block(wish, path, _SPECULATION)
 
 
 RUNTIME: Final = Runtime(name="sglang", plan=plan, fetches=fetches_repositories)

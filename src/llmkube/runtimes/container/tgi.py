@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.k8s.crd.serving import TGIConfig
-from llmkube.runtimes.container.builder import DEFAULT_PATH, Draft, Runtime, fetches_always
+from llmkube.runtimes.container.builder import DEFAULT_PATH, ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
 from llmkube.weights.source import DEFAULT_REVISION
 
@@ -20,23 +20,23 @@ _FLAGS: Final = {
 }
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model with TGI, which always fetches for itself."""
-    draft.refuse(_OWNED)
-    config = draft.spec.tgi_config or TGIConfig()
-    line = draft.line
-    repository = draft.repository("HUGGINGFACE_HUB_CACHE")  # the image sets it, and it wins over HF_HOME
-    line.argv += ["--model-id", repository.name if repository else draft.weights()]
+    builder.refuse(_OWNED)
+    config = builder.spec.tgi_config or TGIConfig()
+    line = builder.line
+    repository = builder.repository("HUGGINGFACE_HUB_CACHE")  # the image sets it, and it wins over HF_HOME
+    line.argv += ["--model-id", repository.name if repository else builder.weights()]
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
-    port = draft.port(PORT)
-    draft.add_listener("--hostname", "--port", port)
+    port = builder.port(PORT)
+    builder.add_listener("--hostname", "--port", port)
     line.add_block(config, _PATH, _FLAGS)
-    if draft.resources.gpu_count > 1:
-        line.default("--num-shard", value=draft.resources.gpu_count)
+    if builder.resources.gpu_count > 1:
+        line.default("--num-shard", value=builder.resources.gpu_count)
     # two names: huggingface_hub reads the first, the launcher of older images only the second
-    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    return draft.finish(
+    builder.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    return builder.finish(
         container_name="tgi",
         port=port,
         probes=Probes.http("/health"),
@@ -44,7 +44,7 @@ def plan(draft: Draft) -> ContainerPlan:
         hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size"),
         latency_metric="tgi_request_duration",
         busy_metrics=("tgi_queue_size", "tgi_batch_current_size"),
-        shared_memory=draft.resources.gpu_count > 1,
+        shared_memory=builder.resources.gpu_count > 1,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.k8s.crd.model import ModelSpec
-from llmkube.runtimes.container.builder import Draft, Runtime, fetches_if_told
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_if_told
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.weights_source import SOURCE, parsed_source
 from llmkube.runtimes.plan import PlanError
@@ -29,26 +29,26 @@ _OWNED: Final = {
 _AWS_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION")
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves a model repository."""
-    draft.refuse(_OWNED)
-    port = draft.port(PORT)
+    builder.refuse(_OWNED)
+    port = builder.port(PORT)
     if port in (GRPC_PORT, METRICS_PORT):
         raise PlanError(f"Triton takes {port} for itself: name another port", field="spec.containerPort")
-    line, source = draft.line, draft.source
+    line, source = builder.line, builder.source
     if isinstance(source, WebFile):
         raise PlanError("Triton serves a folder of models, not one file: name a pvc:// volume, an s3:// bucket or a "
                         "Hugging Face repository", field=SOURCE)  # fmt: skip
-    if draft.fetches and isinstance(source, BucketFile):
+    if builder.fetches and isinstance(source, BucketFile):
         line.argv += ["--model-repository", literal(source.identity)]
-        draft.honour(SOURCE)
-        _add_credentials(draft)
+        builder.honour(SOURCE)
+        _add_credentials(builder)
     else:
-        line.argv += ["--model-repository", draft.weights()]
-    if draft.spec.bind_address:
-        line.add("spec.bindAddress", "--http-address", draft.spec.bind_address)
+        line.argv += ["--model-repository", builder.weights()]
+    if builder.spec.bind_address:
+        line.add("spec.bindAddress", "--http-address", builder.spec.bind_address)
     line.argv += ["--http-port", str(port), "--grpc-port", str(GRPC_PORT), "--metrics-port", str(METRICS_PORT)]
-    return draft.finish(
+    return builder.finish(
         container_name="triton",
         port=port,
         extra_ports=(("grpc", GRPC_PORT), ("metrics", METRICS_PORT)),
@@ -61,11 +61,11 @@ def plan(draft: Draft) -> ContainerPlan:
     )
 
 
-def _add_credentials(draft: Draft) -> None:
-    if (ref := draft.model.spec.source_secret_ref) is not None:
+def _add_credentials(builder: ContainerBuilder) -> None:
+    if (ref := builder.model.spec.source_secret_ref) is not None:
         keys = (SecretKeySelector(name=ref.name, key=key, optional=True) for key in _AWS_KEYS)
-        draft.env += [Variable.from_secret(key.key, key) for key in keys]
-        draft.honour("Model.spec.sourceSecretRef.name")
+        builder.env += [Variable.from_secret(key.key, key) for key in keys]
+        builder.honour("Model.spec.sourceSecretRef.name")
 
 
 def _fetches(spec: InferenceServiceSpec, model: ModelSpec) -> bool:

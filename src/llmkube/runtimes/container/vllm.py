@@ -4,10 +4,10 @@ import json
 from typing import Final
 
 from llmkube.k8s.crd.serving import VLLMConfig, VLLMSpeculative
-from llmkube.runtimes.container.builder import Draft, Runtime, fetches_repositories
+from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_repositories
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import check_parallel
-from llmkube.runtimes.plan import Slot
+from llmkube.runtimes.plan import Placeholder
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8000
@@ -40,38 +40,38 @@ _NO_ATTENTION: Final = dict.fromkeys(
 )
 
 
-def plan(draft: Draft) -> ContainerPlan:
+def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model with vLLM."""
-    draft.refuse(_OWNED)
-    config = draft.spec.vllm_config or VLLMConfig()
-    line = draft.line
-    repository = draft.repository()
-    line.argv += ["--model", repository.name if repository else draft.weights()]
+    builder.refuse(_OWNED)
+    config = builder.spec.vllm_config or VLLMConfig()
+    line = builder.line
+    repository = builder.repository()
+    line.argv += ["--model", repository.name if repository else builder.weights()]
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
-    port = draft.port(PORT)
-    draft.add_listener("--host", "--port", port)
+    port = builder.port(PORT)
+    builder.add_listener("--host", "--port", port)
     if "--served-model-name" not in line.given:  # it answers 404 to any other name
-        line.argv += ["--served-model-name", *(literal(name) for name in draft.names())]
-    _add_parallelism(draft, config)
+        line.argv += ["--served-model-name", *(literal(name) for name in builder.names())]
+    _add_parallelism(builder, config)
     line.add_block(config, _PATH, _FLAGS)
-    _add_cache_type(draft, config)
+    _add_cache_type(builder, config)
     if wanted := config.quantization:
-        draft.refuse_value(f"{_PATH}.quantization", wanted, _NO_QUANTIZATION)
+        builder.refuse_value(f"{_PATH}.quantization", wanted, _NO_QUANTIZATION)
         line.add(f"{_PATH}.quantization", "--quantization", _QUANTIZATIONS.get(wanted, wanted))
     if config.attention_backend:
         backend = config.attention_backend.upper()
-        draft.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
+        builder.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
-    if draft.spec.parallel_slots > 1:  # 1 is the schema's default: nobody wants vLLM to serve one request at a time
-        line.add("spec.parallelSlots", "--max-num-seqs", draft.spec.parallel_slots)
+    if builder.spec.parallel_slots > 1:  # 1 is the schema's default: nobody wants vLLM to serve one request at a time
+        line.add("spec.parallelSlots", "--max-num-seqs", builder.spec.parallel_slots)
     if config.speculative is not None:
-        _add_speculation(draft, config.speculative)
-    if draft.mode != "chat":
+        _add_speculation(builder, config.speculative)
+    if builder.mode != "chat":
         line.default("--runner", value="pooling")
-    draft.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
-    draft.env.append(Variable("VLLM_CACHE_ROOT", Slot.CACHE))
-    return draft.finish(
+    builder.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
+    builder.env.append(Variable("VLLM_CACHE_ROOT", Placeholder.CACHE))
+    return builder.finish(
         container_name="vllm",
         port=port,
         command=COMMAND,
@@ -79,41 +79,41 @@ def plan(draft: Draft) -> ContainerPlan:
         hpa_metric=ScalingMetric("vllm:num_requests_running"),
         latency_metric="vllm:e2e_request_latency_seconds",
         busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
-        shared_memory=draft.resources.gpu_count > 1,
-        model_id=draft.name,
+        shared_memory=builder.resources.gpu_count > 1,
+        model_id=builder.name,
     )
 
 
-def _add_parallelism(draft: Draft, config: VLLMConfig) -> None:
+def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
     """Share each layer among all GPUs, unless the Model wants one after the other, or the service says how many."""
-    count, gpu = draft.resources.gpu_count, draft.model.spec.hardware.gpu
+    count, gpu = builder.resources.gpu_count, builder.model.spec.hardware.gpu
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
     size, path = config.tensor_parallel_size, f"{_PATH}.tensorParallelSize"
     if size is not None:
-        check_parallel(size, draft.resources, path)
-        draft.line.add(path, "--tensor-parallel-size", size)
+        check_parallel(size, builder.resources, path)
+        builder.line.add(path, "--tensor-parallel-size", size)
     elif count > 1 and strategy not in ("pipeline", "none"):
-        draft.line.default("--tensor-parallel-size", "-tp", value=count)
+        builder.line.default("--tensor-parallel-size", "-tp", value=count)
     if count > 1:
-        draft.honour(_STRATEGY)
+        builder.honour(_STRATEGY)
         if strategy == "pipeline" and (stages := count // (size or 1)) > 1:
-            draft.line.default("--pipeline-parallel-size", "-pp", value=stages)
+            builder.line.default("--pipeline-parallel-size", "-pp", value=stages)
 
 
-def _add_cache_type(draft: Draft, config: VLLMConfig) -> None:
+def _add_cache_type(builder: ContainerBuilder, config: VLLMConfig) -> None:
     if config.kv_cache_custom_dtype:
-        draft.line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
+        builder.line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
     elif config.kv_cache_dtype != "auto":
-        draft.line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
+        builder.line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
 
 
-def _add_speculation(draft: Draft, wish: VLLMSpeculative) -> None:
-    draft.honour(f"{_PATH}.speculative.enabled")
+def _add_speculation(builder: ContainerBuilder, wish: VLLMSpeculative) -> None:
+    builder.honour(f"{_PATH}.speculative.enabled")
     if not wish.enabled or not wish.model:
         return
     settings = {"model": wish.model, "num_speculative_tokens": wish.num_speculative_tokens}
-    draft.line.add(f"{_PATH}.speculative.model", "--speculative-config", json.dumps(settings))
-    draft.honour(f"{_PATH}.speculative.numSpeculativeTokens")
+    builder.line.add(f"{_PATH}.speculative.model", "--speculative-config", json.dumps(settings))
+    builder.honour(f"{_PATH}.speculative.numSpeculativeTokens")
 
 
 RUNTIME: Final = Runtime(name="vllm", plan=plan, fetches=fetches_repositories)

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 
-class Cause(StrEnum):
+class ExitCause(StrEnum):
     """What ended an engine."""
 
     BAD_FLAG = "BadFlag"
@@ -40,7 +40,7 @@ class Diagnosis:
         next_step: What the user can do about it; "" where nothing is obvious.
     """
 
-    cause: Cause
+    cause: ExitCause
     summary: str
     next_step: str = ""
 
@@ -51,13 +51,13 @@ class Diagnosis:
 
 @attrs.frozen
 class _Rule:
-    cause: Cause
+    cause: ExitCause
     words: re.Pattern[str]
     summary: str
     next_step: str = ""
 
 
-def _rule(cause: Cause, words: str, summary: str, next_step: str = "") -> _Rule:
+def _rule(cause: ExitCause, words: str, summary: str, next_step: str = "") -> _Rule:
     return _Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
 
 
@@ -65,38 +65,38 @@ _LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a
 
 _RULES: Final = (
     _rule(
-        Cause.MISSING_LIBRARY,
+        ExitCause.MISSING_LIBRARY,
         r"error while loading shared libraries: (?P<what>[^:]+)|library not loaded: (?P<lib>\S+)|symbol not found",
         "a library that the engine needs is missing: {said}",
         "install the engine again, or give another one with --llama-server",
     ),
     _rule(
-        Cause.PORT_TAKEN,
+        ExitCause.PORT_TAKEN,
         r"address already in use|couldn't bind .*socket|cannot bind",
         "somebody else took its port: {said}",
     ),
     _rule(
-        Cause.BAD_ADDRESS,
+        ExitCause.BAD_ADDRESS,
         r"cannot assign requested address|can't assign requested address",
         "this host does not have the address that it should listen on: {said}",
         "check --host-ip and the bind address of the agent",
     ),
     _rule(
-        Cause.BAD_FLAG,
+        ExitCause.BAD_FLAG,
         r"unknown argument|invalid argument: |unrecognized arguments|is not honoured by the engine"
         r"|: error: argument |error while handling argument|expected value for argument|no such argument",
         "it does not accept its command line: {said}",
         "change spec.extraArgs",
     ),
     _rule(
-        Cause.OUT_OF_MEMORY,
+        ExitCause.OUT_OF_MEMORY,
         r"failed to allocate|insufficient memory|bad_alloc|out of memory|cannot allocate memory|unable to allocate"
         r"|OutOfMemory|kIOGPUCommandBufferCallbackErrorOutOfMemory|ErrorDeviceLost.*memory",
         "there was not enough memory: {said}",
         _LESS_MEMORY,
     ),
     _rule(
-        Cause.BAD_MODEL,
+        ExitCause.BAD_MODEL,
         r"not within the file bounds|corrupted or incomplete|invalid magic|is not a GGUF file|cannot read the model"
         r"|failed to read key-value|failed to read tensor|unknown model architecture|unknown pre-tokenizer"
         r"|missing tensor|wrong number of tensors|wrong shape|key not found in model|gguf_init_from"
@@ -105,19 +105,19 @@ _RULES: Final = (
         "check the Model's spec.source; a truncated file is fetched again when spec.sha256 is given",
     ),
     _rule(
-        Cause.BAD_SETTING,
+        ExitCause.BAD_SETTING,
         r"requires flash_attn|failed to create.?context|failed to initialize the context|invalid cache type",
         "it cannot run this model with these settings: {said}",
         "change the fields of the spec that the message names",
     ),
     _rule(
-        Cause.BAD_MODEL,
+        ExitCause.BAD_MODEL,
         r"error loading model|failed to load model",
         "it cannot load the model: {said}",
         "check the Model's spec.source",
     ),
     _rule(
-        Cause.CRASH,
+        ExitCause.CRASH,
         r"GGML_ASSERT|GGML_ABORT|assertion .*failed|terminate called|what\(\):|panic|segmentation fault|fatal error",
         "it crashed: {said}",
     ),
@@ -145,7 +145,7 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
     killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
         return killed or Diagnosis(
-            Cause.SIGNAL, "LLMKube did not send it; on a host that is short of memory the kernel does"
+            ExitCause.SIGNAL, "LLMKube did not send it; on a host that is short of memory the kernel does"
         )
     for rule in _RULES:
         for line in lines:
@@ -155,12 +155,12 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
         return killed
     if code is not None and -code in _CRASHES:
         step = "this build may not suit this processor" if -code == signal.SIGILL else ""
-        return Diagnosis(Cause.CRASH, f"it crashed with {_name(-code)}", step)
+        return Diagnosis(ExitCause.CRASH, f"it crashed with {_name(-code)}", step)
     if code is not None and code < 0:
-        return Diagnosis(Cause.SIGNAL, f"LLMKube did not send {_name(-code)}")
+        return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_name(-code)}")
     if code == 0:
-        return Diagnosis(Cause.UNKNOWN, "it ended without an error, as if somebody had asked it to")
-    return Diagnosis(Cause.UNKNOWN, "")
+        return Diagnosis(ExitCause.UNKNOWN, "it ended without an error, as if somebody had asked it to")
+    return Diagnosis(ExitCause.UNKNOWN, "")
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
@@ -171,7 +171,7 @@ def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
         said = "this host was short of memory, so that probably the kernel killed it"
     else:
         return None
-    return Diagnosis(Cause.MEMORY_KILL, said, _LESS_MEMORY)
+    return Diagnosis(ExitCause.MEMORY_KILL, said, _LESS_MEMORY)
 
 
 def _shown(line: str) -> str:

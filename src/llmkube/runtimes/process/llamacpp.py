@@ -33,7 +33,7 @@ from llmkube.runtimes.llama_flags import (
     parse_version,
     render_extra_args,
 )
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Slot
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
@@ -101,7 +101,17 @@ def plan(
     spec = isvc.spec
     context = context_of(spec, gguf.context_length)
     line = CommandLine(flags_in(spec.extra_args), engine)
-    line.argv += [Slot.PROGRAM, "--model", Slot.MODEL, "--host", Slot.HOST, "--port", Slot.PORT, "--alias", alias]
+    line.argv += [
+        Placeholder.PROGRAM,
+        "--model",
+        Placeholder.MODEL,
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--alias",
+        alias,
+    ]
     add_size(line, spec, context)
     _add_placement(line, isvc, model)
     add_memory(line, spec)

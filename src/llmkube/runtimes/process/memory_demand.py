@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.runtimes.llama_flags import flags_in
-from llmkube.runtimes.plan import EngineInfo, Slot
+from llmkube.runtimes.plan import EngineInfo, Placeholder
 from llmkube.weights.estimate.sizing import DEFAULT_CACHE_RAM_BYTES, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS
 
@@ -88,7 +88,7 @@ def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Dem
 def _words(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
     """Yield what each flag decides, with its value; of two for the same thing the later one comes later."""
     for at, word in enumerate(argv):
-        if isinstance(word, Slot):
+        if isinstance(word, Placeholder):
             continue
         flag = next(iter(flags_in([word])), "")
         value = word.partition("=")[2] if "=" in word else str(argv[at + 1]) if at + 1 < len(argv) else ""

@@ -24,7 +24,7 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.runtimes.plan import LaunchPlan, Slot
+from llmkube.runtimes.plan import LaunchPlan, Placeholder
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
@@ -101,7 +101,7 @@ def dump(entry: Entry) -> dict[str, Any]:
 
 def _dump_launch(launch: Launch) -> dict[str, Any]:
     plan, weights = launch.plan, launch.weights
-    argv = [[arg.name] if isinstance(arg, Slot) else arg for arg in plan.argv]
+    argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in plan.argv]
     return {
         "plan": attrs.asdict(plan) | {"argv": argv},
         "weights": attrs.asdict(weights) | {"path": str(weights.path)},
@@ -128,7 +128,7 @@ def load(data: Mapping[str, Any]) -> Entry:
 
 def _launch(data: Mapping[str, Any]) -> Launch:
     plan = dict(data["plan"])
-    plan["argv"] = tuple(Slot[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
+    plan["argv"] = tuple(Placeholder[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
     plan["env"] = tuple((name, value) for name, value in plan["env"])
     plan["not_honoured"] = tuple(plan["not_honoured"])
     plan["demand"] = _demand(plan.get("demand"))

@@ -24,7 +24,7 @@ import trio
 from llmkube.base.errors import WorldError, innermost
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
-from llmkube.runtimes.process.exits import Cause, classify
+from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
 from llmkube.supervisor.memory.accounts import Claim
@@ -319,7 +319,7 @@ class Incarnation:
         code = ended.code if ended else None
         why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.is_short)
         when = "while loading" if ready_at is None else "while serving"
-        reason = Reason.PORT_TAKEN if why.cause is Cause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
+        reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
         because = f": {why}" if why.summary else ""
         return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
 

@@ -19,7 +19,7 @@ class Node:
     `in_place` names no parent: as in ggml, the first parent of the same size that can be overwritten is.
     """
 
-    __slots__ = ("children", "in_place", "kept", "offset", "parents", "seen", "size", "source", "views")
+    __slots__ = ("children", "in_place", "is_output", "offset", "parents", "seen", "size", "source", "views")
 
     def __init__(self, size: int, parents: tuple["Node", ...] = (), *, in_place: bool = False) -> None:
         self.size = size
@@ -27,7 +27,7 @@ class Node:
         self.in_place = in_place
         self.source: Node | None = None
         self.offset: int | None = None
-        self.kept = self.seen = False
+        self.is_output = self.seen = False
         self.children = self.views = 0
 
     def view(self, *others: "Node") -> "Node":
@@ -101,7 +101,7 @@ def _count(nodes: Iterable[Node]) -> None:
 def _place(node: Node, arena: "_Arena") -> None:
     if node.in_place:
         for parent in node.parents:
-            alone = parent.children == 1 and not parent.views and not parent.kept
+            alone = parent.children == 1 and not parent.views and not parent.is_output
             if alone and parent.offset is not None and parent.size == node.size:
                 node.offset, parent.offset = parent.offset, None
                 return
@@ -115,7 +115,7 @@ def _release(node: Node, arena: "_Arena") -> None:
         if owner.views or owner.children:
             return
         node = owner
-    if node.offset is not None and not node.kept:
+    if node.offset is not None and not node.is_output:
         arena.give(node.offset, node.size)
         node.offset = None
 

@@ -1,4 +1,4 @@
-"""What draws a graph of sizes: the model, one step, and the operations that every kind of layer is made of."""
+"""Builds a graph of sizes: the model, one step, and the operations that every kind of layer is made of."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ Block = Mapping[str, tuple[int, ...]]
 
 
 @attrs.define(eq=False)
-class Pen:
-    """What draws a graph: the model, the step, and the inputs that all layers share."""
+class GraphBuilder:
+    """Builds a graph from a model and a step; its operations are named as in ggml, and its inputs serve all layers."""
 
     shape: Shape
     layers: tuple[Layer, ...]
@@ -55,7 +55,7 @@ class Pen:
         """Return a result of so many elements for each token."""
         return Node(4 * width * self.rows, parents, in_place=in_place)
 
-    def times(self, block: Block, name: str, cur: Node) -> Node:
+    def mul_mat(self, block: Block, name: str, cur: Node) -> Node:
         """Multiply by a weight, and add its bias if it has one; a weight that is missing counts as a square one."""
         width = self.width_of(block[name]) if name in block else self.width
         out = self.new(width, cur)
@@ -73,11 +73,11 @@ class Pen:
         """Add, in the place of either if that is free."""
         return Node(one.size, (one, other), in_place=True)
 
-    def turned(self, cur: Node) -> Node:
+    def rotated(self, cur: Node) -> Node:
         """Rotate by position, if the model does that."""
         return Node(cur.size, (cur, self.positions), in_place=True) if self.rotates else cur
 
-    def picked(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:
+    def get_rows(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:
         """Go on with only those tokens that get a result."""
         self.rows = outputs
         chosen = Node(4 * outputs)

@@ -21,7 +21,7 @@ from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
-from llmkube.runtimes.container.plugins import extend_crds, survey
+from llmkube.runtimes.container.plugins import extend_crds, find_installed
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ async def open_server(state_dir: Path, port: int, *, field: str) -> AsyncIterato
         # In memory: our own calls need no TLS, and go on when the certificate is renewed.
         httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,  # noqa: S113 (callers')
     ):
-        await running.server.ensure(extend_crds(all_crds(), survey().runtimes))
+        await running.server.ensure(extend_crds(all_crds(), find_installed().runtimes))
         yield Server(running.url, running.kubeconfig, Client(http))
 
 

@@ -14,9 +14,9 @@ def crds(docs: bool) -> None:
 
     For a cluster: llmkube crds | kubectl apply --server-side -f -
     """
-    from llmkube.runtimes.container.plugins import extend_crds, survey  # noqa: PLC0415  # looks through all installed packages
+    from llmkube.runtimes.container.plugins import extend_crds, find_installed  # noqa: PLC0415  # looks through all installed packages
 
-    found = survey()
+    found = find_installed()
     for problem in found.problems:
         click.echo(f"warning: {problem}", err=True)
     if docs:
