@@ -43,6 +43,4 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     )
 
 
-RUNTIME: Final = Runtime(
-    name="echo", plan=plan, reads=("gguf", "custom"), config=EchoConfig, config_key="echoConfig"
-)
+RUNTIME: Final = Runtime(name="echo", plan=plan, reads=("gguf", "custom"), config=EchoConfig, config_key="echoConfig")
