@@ -13,7 +13,7 @@ import yaml
 from charts.alert_cases import CASES, HEALTHY
 from charts.helm_runs import CHART, ROOT, named, render, run
 from charts.promql import LLAMACPP, known_names, names_in
-from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.k8s.wire.reasons import Reason
 
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))

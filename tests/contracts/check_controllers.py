@@ -12,8 +12,8 @@ import trio
 
 from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, wait_until, widget
 from contracts.widgets import CRDS, GROUP, WIDGETS
-from llmkube.controller.status.conditions import Statement, settle
 from llmkube.k8s.crd.definitions import all_crds
+from llmkube.k8s.wire.conditions import Statement, settle
 
 OURS = "llmkube-controller"
 LABELS = {"app.kubernetes.io/managed-by": OURS}

@@ -17,11 +17,11 @@ from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
+from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.names import CLAIM_LABEL, CLAIMED_ANNOTATION, service_name, slice_name
 
 CHAT, PHI = Key("ml", "chat"), Key("ml", "phi")

@@ -24,10 +24,11 @@ from llmkube.k8s.errors import AlreadyExistsError, ConflictError, GoneError, Inv
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.endpoints import endpoints_manifest, service_manifest, slice_manifest
 from llmkube.supervisor.cluster.host_lease import lease_manifest
 from llmkube.supervisor.cluster.status import OF_SERVICE, Conditions, model_status, service_status
-from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.download.fetch import WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts

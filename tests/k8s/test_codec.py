@@ -15,10 +15,11 @@ from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServiceP
 from llmkube.k8s.codec import DecodeError, decode, encode
 from llmkube.k8s.crd import definitions
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
-from llmkube.k8s.crd.meta import Condition, ObjectMeta, find_condition
+from llmkube.k8s.crd.meta import Condition, ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.fields import IntOrString, slots
+from llmkube.k8s.wire.conditions import find_condition
 
 KINDS: list[Any] = [
     *definitions.KINDS,

@@ -11,8 +11,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.label_selectors import parse_selector
 from llmkube.k8s.wire.names import CLAIM_LABEL
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.nouns.lifecycle import Reason
 from sim.machine import Script
 from sim.world import agent_settings, open_world
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.k8s.wire.reasons import Reason
 from sim.machine import Trap
 from sim.memory import SimMemory, shape_of
 from sim.stage import at

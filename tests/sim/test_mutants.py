@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from llmkube.k8s.reflector import Cache
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
@@ -19,7 +20,7 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import liveness
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Reason, RestartState
+from llmkube.supervisor.nouns.lifecycle import RestartState
 from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service

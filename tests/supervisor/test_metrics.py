@@ -1,13 +1,14 @@
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.accounts import Account, MemoryView
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 

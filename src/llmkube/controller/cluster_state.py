@@ -30,7 +30,7 @@ from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.status.inspection import is_inspected, is_mounted
 from llmkube.controller.status.job_result import ended_at
 from llmkube.controller.status.pod_model_status import User
-from llmkube.controller.writes.owned_objects import Children, is_owned, owner_key
+from llmkube.controller.writes.owned_objects import Children
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -40,6 +40,7 @@ from llmkube.k8s.rbac import APPLY, FOLLOW, Need
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import AGENT_MANAGER, SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -170,7 +171,9 @@ class Cluster:
         """Return the pods that a Job has made: not those of an earlier one of its name, or with its label only."""
         if job is None:
             return ()
-        return tuple(pod for pod in self.pods_at(self.pods_by_job.holders(job.key)) if is_owned(pod, job.metadata.uid))
+        return tuple(
+            pod for pod in self.pods_at(self.pods_by_job.holders(job.key)) if is_controlled_by(pod, job.metadata.uid)
+        )
 
     def plan(self, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
         """Return the container of a service, or why there can be none.
@@ -218,7 +221,7 @@ class Cluster:
         child = children.cache.get(key)
         if child is not None and children.is_own(child):
             return
-        owner = owner_key(child, InferenceService.RESOURCE.kind) if child else None
+        owner = controller_key(child, InferenceService.RESOURCE.kind) if child else None
         if owner is not None:
             self.service_queue.add_nowait(owner)
             return
@@ -229,7 +232,7 @@ class Cluster:
     def on_objective(self, key: Key) -> None:
         """Wake the service of an objective, which may be called otherwise."""
         objective = self.objectives.cache.get(key)
-        owner = owner_key(objective, InferenceService.RESOURCE.kind) if objective else None
+        owner = controller_key(objective, InferenceService.RESOURCE.kind) if objective else None
         for service in self.objectives_by_service.put(key, [owner] if owner else []):
             self.service_queue.add_nowait(service)
 
@@ -242,7 +245,7 @@ class Cluster:
     def on_job(self, key: Key) -> None:
         """Wake the Model of a Job."""
         job = self.jobs.cache.get(key)
-        owner = owner_key(job, Model.RESOURCE.kind) if job else None
+        owner = controller_key(job, Model.RESOURCE.kind) if job else None
         for model in self.jobs_by_model.put(key, [owner] if owner else []):
             self.model_queue.add_nowait(model)
 
@@ -257,7 +260,7 @@ class Cluster:
                 self._wake_unread(one)
         for of_job in self.pods_by_job.put(key, [Key(key.namespace, job)] if job else []):
             found = self.jobs.get(of_job)
-            owner = owner_key(found, Model.RESOURCE.kind) if found else None
+            owner = controller_key(found, Model.RESOURCE.kind) if found else None
             if owner is not None:
                 self.model_queue.add_nowait(owner)
 

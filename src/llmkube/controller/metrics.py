@@ -9,11 +9,11 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
-from llmkube.controller.status.conditions import PROGRESSING
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
+from llmkube.k8s.wire.times import parse_timestamp
 
 Result = Literal["success", "retry", "error"]
 """`retry`: the world said no for now; `error`: our bug, or a server that refuses what we wrote."""
@@ -91,9 +91,10 @@ class Durations:
     def became_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:
         """Count the time for which an object, as it was before, has been on its way; none if it was not."""
         before = find_condition(obj.status.conditions, PROGRESSING)
-        if before is None or before.status != "True" or not before.last_transition_time:
+        since = parse_timestamp(before.last_transition_time) if before is not None else None
+        if before is None or before.status != "True" or since is None:
             return
-        seconds = (now - datetime.datetime.fromisoformat(before.last_transition_time)).total_seconds()
+        seconds = (now - since).total_seconds()
         name = (obj.key.name, obj.key.namespace)
         if isinstance(obj, Model):
             self.download_seconds.labels(*name, source_type(obj.spec.source)).observe(seconds)

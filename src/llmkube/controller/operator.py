@@ -42,7 +42,6 @@ from llmkube.controller.reconcile.serving import Serving
 from llmkube.controller.reconciler import Reconciler, new_queue
 from llmkube.controller.reverse_index import Index
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.conditions import PROGRESSING, timestamp
 from llmkube.controller.status.model_status import accelerator_of, derive_model_status
 from llmkube.controller.status.service_status import derive_service_status
 from llmkube.controller.status.slices import is_in_service, out_of_service
@@ -58,6 +57,7 @@ from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.lease import LeaseLostError, held
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import PROGRESSING
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
     CLAIM_LABEL,
@@ -68,6 +68,7 @@ from llmkube.k8s.wire.names import (
     SERVICE_LABEL,
     label_value,
 )
+from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workqueue import WorkQueue
 
 log = structlog.get_logger()

@@ -33,6 +33,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 
 NEEDS: Final = (Need(Event, frozenset({"create", "patch"})),)
@@ -269,7 +270,7 @@ class EventRecorder:
         told = self._told.get(series)
         if told is not None:
             count = told.count + news.count
-            patch = {"count": count, "lastTimestamp": _timestamp(news.last), "message": news.message}
+            patch = {"count": count, "lastTimestamp": timestamp(news.last), "message": news.message}
             try:
                 await client.patch(Event, told.key, patch)
             except NotFoundError:  # the server forgets events after an hour; then the series begins anew
@@ -303,8 +304,8 @@ class EventRecorder:
             "reason": series.reason,
             "message": news.message,
             "count": news.count,
-            "firstTimestamp": _timestamp(news.first),
-            "lastTimestamp": _timestamp(news.last),
+            "firstTimestamp": timestamp(news.first),
+            "lastTimestamp": timestamp(news.last),
             "source": {"component": self.component, "host": self.instance},
             "reportingComponent": self.component,
             "reportingInstance": self.instance,
@@ -322,7 +323,3 @@ class EventRecorder:
             self._allowances.popitem(last=False)
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
         return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0
-
-
-def _timestamp(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -41,6 +41,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, NotFoundError
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.times import micro_timestamp
 
 NEEDS: Final = (Need(Lease, frozenset({"get", "create", "patch"}), place="system"),)
 
@@ -182,7 +183,7 @@ class _Candidate:
         """The time of day, with the number of the write for its microseconds."""
         self.writes += 1
         moment = self.utcnow().astimezone(datetime.UTC).replace(microsecond=self.writes % 1_000_000)
-        return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return micro_timestamp(moment)
 
     def _pause_seconds(self) -> float:
         return RENEW_SECONDS * (1 - 0.2 * self.rng.random())

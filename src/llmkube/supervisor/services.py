@@ -20,6 +20,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.applier import Outbox, Slot
 from llmkube.supervisor.cluster.claimant import Claimant
 from llmkube.supervisor.cluster.drift_repair import Corrections
@@ -30,7 +31,6 @@ from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired, desired_here, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
-from llmkube.supervisor.nouns.lifecycle import Reason
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.job.termination_message import MAX_BYTES, tell, told_failure, told_gguf
+from llmkube.cli.job.termination_message import tell, told_failure, told_gguf
+from llmkube.k8s.wire.termination_message import MAX_BYTES
 from llmkube.weights.formats.gguf import GGUFFacts
 
 

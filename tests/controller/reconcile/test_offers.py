@@ -16,11 +16,11 @@ from llmkube.controller.reconciler import RETRY
 from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
 from llmkube.controller.render.routing import is_accepted, route
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.conditions import Verdict
 from llmkube.controller.status.pod_service_status import Scene, derive_pod_status
 from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import Verdict
 from llmkube.k8s.workloads import Deployment, HTTPRoute, PodMonitor, ServiceLevelObjective
 from llmkube.runtimes.registry import container_plan_for
 

@@ -3,9 +3,9 @@
 import trio
 
 from controller.cluster import SETTLED, open_cluster
-from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import find_condition
 
 KEY = Key("ml", "front")
 

@@ -6,8 +6,8 @@ import pytest
 from controller.objects import NOW
 from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.conditions import Verdict
 from llmkube.controller.status.pod_service_status import Scene, derive_pod_status, desired_replicas, judge_pods
+from llmkube.k8s.wire.conditions import Verdict
 
 FETCHED = Verdict("Ready", "ModelReady", "4 GiB")
 FETCHING = Verdict("Downloading", "DownloadStarted", "12 %")

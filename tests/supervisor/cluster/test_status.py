@@ -7,8 +7,9 @@ from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import status
-from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.errors import NotGGUFError
 
 T0 = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

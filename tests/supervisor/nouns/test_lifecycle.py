@@ -3,18 +3,11 @@ import random
 import pytest
 
 from llmkube.base.errors import WorldError
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.child import AdoptError, SpawnError
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineNotFoundError, EngineStuckError
 from llmkube.supervisor.nouns.journal import JournalError
-from llmkube.supervisor.nouns.lifecycle import (
-    Exit,
-    Failure,
-    Reason,
-    RestartPolicy,
-    RestartState,
-    after_failure,
-    reason_of,
-)
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, RestartPolicy, RestartState, after_failure, reason_of
 
 POLICY = RestartPolicy()
 

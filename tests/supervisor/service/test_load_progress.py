@@ -1,7 +1,7 @@
 import attrs
 import trio
 
-from llmkube.supervisor.nouns.lifecycle import Reason
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.liveness import Look
 from llmkube.supervisor.service.load_progress import LoadLine
 

@@ -17,6 +17,7 @@ import attrs
 
 from llmkube.apiserver.protocol.protobuf import fields
 from llmkube.apiserver.values.api_errors import bad_request, unsupported_media_type
+from llmkube.k8s.wire.times import timestamp
 
 JsonObject = dict[str, Any]
 
@@ -102,7 +103,7 @@ def _set_flag(raw: int) -> bool | None:
 
 def _time(raw: bytes) -> str | None:
     seconds = dict(fields(raw)).get(1)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
+    return timestamp(datetime.fromtimestamp(seconds, UTC)) if seconds else None
 
 
 def _int_or_string(raw: bytes) -> int | str:

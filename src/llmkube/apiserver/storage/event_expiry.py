@@ -11,6 +11,7 @@ from typing import Final
 
 from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.times import parse_timestamp
 
 EVENTS: Final = "events"
 
@@ -36,7 +37,7 @@ def last_written(event: Object) -> datetime:
     """Return when the server last accepted a write to the object, to the second."""
     metadata = event["metadata"]
     stamps = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or ())]
-    return max((datetime.fromisoformat(stamp) for stamp in stamps if stamp), default=_NEVER)
+    return max(filter(None, map(parse_timestamp, stamps)), default=_NEVER)
 
 
 def expire(tx: Transaction, now: datetime) -> None:

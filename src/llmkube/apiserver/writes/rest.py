@@ -6,7 +6,7 @@ who owns what, stamp the server's own fields, judge, store.
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from llmkube.apiserver.kinds.catalog import NAMESPACES, SERVICES, Catalog, in_version
@@ -30,6 +30,7 @@ from llmkube.apiserver.writes.sent import decoding, delete_options, parse_manife
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.apiserver.writes.writing import Writing
 from llmkube.base.http.message import Request
+from llmkube.k8s.wire.times import timestamp
 
 _PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
 """Namespaces that nobody may delete."""
@@ -46,7 +47,7 @@ class Rest:
 
     def timestamp(self) -> str:
         """Return the time as objects carry it: RFC 3339 in whole seconds, UTC."""
-        return self._utcnow().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return timestamp(self._utcnow())
 
     def read(self, store: Store, target: Target) -> Answered:
         """Return an object, or its Scale.

@@ -33,9 +33,10 @@ from llmkube.base.units import format_bytes
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.job.chores import inspect_file, prune_folders
 from llmkube.cli.job.progress_log import Gauge, run_gauge
-from llmkube.cli.job.termination_message import TERMINATION_LOG, tell, told_failure, told_gguf
+from llmkube.cli.job.termination_message import tell, told_failure, told_gguf
 from llmkube.cli.options import HELP, guarded
 from llmkube.cli.program import open_service_nursery
+from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.allowed_addresses import Policy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess

@@ -15,6 +15,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, AGENT_MANAGER, HOST_LABEL, SERVICE_NAME_LABEL, service_name
+from llmkube.k8s.wire.times import parse_timestamp
 
 SKEW_SECONDS: Final = 60.0
 """How far two machines' clocks may differ before a live host is taken for a dead one here."""
@@ -107,9 +108,9 @@ def slice_selector(name: str) -> str:
 
 
 def _is_alive(lease: Lease, now: datetime.datetime) -> bool:
-    try:
-        renewed = datetime.datetime.fromisoformat(lease.spec.renew_time or "")
-        silent_seconds = (now - renewed).total_seconds()
-    except (ValueError, TypeError):  # TypeError: a time without a zone
+    renewed = parse_timestamp(lease.spec.renew_time)
+    if renewed is None:
         return False
-    return silent_seconds < (lease.spec.lease_duration_seconds or _DEFAULT_LEASE_SECONDS) + SKEW_SECONDS
+    return (now - renewed).total_seconds() < (
+        lease.spec.lease_duration_seconds or _DEFAULT_LEASE_SECONDS
+    ) + SKEW_SECONDS

@@ -15,6 +15,7 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.weights.source import Builtin, LocalFile, parse_source
 
 NOTHING = "<none>"
@@ -146,7 +147,5 @@ def age(timestamp: str | None, now: datetime.datetime) -> str:
     """Return how long ago an RFC 3339 timestamp was, or nothing if there is none."""
     if not timestamp:
         return ""
-    try:
-        return format_age((now - datetime.datetime.fromisoformat(timestamp)).total_seconds())
-    except (ValueError, TypeError):  # TypeError: a timestamp without a zone cannot be subtracted
-        return "<invalid>"
+    then = parse_timestamp(timestamp)
+    return format_age((now - then).total_seconds()) if then is not None else "<invalid>"

@@ -14,9 +14,9 @@ from llmkube.controller.cluster_state import Cluster
 from llmkube.controller.reconcile.idleness import pod_url, read_text
 from llmkube.controller.render.storage import PROGRESS_PORT
 from llmkube.controller.status.job_result import ended_at
-from llmkube.controller.writes.owned_objects import owner_key
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.owners import controller_key
 from llmkube.k8s.workloads import Pod
 
 ASK_EVERY_SECONDS: Final = 10.0
@@ -57,7 +57,7 @@ def read_percent(text: str) -> int | None:
 def _fetching(cluster: Cluster) -> Iterable[tuple[Key, Pod]]:
     """Return the Jobs of Models that run now, each with its pod."""
     for job in cluster.jobs.cache.values():
-        if ended_at(job) or owner_key(job, Model.RESOURCE.kind) is None:
+        if ended_at(job) or controller_key(job, Model.RESOURCE.kind) is None:
             continue
         for pod in cluster.pods_of(job):
             if pod.status.phase == "Running" and pod.status.pod_ip and not pod.metadata.deletion_timestamp:
@@ -71,6 +71,6 @@ async def _ask(cluster: Cluster, job: Key, pod: Pod, limiter: trio.CapacityLimit
         return
     cluster.percents[job] = percent
     live = cluster.jobs.get(job)
-    owner = owner_key(live, Model.RESOURCE.kind) if live is not None else None
+    owner = controller_key(live, Model.RESOURCE.kind) if live is not None else None
     if owner is not None:
         cluster.model_queue.add_nowait(owner)

@@ -23,7 +23,7 @@ from llmkube.controller.status.pod_model_status import (
     look_in_seconds,
     weights_path,
 )
-from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS, is_owned
+from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -32,6 +32,7 @@ from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import Elsewhere
 
@@ -197,7 +198,7 @@ class Fetching:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
         selector = f"{JOB_LABEL}={job.key.name}"
         pods = await self.cluster.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
-        return not any(is_owned(pod, job.metadata.uid) for pod in pods.items)
+        return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
 
     async def _ensure_cache(self, namespace: str) -> None:
         manifest = cache_claim(namespace, self.cluster.workloads)

@@ -7,12 +7,12 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.controller.status.conditions import AVAILABLE, Statement, settle
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.rbac import FOLLOW, Need
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import AVAILABLE, Statement, settle
 from llmkube.k8s.workqueue import WorkQueue
 
 ACCEPTED: Final = "Accepted"

@@ -15,7 +15,6 @@ from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.render.workload import deployment, front
 from llmkube.controller.service_record import Manifests, WorkloadPlan
-from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current, timestamp
 from llmkube.controller.status.gpu_queue import GpuQueue, Waiting
 from llmkube.controller.status.inspection import is_mounted
 from llmkube.controller.status.pod_model_status import (
@@ -35,13 +34,16 @@ from llmkube.controller.status.pod_service_status import (
 )
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, waits_for_idle
 from llmkube.controller.status.service_status import PRIORITY_WEIGHTS
-from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS, Children, is_owned
+from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS, Children
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, NameTakenError
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
+from llmkube.k8s.wire.owners import is_controlled_by
+from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
@@ -80,7 +82,7 @@ class Serving:
             deployment=self._deployment(cached),
             unmet=self._unmet(cached, scene.plan),
             deferred=self.cluster.records[key].deferred_for,
-            route=live if live is not None and is_owned(live, cached.metadata.uid) else None,
+            route=live if live is not None and is_controlled_by(live, cached.metadata.uid) else None,
         )
         newest, now = self.writer.newest(cached), self.cluster.utcnow()
         self._queue_up(newest, scene)
@@ -337,7 +339,7 @@ class Serving:
 
     def _deployment(self, service: InferenceService) -> Deployment | None:
         live = self.cluster.deployments.get(service.key)
-        return live if live is not None and is_owned(live, service.metadata.uid) else None
+        return live if live is not None and is_controlled_by(live, service.metadata.uid) else None
 
     def _children(self, key: Key) -> tuple[tuple[Children[Any], str], ...]:
         named: tuple[Children[Any], ...] = (

@@ -10,6 +10,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Object, Resource
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
+from llmkube.k8s.wire.owners import controller_reference
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """Label by which the controller finds what it has made, and nothing else."""
@@ -66,18 +67,7 @@ def owned(
     *,
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says.
-
-    `blockOwnerDeletion` stays false: to set it takes a right on the owner's finalizers that nobody needs otherwise.
-    """
-    reference = {
-        "apiVersion": owner.RESOURCE.api_version,
-        "kind": owner.RESOURCE.kind,
-        "name": owner.key.name,
-        "uid": owner.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
+    """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says."""
     manifest = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -86,7 +76,7 @@ def owned(
             "namespace": owner.key.namespace,
             "labels": dict(labels),
             "annotations": dict(annotations),
-            "ownerReferences": [reference],
+            "ownerReferences": [controller_reference(owner)],
         },
         **body,
     }

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from llmkube.controller.render.labels import owned, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import find_condition
+from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.names import service_name
 from llmkube.k8s.workloads import HTTPRoute
 from llmkube.runtimes.container.builder import gateway_name

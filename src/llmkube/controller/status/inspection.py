@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from llmkube.base.units import format_bytes
 from llmkube.controller.render.storage import cache_key, source_of
-from llmkube.controller.status.conditions import Statement
 from llmkube.controller.status.job_result import Seen, is_complete, is_failed, read_failure, read_fetched
 from llmkube.controller.status.pods import trouble_of
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.conditions import Statement
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import Elsewhere, LocalFile
 

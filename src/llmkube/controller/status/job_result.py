@@ -1,39 +1,15 @@
 """What is known of a Model's Job: its end, and the last words of the container that ran `llmkube fetch`. Pure."""
 
-import json
 from collections.abc import Sequence
 
 import attrs
 
 from llmkube.controller.render.storage import FETCH
 from llmkube.controller.status.pods import ended
-from llmkube.k8s.codec import DecodeError, decode
-from llmkube.k8s.crd.meta import find_condition
-from llmkube.k8s.crd.model import GGUFStatus
+from llmkube.k8s.wire.conditions import find_condition
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.termination_message import Fetched, parse_failure, parse_fetched
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
-
-
-@attrs.frozen
-class Fetched:
-    """What `llmkube fetch` has left in its container's termination message.
-
-    Attributes:
-        path: Where the engine's file is, below the folder that was asked for.
-        size_bytes: Of all files together.
-        sha256: Digest of the engine's file, if it is a single one.
-        gguf: What its header says.
-        files: All of them, by name.
-        etag: The server's word for the version.
-        kept: Why the source could not be compared with what was there; empty when it was.
-    """
-
-    path: str
-    size_bytes: int
-    sha256: str = ""
-    gguf: GGUFStatus | None = None
-    files: tuple[str, ...] = ()
-    etag: str = ""
-    kept: str = ""
 
 
 @attrs.frozen
@@ -57,19 +33,8 @@ class Seen:
 
 def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
     """Return what a fetch that succeeded has left, or None when no pod tells."""
-    for pod in pods:
-        end = ended(pod, FETCH)
-        if end is None or end.exit_code:
-            continue
-        try:
-            said = json.loads(end.message)
-            gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
-            files = tuple(str(name) for name in said.get("files") or ())
-            sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
-            return Fetched(_below(str(said["path"])), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError):
-            continue
-    return None
+    ends = [end for pod in pods if (end := ended(pod, FETCH)) is not None and not end.exit_code]
+    return next(filter(None, (parse_fetched(end.message) for end in ends)), None)
 
 
 def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
@@ -79,26 +44,12 @@ def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
         end = ended(pod, FETCH)
         if end is None or not end.exit_code:
             continue
-        if end.reason == "OOMKilled":
-            return "OOMKilled", "fetching was killed because it used more memory than its node has"
-        try:
-            said = json.loads(end.message)
-            return str(said["reason"]), str(said["message"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            tail = end.message.strip().splitlines()
-            return "FetchFailed", tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
+        if end.reason == Reason.OOM_KILLED:
+            return Reason.OOM_KILLED, "fetching was killed because it used more memory than its node has"
+        tail = end.message.strip().splitlines()
+        words = tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
+        return parse_failure(end.message) or (Reason.FETCH_FAILED, words)
     return "", ""
-
-
-def _below(path: str) -> str:
-    """Return a path that stays in the folder that was asked for.
-
-    Raises:
-        ValueError: It leads out of it.
-    """
-    if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"{path!r} is not below the folder")
-    return path
 
 
 def is_complete(job: Job | None) -> bool:

@@ -14,9 +14,9 @@ The first row that fits wins. A `Fetched` condition about an older spec says not
 import datetime
 from typing import Any, Final
 
-from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
 
 FETCHED: Final = "Fetched"
 NO_HOST: Final = "NoHost"

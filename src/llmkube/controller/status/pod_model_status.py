@@ -47,10 +47,8 @@ from llmkube.controller.render.storage import (
     source_of,
 )
 from llmkube.controller.settings import WorkloadSettings
-from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, settle
 from llmkube.controller.status.inspection import inspected_facts, is_inspected, judge_inspection
 from llmkube.controller.status.job_result import (
-    Fetched,
     Seen,
     ended_at,
     is_complete,
@@ -61,9 +59,11 @@ from llmkube.controller.status.job_result import (
 from llmkube.controller.status.model_status import judge_quantization
 from llmkube.controller.status.pods import trouble_of
 from llmkube.k8s.codec import encode
-from llmkube.k8s.crd.meta import find_condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
+from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, find_condition, settle
+from llmkube.k8s.wire.termination_message import Fetched
+from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import BucketFile, Elsewhere, HubRepository, LocalFile
@@ -73,6 +73,7 @@ NO_RESULT: Final = "NoResult"
 
 Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
 
+_LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 _SOURCE: Final = "Model.spec.source"
 _TOLERATIONS: Final = "Model.spec.prefetchTolerations"
 _BY_FETCHING: Final = (
@@ -181,10 +182,8 @@ def look_in_seconds(model: Model, job: Job | None, settings: WorkloadSettings, n
     """
     if not follows(model.spec) or not is_remembered(model):
         return None
-    looks = [moment for moment in (model.status.last_revalidated, ended_at(job)) if moment]
-    if not looks:
-        return 0.0
-    since = now - max(datetime.datetime.fromisoformat(moment) for moment in looks)
+    looks = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
+    since = now - max(looks, default=_LONG_AGO)
     return max(settings.look_seconds - since.total_seconds(), 0.0)
 
 

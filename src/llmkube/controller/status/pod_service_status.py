@@ -32,12 +32,21 @@ import attrs
 from llmkube.controller.render.labels import selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.conditions import AVAILABLE, DEGRADED, PROGRESSING, SUSPENDED, Statement, Verdict, settle
 from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
 from llmkube.controller.status.service_status import ACCEPTED, PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import Condition, find_condition
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.errors import NameTakenError
+from llmkube.k8s.wire.conditions import (
+    AVAILABLE,
+    DEGRADED,
+    PROGRESSING,
+    SUSPENDED,
+    Statement,
+    Verdict,
+    find_condition,
+    settle,
+)
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
 from llmkube.runtimes.container.builder import gateway_name

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import Deployment, Pod
 
 IDLE_TIMEOUT_SECONDS: Final = 300
@@ -46,7 +47,7 @@ def aged_in_seconds(
         and 0 < live.spec.replicas == status.replicas == status.updated_replicas == status.ready_replicas
     )
     born = [pod.metadata.creation_timestamp for pod in pods if not pod.metadata.deletion_timestamp]
-    known = [datetime.datetime.fromisoformat(moment) for moment in born if moment]
+    known = [moment for moment in map(parse_timestamp, born) if moment is not None]
     if lifetime is None or not settled or not known:
         return None
     return max(lifetime - (now - min(known)).total_seconds(), 0.0)

@@ -32,16 +32,6 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.conditions import (
-    AVAILABLE,
-    DEGRADED,
-    PROGRESSING,
-    SUSPENDED,
-    Statement,
-    Verdict,
-    current,
-    settle,
-)
 from llmkube.controller.status.model_status import (
     NO_HOST,
     TRANSIENT_REASONS,
@@ -51,9 +41,20 @@ from llmkube.controller.status.model_status import (
 )
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
-from llmkube.k8s.crd.meta import Condition, find_condition
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.wire.conditions import (
+    AVAILABLE,
+    DEGRADED,
+    PROGRESSING,
+    SUSPENDED,
+    Statement,
+    Verdict,
+    current,
+    find_condition,
+    settle,
+)
 from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
 from llmkube.runtimes.container.builder import PATHS
 from llmkube.runtimes.llama_fields import mode_of

@@ -39,6 +39,7 @@ from llmkube.k8s.errors import (
 from llmkube.k8s.reflector import Cache, is_older
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 
 T = TypeVar("T", bound=Object)
 
@@ -135,7 +136,7 @@ class Children(Generic[T]):
         if self._is_known(manifest, live):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
-        if not is_owned(live, owner["uid"]) or live.metadata.deletion_timestamp:
+        if not is_controlled_by(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._taken(live, owner)
         if self._is_so(manifest, live):
             self._records[key] = _Record(manifest, live, is_answer=self.is_own(live))
@@ -155,7 +156,7 @@ class Children(Generic[T]):
         await trio.lowlevel.checkpoint()
         live = self.get(key)
         self.forget(key)
-        if live is None or live.metadata.deletion_timestamp or not is_owned(live, owner_uid):
+        if live is None or live.metadata.deletion_timestamp or not is_controlled_by(live, owner_uid):
             return
         try:
             await (self._let_go(live) if await self._is_shared(live) else self._delete(live))
@@ -226,7 +227,7 @@ class Children(Generic[T]):
         return bool(_projected(manifest, encode(last.live)) == _projected(manifest, there))
 
     def _taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
-        theirs, kind = owner_key(live, owner["kind"]), owner["kind"]
+        theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
         why = "exists and was made by somebody else; rename this one, or delete that"
         if theirs is not None:
             why = f"belongs to another {kind}, or is being deleted; it is left alone"
@@ -238,19 +239,6 @@ class Children(Generic[T]):
 def _is_same(one: Object, other: Object) -> bool:
     mine, its = one.metadata, other.metadata
     return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
-
-
-def is_owned(obj: Object, owner_uid: str) -> bool:
-    """Whether an object is controlled by the owner with this uid."""
-    return any(owner.controller and owner.uid == owner_uid for owner in obj.metadata.owner_references)
-
-
-def owner_key(obj: Object, kind: str) -> Key | None:
-    """Return the owner of this kind that controls an object."""
-    for owner in obj.metadata.owner_references:
-        if owner.controller and owner.kind == kind:
-            return Key(obj.metadata.namespace, owner.name)
-    return None
 
 
 def fits(wanted: Any, there: Any, *, amount: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """The parts that every Kubernetes object shares: its name tag, its owners, its conditions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -86,11 +86,6 @@ class Condition:
         "The generation of the spec that the statement is about.", minimum=0, format="int64"
     )
     wire: Wire = received()
-
-
-def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """The condition of one type, or None when nobody has stated it."""
-    return next((condition for condition in conditions if condition.type == kind), None)
 
 
 @attrs.frozen(kw_only=True)

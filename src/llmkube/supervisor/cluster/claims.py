@@ -19,6 +19,7 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, CLAIMED_ANNOTATION, SLOT_ANNOTATION, claim_name, label_value
+from llmkube.k8s.wire.times import micro_timestamp
 
 FETCH_SECONDS: Final = 1.0
 """How much longer a host waits at least that would have to fetch the file first."""
@@ -68,7 +69,7 @@ def claim_manifest(
             "labels": {CLAIM_LABEL: label_value(key.name)},
             "annotations": {CLAIMED_ANNOTATION: str(key), SLOT_ANNOTATION: str(slot)},
         },
-        "spec": {"holderIdentity": holder, "acquireTime": _time(now), "leaseTransitions": 0},
+        "spec": {"holderIdentity": holder, "acquireTime": micro_timestamp(now), "leaseTransitions": 0},
     }
 
 
@@ -76,7 +77,11 @@ def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, 
     """Return the patch that makes somebody the holder of exactly this state of a claim."""
     return {
         "metadata": {"resourceVersion": claim.version},
-        "spec": {"holderIdentity": holder, "acquireTime": _time(now), "leaseTransitions": claim.transitions + 1},
+        "spec": {
+            "holderIdentity": holder,
+            "acquireTime": micro_timestamp(now),
+            "leaseTransitions": claim.transitions + 1,
+        },
     }
 
 
@@ -148,7 +153,3 @@ def hesitation_seconds(place: int, hosts: int, *, has_file: bool, running: bool)
         return 0.0
     behind = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
     return min(place, MAX_STEPS) * STEP_SECONDS + behind
-
-
-def _time(now: datetime.datetime) -> str:
-    return now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

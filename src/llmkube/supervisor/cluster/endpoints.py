@@ -20,6 +20,7 @@ from llmkube.k8s.wire.names import (
     service_name,
     slice_name,
 )
+from llmkube.k8s.wire.owners import controller_reference
 
 
 def service_manifest(service: InferenceService) -> dict[str, Any]:
@@ -82,14 +83,5 @@ def _metadata(service: InferenceService, name: str) -> dict[str, Any]:
         "name": name,
         "namespace": service.key.namespace,
         "labels": {"app": label_value(service.key.name), SERVICE_LABEL: label_value(service.key.name)},
-        "ownerReferences": [
-            {
-                "apiVersion": service.RESOURCE.api_version,
-                "kind": service.RESOURCE.kind,
-                "name": service.key.name,
-                "uid": service.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": False,
-            }
-        ],
+        "ownerReferences": [controller_reference(service)],
     }

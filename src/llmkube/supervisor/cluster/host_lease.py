@@ -42,6 +42,7 @@ from llmkube.k8s.wire.names import (
     SERVICES_ANNOTATION,
     host_id,
 )
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.cluster.sleep_detection import Reading, slept_seconds
 from llmkube.supervisor.memory.accounts import Room
@@ -116,7 +117,7 @@ def lease_manifest(
         "spec": {
             "holderIdentity": settings.host_name,
             "leaseDurationSeconds": round(settings.lease_renew_seconds * EXPIRES_AFTER_RENEWALS),
-            "renewTime": now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "renewTime": micro_timestamp(now),
         },
     }
 

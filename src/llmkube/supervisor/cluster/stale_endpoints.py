@@ -13,8 +13,10 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL, host_id
+from llmkube.k8s.wire.owners import controller_key
 from llmkube.supervisor.cluster.applier import Outbox, Slot
 from llmkube.supervisor.nouns.settings import AgentSettings
 
@@ -42,11 +44,6 @@ async def withdraw_strangers(client: Client, settings: AgentSettings, outbox: Ou
             await trio.sleep(RETRY.delay(failures, outbox.rng))
     for piece in slices:
         slot = Slot(EndpointSlice, piece.key)
-        if _service_of(piece) not in running and not outbox.speaks_of(slot):
+        if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not outbox.speaks_of(slot):
             log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
             outbox.put_nowait(slot, None)
-
-
-def _service_of(piece: EndpointSlice) -> Key | None:
-    owners = [owner.name for owner in piece.metadata.owner_references if owner.kind == "InferenceService"]
-    return Key(piece.key.namespace, owners[0]) if owners else None

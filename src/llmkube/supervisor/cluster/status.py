@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 
 from llmkube.base.errors import LLMKubeError, UserError
-from llmkube.base.messages import shorten
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.k8s.wire.conditions import Statement, settled
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.fetch import WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 
@@ -26,9 +27,6 @@ condition back that it alone owns; those that it shares with the host that spoke
 server refuses a condition without its time: no status of this service would ever be written again.
 """
 
-MAX_MESSAGE_BYTES = 8192
-"""Kubernetes allows 32,768 characters in a condition; a quarter is already more than anybody reads."""
-
 
 @attrs.define
 class Conditions:
@@ -39,18 +37,11 @@ class Conditions:
     def set(
         self, kind: str, status: bool | None, reason: str, message: str, *, generation: int, now: datetime.datetime
     ) -> None:
-        """State a condition; None is what nobody can tell."""
-        word = "Unknown" if status is None else str(status)
+        """State a condition; the status None means that it is not known."""
         before = self._items.get(kind)
-        since = before["lastTransitionTime"] if before and before["status"] == word else timestamp(now)
-        self._items[kind] = {
-            "type": kind,
-            "status": word,
-            "reason": reason,
-            "message": shorten(message, MAX_MESSAGE_BYTES),
-            "lastTransitionTime": since,
-            "observedGeneration": generation,
-        }
+        since = (before["status"], before["lastTransitionTime"]) if before is not None else None
+        statement = Statement(kind, status, reason, message)
+        self._items[kind] = settled(statement, since, generation=generation, now=now)
 
     def holds(self, kind: str) -> bool | None:
         """Whether a condition holds; None when it was never stated."""
@@ -63,11 +54,6 @@ class Conditions:
     def as_list(self) -> list[dict[str, Any]]:
         """The conditions as the API wants them, in a stable order."""
         return [dict(self._items[kind]) for kind in sorted(self._items)]
-
-
-def timestamp(moment: datetime.datetime) -> str:
-    """Return a moment as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
-    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:

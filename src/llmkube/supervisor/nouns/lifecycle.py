@@ -10,43 +10,13 @@
 ```
 """
 
-import enum
 import random
 import signal
 
 import attrs
 
 from llmkube.base.backoff import Backoff
-
-
-class Reason(enum.StrEnum):
-    """Why a service is where it is: the reason of its `Loaded` condition."""
-
-    PENDING = "Pending"
-    INSUFFICIENT_MEMORY = "InsufficientMemory"
-    MEMORY_CHECK_FAILED = "MemoryCheckFailed"
-    EVICTED = "Evicted"
-    WAITING_FOR_MODEL = "WaitingForModel"
-    FETCHING = "Fetching"
-    FETCH_FAILED = "FetchFailed"
-    INVALID = "Invalid"
-    LOADING = "Loading"
-    LOADED = "Loaded"
-    NOT_ANSWERING = "NotAnswering"
-    RESTARTING = "Restarting"
-    ENGINE_EXITED = "EngineExited"
-    CRASH_LOOP = "CrashLoopBackOff"
-    ENGINE_NOT_FOUND = "EngineNotFound"
-    ENGINE_STUCK = "EngineStuck"
-    ADDRESS_MISSING = "AddressMissing"
-    JOURNAL_NOT_WRITTEN = "JournalNotWritten"
-    LOAD_STALLED = "LoadStalled"
-    HUNG = "Hung"
-    PORT_TAKEN = "PortTaken"
-    INTERNAL_ERROR = "InternalError"
-    STOPPING = "Stopping"
-    SCALED_TO_ZERO = "ScaledToZero"
-    RELEASED = "Released"
+from llmkube.k8s.wire.reasons import Reason
 
 
 @attrs.frozen
@@ -82,7 +52,7 @@ class Failure:
 def reason_of(error: BaseException) -> Reason:
     """Return the reason that an error gives for itself; an error that gives none comes from the engine program."""
     said = getattr(error, "reason", "")
-    return Reason(said) if said in frozenset(Reason) else Reason.ENGINE_NOT_FOUND
+    return Reason.of(said) or Reason.ENGINE_NOT_FOUND
 
 
 @attrs.frozen

@@ -24,6 +24,7 @@ import trio
 from llmkube.base.errors import WorldError, innermost
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
@@ -32,7 +33,7 @@ from llmkube.supervisor.memory.admission import Need, Refusal
 from llmkube.supervisor.memory.ledger import Ledger, reason_word
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, Reason, ServiceView, reason_of
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings

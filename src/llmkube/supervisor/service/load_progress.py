@@ -5,8 +5,8 @@ from typing import Final
 import attrs
 import trio
 
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import loading_phase
-from llmkube.supervisor.nouns.lifecycle import Reason
 from llmkube.supervisor.nouns.liveness import Look, percent_loaded
 from llmkube.supervisor.nouns.ports import Child
 from llmkube.supervisor.service.voice import Voice

@@ -15,11 +15,11 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.ledger import Ledger, reason_word
 from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.lifecycle import Reason
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.target import Idle, Launch, Target

@@ -31,11 +31,12 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import innermost
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.memory.admission import Refusal, Way
 from llmkube.supervisor.memory.ledger import reason_word
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure, Reason, RestartPolicy, RestartState, ServiceView, after_failure
+from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
 from llmkube.supervisor.service.attempt import Incarnation, Site
 from llmkube.supervisor.service.measuring import context_hint

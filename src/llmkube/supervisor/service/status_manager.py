@@ -19,13 +19,15 @@ from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import service_name, slice_name
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.times import timestamp
 from llmkube.supervisor.cluster import endpoints, status
 from llmkube.supervisor.cluster.applier import Outbox, Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Failure, Reason, ServiceView
+from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.download.fetch import WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
@@ -236,7 +238,7 @@ class Reporter:
         if delay_seconds == 0:
             head, reason = "restarting at once", Reason.RESTARTING
         else:
-            at = status.timestamp(self.utcnow() + datetime.timedelta(seconds=delay_seconds))
+            at = timestamp(self.utcnow() + datetime.timedelta(seconds=delay_seconds))
             head, reason = f"{failures} failures in a row; next attempt at {at}", Reason.CRASH_LOOP
         return (reason if failure.reason is Reason.ENGINE_EXITED else failure.reason), head
 

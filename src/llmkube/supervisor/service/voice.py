@@ -16,7 +16,8 @@ import attrs
 import structlog
 import trio
 
-from llmkube.supervisor.nouns.lifecycle import Exit, Reason, ServiceView
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.nouns.lifecycle import Exit, ServiceView
 from llmkube.supervisor.nouns.ports import Parting
 from llmkube.supervisor.service.status_manager import Reporter
 

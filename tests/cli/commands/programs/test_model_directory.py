@@ -1,7 +1,8 @@
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.router.gateway import Backend, Unavailable
-from llmkube.supervisor.nouns.lifecycle import Reason, ServiceView
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 READY = ServiceView(Reason.LOADED, "", "127.0.0.1", 51234, 7, "chat")
 LOADING = ServiceView(Reason.LOADING, "the engine is loading\nmore", "127.0.0.1", 51235, 8, "embed")

@@ -1,0 +1,187 @@
+"""The reasons of conditions: one word for programs, and what it means to whoever reads it. Pure.
+
+The words are the wire's: agents and the controller write them, every reader decides by `Reason.meaning`. What the
+kubelet and other programs say about pods (`OutOfcpu` …) is not ours to list in full: `Reason.of` returns None for a
+word that is not here, and the condition `Degraded` then says whether the service fails.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final, Self
+
+
+class Meaning(enum.Enum):
+    """What a reason asks of its reader."""
+
+    FINE = enum.auto()
+    """Nothing is wrong."""
+
+    STOPPED = enum.auto()
+    """Nothing runs, as the spec asks."""
+
+    PASSING = enum.auto()
+    """It is on its way: wait."""
+
+    RECOVERING = enum.auto()
+    """Something went wrong, and the program mends it by itself: wait."""
+
+    RETRIED = enum.auto()
+    """An attempt has failed; the program tries again, and the engine's log says more."""
+
+    USER = enum.auto()
+    """It stays until the user edits an object or mends what it names."""
+
+    HOST = enum.auto()
+    """It stays until the host or the cluster is mended."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a reader should be told of a failure, and not to wait."""
+        return self in {Meaning.RETRIED, Meaning.USER, Meaning.HOST}
+
+
+class Reason(enum.StrEnum):
+    """Every reason that our programs write, with its meaning."""
+
+    meaning: Meaning
+
+    def __new__(cls, word: str, meaning: Meaning) -> Self:
+        """Make a member: the word is its value, the meaning an attribute."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        return member
+
+    # Loaded, of an engine on a host (docs/architecture.md has the states)
+    PENDING = "Pending", Meaning.PASSING
+    WAITING_FOR_MODEL = "WaitingForModel", Meaning.PASSING
+    INSUFFICIENT_MEMORY = "InsufficientMemory", Meaning.RECOVERING
+    MEMORY_CHECK_FAILED = "MemoryCheckFailed", Meaning.RECOVERING
+    EVICTED = "Evicted", Meaning.RECOVERING
+    LOADING = "Loading", Meaning.PASSING
+    LOADED = "Loaded", Meaning.FINE
+    NOT_ANSWERING = "NotAnswering", Meaning.RECOVERING
+    RESTARTING = "Restarting", Meaning.RECOVERING
+    STOPPING = "Stopping", Meaning.PASSING
+    RELEASED = "Released", Meaning.PASSING
+    SCALED_TO_ZERO = "ScaledToZero", Meaning.STOPPED
+    ENGINE_EXITED = "EngineExited", Meaning.RETRIED
+    CRASH_LOOP = "CrashLoopBackOff", Meaning.RETRIED
+    LOAD_STALLED = "LoadStalled", Meaning.RETRIED
+    HUNG = "Hung", Meaning.RETRIED
+    INTERNAL_ERROR = "InternalError", Meaning.RETRIED
+    PORT_TAKEN = "PortTaken", Meaning.HOST
+    ADDRESS_MISSING = "AddressMissing", Meaning.HOST
+    ENGINE_NOT_FOUND = "EngineNotFound", Meaning.HOST
+    ENGINE_STUCK = "EngineStuck", Meaning.HOST
+    JOURNAL_NOT_WRITTEN = "JournalNotWritten", Meaning.HOST
+
+    # Accepted, SpecHonoured
+    ACCEPTED = "Accepted", Meaning.FINE
+    INVALID = "Invalid", Meaning.USER
+    NOT_SUPPORTED = "NotSupported", Meaning.USER
+    HONOURED = "Honoured", Meaning.FINE
+    FIELDS_IGNORED = "FieldsIgnored", Meaning.FINE
+    NOT_PLANNED = "NotPlanned", Meaning.PASSING
+    NAME_TAKEN = "NameTaken", Meaning.USER
+
+    # UpToDate, Published, MemoryPressure, of a host
+    UP_TO_DATE = "UpToDate", Meaning.FINE
+    REPLACING = "Replacing", Meaning.PASSING
+    NOT_SERVING = "NotServing", Meaning.PASSING
+    PUBLISHED = "Published", Meaning.FINE
+    NO_ADDRESS = "NoAddress", Meaning.HOST
+    REFUSED = "Refused", Meaning.HOST
+    NORMAL = "Normal", Meaning.FINE
+    WARNING = "Warning", Meaning.PASSING
+    CRITICAL = "Critical", Meaning.PASSING
+    UNKNOWN = "Unknown", Meaning.PASSING
+    NOT_STATED = "NotStated", Meaning.FINE
+
+    # Available, Progressing, Degraded, Suspended, RolloutDeferred
+    INFERENCE_READY = "InferenceReady", Meaning.FINE
+    NO_READY_REPLICAS = "NoReadyReplicas", Meaning.PASSING
+    CREATING = "Creating", Meaning.PASSING
+    MODEL_NOT_FOUND = "ModelNotFound", Meaning.USER
+    NO_HOST = "NoHost", Meaning.HOST
+    NOT_CLAIMED = "NotClaimed", Meaning.PASSING
+    MANUALLY_SCALED_TO_ZERO = "ManuallyScaledToZero", Meaning.STOPPED
+    SUSPENDED = "Suspended", Meaning.STOPPED
+    NOT_SUSPENDED = "NotSuspended", Meaning.FINE
+    PODS_BUSY = "PodsBusy", Meaning.PASSING
+    NOTHING_WAITS = "NothingWaits", Meaning.FINE
+
+    # of a Deployment and its pods: the ones that a reader can do something about
+    WAITING_FOR_GPU = "WaitingForGPU", Meaning.PASSING
+    INSUFFICIENT_GPU = "InsufficientGPU", Meaning.PASSING
+    UNSCHEDULABLE = "Unschedulable", Meaning.RECOVERING
+    CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
+    OOM_KILLED = "OOMKilled", Meaning.RETRIED
+    REPLICA_FAILURE = "ReplicaFailure", Meaning.HOST
+    ERR_IMAGE_PULL = "ErrImagePull", Meaning.HOST
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff", Meaning.HOST
+    INVALID_IMAGE_NAME = "InvalidImageName", Meaning.USER
+    ERR_IMAGE_NEVER_PULL = "ErrImageNeverPull", Meaning.HOST
+    REGISTRY_UNAVAILABLE = "RegistryUnavailable", Meaning.HOST
+    CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError", Meaning.USER
+    CREATE_CONTAINER_ERROR = "CreateContainerError", Meaning.HOST
+    RUN_CONTAINER_ERROR = "RunContainerError", Meaning.HOST
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded", Meaning.HOST
+    REPLICA_SET_CREATE_ERROR = "ReplicaSetCreateError", Meaning.HOST
+
+    # Fetched, of a host, and why a fetch fails, in a pod as well
+    FETCHED = "Fetched", Meaning.FINE
+    FETCHING = "Fetching", Meaning.PASSING
+    FETCH_FAILED = "FetchFailed", Meaning.RECOVERING
+    STALLED = "Stalled", Meaning.RECOVERING
+    THROTTLED = "Throttled", Meaning.RECOVERING
+    RANGE_REFUSED = "RangeRefused", Meaning.RECOVERING
+    WRONG_SIZE = "WrongSize", Meaning.RECOVERING
+    SOURCE_INVALID = "SourceInvalid", Meaning.USER
+    SOURCE_UNSUPPORTED = "SourceUnsupported", Meaning.USER
+    SOURCE_NOT_ALLOWED = "SourceNotAllowed", Meaning.USER
+    SOURCE_NOT_FOUND = "SourceNotFound", Meaning.USER
+    SOURCE_REFUSED = "SourceRefused", Meaning.USER
+    SOURCE_AMBIGUOUS = "SourceAmbiguous", Meaning.USER
+    FILE_NOT_FOUND = "FileNotFound", Meaning.USER
+    ACCESS_DENIED = "AccessDenied", Meaning.USER
+    REDIRECT_REFUSED = "RedirectRefused", Meaning.USER
+    ADDRESS_BLOCKED = "AddressBlocked", Meaning.USER
+    INVALID_FILE_SET = "InvalidFileSet", Meaning.USER
+    NOT_MLX = "NotMLX", Meaning.USER
+    NOT_GGUF = "NotGGUF", Meaning.USER
+    DIGEST_MISMATCH = "DigestMismatch", Meaning.USER
+    TOKEN_UNAVAILABLE = "TokenUnavailable", Meaning.USER
+    NO_SPACE = "NoSpace", Meaning.HOST
+
+    # Available, Progressing, Degraded, Inspected, QuantizationMatches, UpToDate of a Model
+    MODEL_READY = "ModelReady", Meaning.FINE
+    DOWNLOAD_STARTED = "DownloadStarted", Meaning.PASSING
+    COPY_STARTED = "CopyStarted", Meaning.PASSING
+    RUNTIME_RESOLVED = "RuntimeResolved", Meaning.FINE
+    WORKLOAD_RESOLVED = "WorkloadResolved", Meaning.FINE
+    NODE_PATH = "NodePath", Meaning.FINE
+    PVC_MODEL_READY = "PVCModelReady", Meaning.FINE
+    PVC_NOT_BOUND = "PVCNotBound", Meaning.PASSING
+    PVC_NOT_FOUND = "PVCNotFound", Meaning.USER
+    NO_RESULT = "NoResult", Meaning.RECOVERING
+    IN_USE = "InUse", Meaning.PASSING
+    HEADER_READ = "HeaderRead", Meaning.FINE
+    INSPECTING = "Inspecting", Meaning.PASSING
+    NOT_IN_USE = "NotInUse", Meaning.PASSING
+    JOB_REFUSED = "JobRefused", Meaning.HOST
+    INSPECTION_FAILED = "InspectionFailed", Meaning.RETRIED
+    NOT_COMPARED = "NotCompared", Meaning.FINE
+    MATCHES = "Matches", Meaning.FINE
+    QUANTIZATION_MISMATCH = "QuantizationMismatch", Meaning.USER
+    IN_SYNC = "InSync", Meaning.FINE
+    LOOK_FAILED = "LookFailed", Meaning.RECOVERING
+    NOT_FETCHED = "NotFetched", Meaning.PASSING
+
+    @classmethod
+    def of(cls, word: str) -> "Reason | None":
+        """Return the reason of that word; None for a word of another program."""
+        return _BY_WORD.get(word)
+
+
+_BY_WORD: Final[Mapping[str, Reason]] = {reason.value: reason for reason in Reason}
