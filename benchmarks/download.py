@@ -50,7 +50,7 @@ import datetime, json, random, resource, sys, time
 from functools import partial
 from pathlib import Path
 import trio
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import Policy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.source import parse_source
 from llmkube.weights.store import open_store

@@ -22,7 +22,7 @@ from llmkube.base.http.exchange import Exchange
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.remote_header import REQUEST_BYTES, read_remote_header
 from llmkube.weights.source import WebFile, parse_source
 
@@ -109,7 +109,7 @@ def requests_for(path: Path) -> tuple[int, int]:
         assert isinstance(source, WebFile)
         async with trio.open_nursery() as nursery:
             await nursery.start(run_server, serve, listeners)
-            policy = Policy(from_operator=True)
+            policy = AddressPolicy(from_operator=True)
             await read_remote_header(source, policy=policy, utcnow=lambda: datetime.datetime.now(datetime.UTC))
             nursery.cancel_scope.cancel()
 

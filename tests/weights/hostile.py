@@ -10,18 +10,18 @@ import attrs
 import trio
 import trio.testing
 
-from llmkube.weights.allowed_addresses import Policy
-from llmkube.weights.download.dial import open_transport_with
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.retry import Patience
+from llmkube.weights.download.guarded_transport import open_transport_with
+from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.source import parse_source, pick
 from llmkube.weights.store.blobs import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 HUB = "http://hub.example"
 NO_TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading the real certificates for each test takes long
-FROM_OBJECT = Policy()
-PATIENCE = Patience()
+FROM_OBJECT = AddressPolicy()
+PATIENCE = DownloadLimits()
 PUBLIC = "93.184.216.34"
 
 
@@ -187,7 +187,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(root, script, *, patience=PATIENCE, addresses=None, free=lambda _: 1 << 50, run_sync=inline):
+async def open_bench(root, script, *, limits=PATIENCE, addresses=None, free=lambda _: 1 << 50, run_sync=inline):
     """Open everything; the store may have been used before."""
     network = Network(script, addresses or {})
     store = open_store(root)
@@ -199,7 +199,7 @@ async def open_bench(root, script, *, patience=PATIENCE, addresses=None, free=la
             utcnow=lambda: NOW,
             rng=random.Random(1),
             endpoint=HUB,
-            patience=patience,
+            limits=limits,
             open_transport=open_transport_with(resolve=network.resolve, dial=network.dial, ssl_context=NO_TRUST),
             run_sync=run_sync,
             free=free,

@@ -31,7 +31,7 @@ from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
 from llmkube.supervisor.nouns.journal import Entry, FileJournal
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
@@ -40,7 +40,7 @@ from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, parse_source, pick
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
-from llmkube.weights.store.index import recall
+from llmkube.weights.store.index import find_weights
 
 MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""
@@ -59,7 +59,7 @@ class LocalWeights:
     store: Store
     limiter: trio.CapacityLimiter
     downloader: Downloader
-    policy: Policy
+    policy: AddressPolicy
     tokens: HubTokens
     read: RunSync
     endpoint: str
@@ -125,7 +125,7 @@ class LocalWeights:
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(_is_file, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, Remote):
-            found = await self.read(partial(recall, self.store, source.identity))
+            found = await self.read(partial(find_weights, self.store, source.identity))
             return isinstance(found, WeightsFile)
         return isinstance(source, Builtin)
 
@@ -166,7 +166,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     learned = Learned(settings.state_dir / "learned.json", state_limiter)
     await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
-    endpoint, policy = settings.hub_endpoint, Policy(allowed=settings.private_sources)
+    endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
     tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)
     async with (
         open_http_client() as http,

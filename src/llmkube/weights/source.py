@@ -160,7 +160,7 @@ class BucketFile:
 
 
 @attrs.frozen
-class Elsewhere:
+class VolumeSource:
     """Weights that this host cannot fetch itself: those on a volume claim."""
 
     scheme: str
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 Remote = WebFile | HubFile | HubRepository | BucketFile
-Source = Builtin | LocalFile | Remote | Elsewhere
+Source = Builtin | LocalFile | Remote | VolumeSource
 
 
 def parse_source(text: str) -> Source:
@@ -267,7 +267,7 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
     if scheme == "s3":
         bucket, _, path = rest.partition("/")
         return _bucket_file(shown, bucket, path)
-    return Elsewhere(scheme, text) if scheme == "pvc" else _web(shown, text)
+    return VolumeSource(scheme, text) if scheme == "pvc" else _web(shown, text)
 
 
 def _redact(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.allowed_addresses import Address
+from llmkube.weights.address_policy import Address
 
 _PORTS: Final = {"http": 80, "https": 443}
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")

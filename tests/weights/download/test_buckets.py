@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.weights.allowed_addresses import Policy, parse_networks
+from llmkube.weights.address_policy import AddressPolicy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess, sign
 from llmkube.weights.errors import (
     AccessDeniedError,
@@ -129,7 +129,7 @@ async def test_a_redirect_elsewhere_is_not_signed(tmp_path, autojump_clock):
             await wire.file(request, DATA)
 
     async with open_bench(tmp_path, away) as bench:
-        await bench.get(OBJECT, access=asks(**KEYS), policy=Policy(from_operator=True))
+        await bench.get(OBJECT, access=asks(**KEYS), policy=AddressPolicy(from_operator=True))
         first, second = bench.network.requests
         assert "authorization" in first.headers
         assert not {"authorization", "x-amz-date", "x-amz-security-token"} & set(second.headers)
@@ -142,7 +142,7 @@ async def test_a_private_endpoint_is_reached_only_where_the_operator_allows_it(t
         with pytest.raises(BlockedAddressError):
             await bench.get(OBJECT, access=asks(**KEYS))
         assert bench.network.dialled == []
-        mine = Policy(allowed=parse_networks(["10.0.0.0/8"]))
+        mine = AddressPolicy(allowed=parse_networks(["10.0.0.0/8"]))
         assert (await bench.get(OBJECT, access=asks(**KEYS), policy=mine)).path.read_bytes() == DATA
 
 

@@ -14,7 +14,7 @@ from llmkube.weights.errors import (
     SourceUnsupportedError,
     WeightsNotFoundError,
 )
-from llmkube.weights.source import Builtin, Elsewhere, LocalFile, parse_source
+from llmkube.weights.source import Builtin, LocalFile, VolumeSource, parse_source
 from llmkube.weights.store import local_files as module
 from llmkube.weights.store.blobs import open_store
 
@@ -153,7 +153,7 @@ def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(tmp_path, monke
     monkeypatch.setattr(module.os, "open", guarded)
     monkeypatch.setattr(module.sys, "platform", "darwin")
     with pytest.raises(WeightsNotFoundError, match="Full Disk Access"):
-        module.look(path)
+        module.take_snapshot(path)
 
 
 @pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "s3://bucket/a"])
@@ -168,7 +168,7 @@ async def test_without_a_downloader_a_remote_source_is_refused_by_its_scheme(get
 async def test_what_a_host_cannot_fetch_names_its_scheme_and_what_works(get):
     """A claim is refused by its scheme, and the message says what works."""
     source = parse_source("pvc://claim/a")
-    assert isinstance(source, Elsewhere)
+    assert isinstance(source, VolumeSource)
     with pytest.raises(SourceUnsupportedError, match=rf"over {source.scheme}\..*absolute path"):
         await get(source)
 
@@ -214,7 +214,7 @@ async def test_a_stuck_read_does_not_hold_up_a_cancel(get, tmp_path, monkeypatch
         token.run_sync_soon(stuck.set)
         release.wait()
 
-    monkeypatch.setattr(module, "look", hang)
+    monkeypatch.setattr(module, "take_snapshot", hang)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(get, LocalFile(str(tmp_path / "model.gguf")))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from llmkube.weights.download.freshness import Seen, is_same
-from llmkube.weights.http_answers import Validator
-from llmkube.weights.store.index import Piece, Record
+from llmkube.weights.download.freshness import RemoteVersion, is_current
+from llmkube.weights.http_responses import Validator
+from llmkube.weights.store.index import BlobInfo, Record
 from weights.hostile import gguf, open_bench
 
 DATA, OTHER = gguf(50_000), gguf(50_000, seed=2)
@@ -15,27 +15,27 @@ SHA, OTHER_SHA = "a" * 64, "b" * 64
 @pytest.mark.parametrize(
     ("version", "seen", "same"),
     [
-        (Validator(), Seen(5, SHA, Validator('"other"')), True),
-        (Validator('"v1"'), Seen(5, OTHER_SHA, Validator('"v1"')), False),
-        (Validator('"v1"'), Seen(5, None, Validator('"v1"')), True),
-        (Validator('"v1"', "Mon"), Seen(5, None, Validator('"v1"', "Tue")), True),
-        (Validator('"v1"', "Mon"), Seen(5, None, Validator('"v2"', "Mon")), False),
-        (Validator('"v1"'), Seen(6, None, Validator('"v1"')), False),
-        (Validator("", "Mon"), Seen(5, None, Validator("", "Tue")), False),
-        (Validator("", "Mon"), Seen(5, None, Validator('"v2"', "Mon")), True),
-        (Validator(), Seen(5, None, Validator('"v2"')), True),
-        (Validator(), Seen(None, None, Validator()), True),
+        (Validator(), RemoteVersion(5, SHA, Validator('"other"')), True),
+        (Validator('"v1"'), RemoteVersion(5, OTHER_SHA, Validator('"v1"')), False),
+        (Validator('"v1"'), RemoteVersion(5, None, Validator('"v1"')), True),
+        (Validator('"v1"', "Mon"), RemoteVersion(5, None, Validator('"v1"', "Tue")), True),
+        (Validator('"v1"', "Mon"), RemoteVersion(5, None, Validator('"v2"', "Mon")), False),
+        (Validator('"v1"'), RemoteVersion(6, None, Validator('"v1"')), False),
+        (Validator("", "Mon"), RemoteVersion(5, None, Validator("", "Tue")), False),
+        (Validator("", "Mon"), RemoteVersion(5, None, Validator('"v2"', "Mon")), True),
+        (Validator(), RemoteVersion(5, None, Validator('"v2"')), True),
+        (Validator(), RemoteVersion(None, None, Validator()), True),
     ],
 )
 def test_a_digest_decides_then_the_etag_then_the_rest(version, seen, same):
     """Whatever says most decides; what cannot be compared has not changed."""
-    assert is_same(Record("x", (Piece(SHA, 5, 0),), versions=(version,)), [seen]) is same
+    assert is_current(Record("x", (BlobInfo(SHA, 5, 0),), versions=(version,)), [seen]) is same
 
 
 def test_another_number_of_parts_is_another_model():
     """A model that has been split anew has changed."""
-    seen = Seen(5, SHA, Validator())
-    assert not is_same(Record("x", (Piece(SHA, 5, 0),)), [seen, seen])
+    seen = RemoteVersion(5, SHA, Validator())
+    assert not is_current(Record("x", (BlobInfo(SHA, 5, 0),)), [seen, seen])
 
 
 async def test_only_who_asks_for_it_gets_the_new_version(tmp_path, autojump_clock):

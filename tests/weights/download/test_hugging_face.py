@@ -22,10 +22,10 @@ from llmkube.weights.errors import (
     WeightsError,
     WrongSizeError,
 )
-from llmkube.weights.http_answers import Validator
+from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import HubFile, HubRepository, parse_source
 from llmkube.weights.store.index import key_of
-from llmkube.weights.store.partial import Note, open_partial
+from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import gguf, open_bench, steps
 
 COMMIT = "c" * 40
@@ -176,7 +176,7 @@ async def test_bytes_that_an_earlier_life_completed_are_verified_all_the_same(tm
     async with open_bench(tmp_path, script) as bench:
         for data in (damaged, DATA):
             left = open_partial(bench.store, key_of("hf://o/r/m.gguf@main"))
-            left.begin(Note(Validator('"v1"'), len(DATA)))
+            left.begin(PartialInfo(Validator('"v1"'), len(DATA)))
             left.append(data)
             left.close()
             assert (await bench.get("hf://o/r/m.gguf")).path.read_bytes() == DATA

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from llmkube.weights.allowed_addresses import Policy
-from llmkube.weights.download.dial import open_transport_with
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import fetch
-from llmkube.weights.download.retry import Patience
+from llmkube.weights.download.guarded_transport import open_transport_with
+from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.errors import BlockedAddressError, FetchError
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import open_store
@@ -31,8 +31,8 @@ from weights.hostile import NOW, Request, Wire, gguf
 
 DATA = gguf(20_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
-MINE = Policy(from_operator=True)
-HURRIED = Patience(tries=1)
+MINE = AddressPolicy(from_operator=True)
+HURRIED = DownloadLimits(tries=1)
 
 
 async def handle(stream, script, requests):
@@ -67,7 +67,7 @@ def open_real(tmp_path, **kwargs):
         limiter=trio.CapacityLimiter(4),
         utcnow=lambda: NOW,
         rng=random.Random(1),
-        patience=HURRIED,
+        limits=HURRIED,
         **kwargs,
     )
 
@@ -152,7 +152,7 @@ async def test_tls_goes_by_name_and_the_dial_by_address(tmp_path, nursery, certi
     source = parse_source(f"https://{host}/model.gguf")
     with trio.fail_after(30):
         async with open_real(tmp_path, open_transport=transport) as downloader:
-            get = partial(downloader.fetch, source, sha256=SHA256, policy=Policy(), progress=lambda _: None)
+            get = partial(downloader.fetch, source, sha256=SHA256, policy=AddressPolicy(), progress=lambda _: None)
             if host == "files.example" and trusted:
                 assert (await get()).path.read_bytes() == DATA
                 assert requests[0].host == "files.example"
@@ -167,9 +167,9 @@ async def test_tls_goes_by_name_and_the_dial_by_address(tmp_path, nursery, certi
 CHILD = """
 import datetime, random, sys, trio
 from pathlib import Path
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.retry import Patience
+from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import open_store
 
@@ -179,9 +179,9 @@ async def main():
         limiter=trio.CapacityLimiter(2),
         utcnow=lambda: datetime.datetime.now(datetime.UTC),
         rng=random.Random(1),
-        patience=Patience(checkpoint_seconds=0.1),
+        limits=DownloadLimits(checkpoint_seconds=0.1),
     ) as downloader:
-        policy = Policy(from_operator=True)
+        policy = AddressPolicy(from_operator=True)
         await downloader.fetch(parse_source(sys.argv[2]), sha256=None, policy=policy, progress=lambda _: None)
 
 trio.run(main)

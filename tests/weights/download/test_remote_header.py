@@ -9,8 +9,8 @@ import trio.testing
 
 from gguf_bytes import ARCHITECTURE, STRING, U16, U32, array, array_head, header, key, tensor
 from gguf_corpus import DEMO
-from llmkube.weights.allowed_addresses import Policy, parse_networks
-from llmkube.weights.download.dial import open_transport_with
+from llmkube.weights.address_policy import AddressPolicy, parse_networks
+from llmkube.weights.download.guarded_transport import open_transport_with
 from llmkube.weights.download.remote_header import MAX_REMOTE_BYTES, REQUEST_BYTES, read_remote_header
 from llmkube.weights.errors import (
     AccessDeniedError,
@@ -31,7 +31,7 @@ from weights.hostile import HUB, NO_TRUST, NOW, PUBLIC, Network, steps
 DEMO_BYTES = DEMO.read_bytes()
 DEMO_FACTS = read_header(DEMO)
 HTTP = "http://files.example/model.gguf"
-MINE = Policy(from_operator=True)
+MINE = AddressPolicy(from_operator=True)
 NEEDED = (
     ARCHITECTURE,
     key("llama.context_length", U32, 1),
@@ -328,7 +328,7 @@ async def test_a_name_that_leads_inside_is_never_dialled(autojump_clock, address
     """The addresses of an object's source are judged as a download judges them."""
     async with open_reading(File(DEMO_BYTES), addresses={"files.example": addresses}) as reading:
         with pytest.raises(BlockedAddressError, match=r"files\.example leads to"):
-            await reading.get(policy=Policy())
+            await reading.get(policy=AddressPolicy())
         assert reading.network.dialled == []
 
 
@@ -338,7 +338,7 @@ async def test_a_redirect_inside_is_refused(autojump_clock):
     async def script(wire, request):
         await wire.answer(302, location="https://inside.example/x")
 
-    for policy in (Policy(), Policy(allowed=parse_networks(["10.0.0.0/8"]))):
+    for policy in (AddressPolicy(), AddressPolicy(allowed=parse_networks(["10.0.0.0/8"]))):
         async with open_reading(script, addresses={"inside.example": ["10.0.0.1"]}) as reading:
             with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):
                 await reading.get(policy=policy)
@@ -355,7 +355,7 @@ async def test_a_second_request_is_judged_anew(autojump_clock):
 
     async with open_reading(rebind) as reading:
         with pytest.raises(BlockedAddressError):
-            await reading.get(policy=Policy())
+            await reading.get(policy=AddressPolicy())
         assert reading.network.dialled == [PUBLIC]
 
 
@@ -367,7 +367,7 @@ async def test_plain_http_is_never_reached_from_https(autojump_clock):
 
     async with open_reading(script) as reading:
         with pytest.raises(RedirectError, match="anybody on the way"):
-            await reading.get(policy=Policy())
+            await reading.get(policy=AddressPolicy())
 
 
 async def test_a_password_goes_to_its_origin_only(autojump_clock):

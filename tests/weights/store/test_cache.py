@@ -12,8 +12,8 @@ import pytest
 from llmkube.weights.errors import FetchError
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import find_cached, incomplete_bytes, list_cached, prune
-from llmkube.weights.store.index import Doubt, Piece, find_piece, keep, key_of, piece_at, recall
-from llmkube.weights.store.partial import Note, open_partial
+from llmkube.weights.store.index import BlobInfo, Unverified, blob_info, commit_record, find_blob, find_weights, key_of
+from llmkube.weights.store.partial import PartialInfo, open_partial
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def put(store, identity, *datas):
     parts = []
     for data in datas:
         partial = open_partial(store, hashlib.sha256(data).hexdigest())
-        partial.begin(Note())
+        partial.begin(PartialInfo())
         partial.append(data)
         partial.checkpoint()
         parts.append(partial)
-    kept = keep(store, identity, f"shown {identity}", parts, "2026-01-01T00:00:00+00:00")
+    kept = commit_record(store, identity, f"shown {identity}", parts, "2026-01-01T00:00:00+00:00")
     for partial in parts:
         partial.close()
     return kept
@@ -38,8 +38,8 @@ def put(store, identity, *datas):
 def test_a_source_is_recalled(store):
     """What was kept under a source is found under it and no other, and all of it is private."""
     kept = put(store, "a", b"weights")
-    assert recall(store, "a") == kept
-    assert recall(store, "b") is None
+    assert find_weights(store, "a") == kept
+    assert find_weights(store, "b") is None
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.root.rglob("*") if path.is_file()} == {0o600}
 
 
@@ -50,7 +50,7 @@ def test_a_split_model_lies_side_by_side_and_is_rebuilt(store):
     assert names == ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"]
     kept.path.unlink()
     kept.path.symlink_to("/etc/passwd")
-    assert recall(store, "a") == kept
+    assert find_weights(store, "a") == kept
     assert kept.path.read_bytes() == b"one"
     assert len(list(store.sets.iterdir())) == 1
 
@@ -68,18 +68,18 @@ def test_a_blob_that_is_not_what_it_was_is_not_recalled(store, spoil):
     """A missing, shortened or replaced blob is as good as none."""
     kept = put(store, "a", b"weights")
     spoil(kept.path)
-    assert recall(store, "a") is None
-    assert find_piece(store, kept.sha256) is None
+    assert find_weights(store, "a") is None
+    assert find_blob(store, kept.sha256) is None
     assert list_cached(store)[0].path is None
 
 
 def test_a_blob_that_was_touched_is_doubted(store):
     """A blob of the right size with another time of change must be read before it is believed."""
     kept = put(store, "a", b"weights")
-    piece = piece_at(kept.path)
+    piece = blob_info(kept.path)
     os.utime(kept.path, ns=(1, 1))
-    found = recall(store, "a")
-    assert isinstance(found, Doubt)
+    found = find_weights(store, "a")
+    assert isinstance(found, Unverified)
     assert found.touched == (piece,)
 
 
@@ -98,7 +98,7 @@ def test_a_blob_that_was_touched_is_doubted(store):
 def test_a_record_that_makes_no_sense_is_none(store, text):
     """Nothing in a record can lead out of the store, and a broken one is not there."""
     (store.index / f"{key_of('a')}.json").write_text(text)
-    assert recall(store, "a") is None
+    assert find_weights(store, "a") is None
     assert list_cached(store) == []
 
 
@@ -107,7 +107,7 @@ def test_user_text_is_no_path(store):
     for text in ("../../x", "/etc/passwd", "a\0b", "ü" * 5000, "\ud800"):
         assert len(key_of(text)) == 64
         put(store, text, text.encode("utf-8", "surrogatepass"))
-        assert recall(store, text) is not None
+        assert find_weights(store, text) is not None
     assert {len(path.stem) for path in store.index.iterdir()} == {64}
 
 
@@ -129,7 +129,7 @@ def test_what_nothing_needs_is_removed(store):
     put(store, "c", b"alone", b"gone")
     (store.blobs / ("0" * 64)).write_bytes(b"nobody's")
     left = open_partial(store, "ab" * 32)
-    left.begin(Note())
+    left.begin(PartialInfo())
     left.append(b"half")
     left.close()
     assert incomplete_bytes(store) > 0
@@ -140,7 +140,7 @@ def test_what_nothing_needs_is_removed(store):
     assert done.incomplete == trial.incomplete == 1
     assert done.freed_bytes > 0
     assert [cached.source for cached in list_cached(store)] == ["shown a"]
-    assert recall(store, "a") is not None
+    assert find_weights(store, "a") is not None
     assert sorted(path.read_bytes() for path in store.blobs.iterdir()) == [b"mine", b"shared"]
     assert len(list(store.sets.iterdir())) == 1
     assert incomplete_bytes(store) == 0
@@ -159,7 +159,7 @@ def test_only_what_was_named_is_removed(store):
 def test_a_running_download_is_not_pruned(store):
     """A partial file that somebody writes stays."""
     partial = open_partial(store, "ab" * 32)
-    partial.begin(Note())
+    partial.begin(PartialInfo())
     partial.append(b"half")
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
@@ -174,28 +174,28 @@ def test_a_piece_is_found_by_its_digest(store):
     """Any source's blob serves any other source that promises the same digest."""
     kept = put(store, "a", b"one", b"two")
     digest = hashlib.sha256(b"two").hexdigest()
-    found = find_piece(store, digest)
-    assert isinstance(found, Piece)
+    found = find_blob(store, digest)
+    assert isinstance(found, BlobInfo)
     assert found.sha256 == digest
-    assert find_piece(store, "0" * 64) is None
+    assert find_blob(store, "0" * 64) is None
     assert kept.sha256 is None
 
 
 def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
     """A blob that was found before a download, and is gone after it, makes no record that leads nowhere."""
     put(store, "a", b"one")
-    found = find_piece(store, hashlib.sha256(b"one").hexdigest())
+    found = find_blob(store, hashlib.sha256(b"one").hexdigest())
     prune(store, [])
     with pytest.raises(FetchError, match="removed from the model store meanwhile"):
-        keep(store, "b", "shown b", [found], "")
-    assert recall(store, "b") is None
+        commit_record(store, "b", "shown b", [found], "")
+    assert find_weights(store, "b") is None
     assert list_cached(store) == []
 
 
 def test_a_running_download_may_be_looked_at(store, monkeypatch):
     """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
     partial = open_partial(store, "ab" * 32)
-    partial.begin(Note())
+    partial.begin(PartialInfo())
     partial.append(b"half")
     partial.close()
     names = Path.iterdir

@@ -6,13 +6,13 @@ import os
 import pytest
 
 from llmkube.weights.errors import FetchError, NoSpaceError
-from llmkube.weights.http_answers import Validator
+from llmkube.weights.http_responses import Validator
 from llmkube.weights.store import partial as module
 from llmkube.weights.store.blobs import open_store
-from llmkube.weights.store.partial import Note, open_partial, remove_partial
+from llmkube.weights.store.partial import PartialInfo, open_partial, remove_partial
 
 KEY = "ab" * 32
-NOTE = Note(Validator('"v1"', "yesterday"), 100)
+NOTE = PartialInfo(Validator('"v1"', "yesterday"), 100)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_what_was_put_down_is_taken_up_again(store):
     """Bytes, version and size survive being closed, and the digest goes on over all of it."""
     begun(store, b"one ", b"two ").close()
     partial = taken_up(store)
-    assert (partial.note, partial.size_bytes) == (NOTE, 8)
+    assert (partial.info, partial.size_bytes) == (NOTE, 8)
     partial.append(b"three")
     assert partial.sha256 == hashlib.sha256(b"one two three").hexdigest()
     partial.checkpoint()
@@ -81,7 +81,7 @@ def test_a_note_that_makes_no_sense_voids_the_bytes(store, spoil):
     partial.close()
     spoil(module._note_of(partial.path))
     partial = open_partial(store, KEY)
-    assert (partial.size_bytes, partial.unhashed_bytes, partial.note) == (0, 0, Note())
+    assert (partial.size_bytes, partial.unhashed_bytes, partial.info) == (0, 0, PartialInfo())
     assert partial.path.stat().st_size == 0
     partial.close()
 

@@ -17,7 +17,7 @@ from llmkube.weights.source import part_names
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import prune
 from llmkube.weights.store.index import records
-from llmkube.weights.store.local_files import look
+from llmkube.weights.store.local_files import take_snapshot
 
 _KEY: Final = re.compile(r"[0-9a-f]{16}")
 
@@ -31,7 +31,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
         WeightsError: It is no GGUF file that an engine could load, or a part of it is missing.
         FetchError: It cannot be read.
     """
-    parts = [look(path.with_name(name)) for name in part_names(path.name)]
+    parts = [take_snapshot(path.with_name(name)) for name in part_names(path.name)]
     return {
         "path": path.name,
         "sizeBytes": sum(part.size_bytes for part in parts),

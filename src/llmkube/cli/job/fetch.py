@@ -38,7 +38,7 @@ from llmkube.cli.options import HELP, guarded
 from llmkube.cli.program import open_service_nursery
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.supervisor.credentials import read_token_file
-from llmkube.weights.allowed_addresses import Policy, parse_networks
+from llmkube.weights.address_policy import AddressPolicy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import WeightsFile, fetch
@@ -57,8 +57,8 @@ from llmkube.weights.source import (
     pick,
 )
 from llmkube.weights.store.blobs import DIGEST, Store, open_store
-from llmkube.weights.store.cache import sweep
-from llmkube.weights.store.index import key_of, read_record, recall, set_names
+from llmkube.weights.store.cache import remove_unreferenced
+from llmkube.weights.store.index import find_weights, key_of, read_record, set_names
 
 _KEPT_CHARS: Final = 300
 _MODEL_NAME: Final = "model.gguf"
@@ -91,7 +91,7 @@ class Order:
     store: Path
     sha256: str | None
     endpoint: str
-    policy: Policy
+    policy: AddressPolicy
     token: str | None = attrs.field(repr=False)
     access: BucketAccess = BucketAccess()
     fresh: bool = False
@@ -165,7 +165,7 @@ def fetch_weights(
             store=model_store,
             sha256=_digest(sha256),
             endpoint=hub_endpoint,
-            policy=Policy(allowed=parse_networks(allow_private_sources)),
+            policy=AddressPolicy(allowed=parse_networks(allow_private_sources)),
             token=_token(hf_token_file),
             access=BucketAccess.read(os.environ),
             fresh=fresh,
@@ -282,7 +282,7 @@ def _kept(order: Order, store: Store, source: Source, error: WeightsError | Fetc
         FetchError: The same.
     """
     server = order.access.server if isinstance(source, BucketFile) else None
-    found = recall(store, getattr(source, "identity", ""), server) if order.fresh else None
+    found = find_weights(store, getattr(source, "identity", ""), server) if order.fresh else None
     if not isinstance(found, WeightsFile):
         raise error
     return found
@@ -305,7 +305,7 @@ def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -
     publish(order.folder / version if order.versions else order.folder, files)
     if order.versions:
         _drop_old(order.folder, version)
-        sweep(store)
+        remove_unreferenced(store)
     record = read_record(store, key_of(getattr(order.sources[0], "identity", "")))
     return {
         "path": f"{version}/{first}" if order.versions else first,

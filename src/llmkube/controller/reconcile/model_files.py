@@ -34,7 +34,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
-from llmkube.weights.source import Elsewhere
+from llmkube.weights.source import VolumeSource
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
 """Keeps a Model that services refer to until none does."""
@@ -116,7 +116,7 @@ class Fetching:
                 claim = await self._read_claim(cache)  # an admin may have made it, without our label
             return attrs.evolve(seen, claim=claim)
         source = source_of(model.spec)
-        assert isinstance(source, Elsewhere), "choose_supply has looked"
+        assert isinstance(source, VolumeSource), "choose_supply has looked"
         claim = await self._read_claim(Key(model.key.namespace, claimed(source).claim))
         if claim is None:
             self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)

@@ -30,10 +30,10 @@ from llmkube.weights.download.buckets import VARIABLES
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.source import (
     BucketFile,
-    Elsewhere,
     HubRepository,
     LocalFile,
     Source,
+    VolumeSource,
     parse_source,
     part_names,
     pick,
@@ -119,7 +119,7 @@ def pick_primary(source: Source, files: tuple[str, ...]) -> Source:
     return pick(source, files[:1])
 
 
-def claimed(source: Elsewhere) -> Claimed:
+def claimed(source: VolumeSource) -> Claimed:
     """Read `pvc://CLAIM/PATH`.
 
     Raises:
@@ -136,7 +136,7 @@ def published_name(source: Source) -> str:
 
     Parts keep the names by which llama.cpp finds them from the first one.
     """
-    if isinstance(source, HubRepository | LocalFile | Elsewhere):
+    if isinstance(source, HubRepository | LocalFile | VolumeSource):
         return ""
     if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
         return ""
@@ -349,7 +349,7 @@ def beside(storage: Storage, draft: Storage) -> Storage:
 def source_volume(model: Model) -> dict[str, Any] | None:
     """Return the volume on which a Model's weights are already; None for what has to be fetched."""
     source = source_of(model.spec)
-    if isinstance(source, Elsewhere):
+    if isinstance(source, VolumeSource):
         claim = {"claimName": claimed(source).claim, "readOnly": True}
         return {"name": "model-source", "persistentVolumeClaim": claim}
     if isinstance(source, LocalFile):

@@ -66,7 +66,7 @@ from llmkube.k8s.wire.termination_message import Fetched
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 from llmkube.weights.errors import WeightsError
-from llmkube.weights.source import BucketFile, Elsewhere, HubRepository, LocalFile
+from llmkube.weights.source import BucketFile, HubRepository, LocalFile, VolumeSource
 
 UP_TO_DATE: Final = "UpToDate"
 NO_RESULT: Final = "NoResult"
@@ -116,7 +116,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     brought = bool(users) and not fetchers and not model.spec.prefetch
     try:
         source = source_of(model.spec)
-        if isinstance(source, Elsewhere):
+        if isinstance(source, VolumeSource):
             claimed(source)
             return Supply("claim")
     except WeightsError as error:
@@ -246,7 +246,7 @@ def weights_path(model: Model, supply: Supply) -> str:
     if supply.by in ("runtime", "nobody"):
         return ""
     source = source_of(model.spec)
-    if isinstance(source, Elsewhere):
+    if isinstance(source, VolumeSource):
         return f"{SOURCE_FOLDER}/{claimed(source).path}"
     if isinstance(source, LocalFile):
         return f"{SOURCE_FOLDER}/{posixpath.basename(source.path)}"
@@ -272,7 +272,7 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
 
 def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     source = source_of(model.spec)
-    assert isinstance(source, Elsewhere), "choose_supply has looked"
+    assert isinstance(source, VolumeSource), "choose_supply has looked"
     name = claimed(source).claim
     if claim is None:
         return Verdict("Failed", "PVCNotFound", f'there is no PersistentVolumeClaim "{name}" in this namespace')

@@ -9,7 +9,7 @@ from llmkube.k8s.label_selectors import Selector
 from llmkube.supervisor.memory.accounts import Rules
 from llmkube.supervisor.memory.eviction import Policy
 from llmkube.supervisor.nouns.liveness import Limits
-from llmkube.weights.allowed_addresses import Network
+from llmkube.weights.address_policy import Network
 from llmkube.weights.download.hugging_face import ENDPOINT
 
 END_SLACK_SECONDS = 5.0

@@ -12,23 +12,32 @@ import attrs
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess, Signer
-from llmkube.weights.download.dial import OpenTransport, open_transport_with
-from llmkube.weights.download.freshness import Seen, is_same
+from llmkube.weights.download.freshness import RemoteVersion, is_current
+from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
 from llmkube.weights.download.progress import OnProgress, Progress, Rate
-from llmkube.weights.download.redirects import Answer, Credential, Question, open_answer, translated
-from llmkube.weights.download.retry import Gates, Means, Patience, persist
-from llmkube.weights.download.sharing import Shared, open_shared
-from llmkube.weights.download.transfer import Refused, Reports, Transfer, Wanted
+from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
+from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses, retry
+from llmkube.weights.download.single_flight import SingleFlight, open_single_flight
+from llmkube.weights.download.transfer import RejectedVersion, Transfer, TransferObserver, TransferRequest
 from llmkube.weights.errors import DigestMismatchError, FetchError, SourceError, StalledError
-from llmkube.weights.http_answers import Asked, Validator, linked_digest, range_total, refusal
+from llmkube.weights.http_responses import RangeRequest, Validator, linked_digest, range_total, refusal
 from llmkube.weights.source import BucketFile, HubFile, HubRepository, Remote, WebFile
 from llmkube.weights.store.blobs import Store, WeightsFile
-from llmkube.weights.store.disk import RunSync, Space, free_bytes, in_threads
-from llmkube.weights.store.index import Doubt, Piece, find_piece, keep, key_of, read_record, recall, verified
-from llmkube.weights.store.local_files import hash_file, look
+from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
+from llmkube.weights.store.index import (
+    BlobInfo,
+    Unverified,
+    commit_record,
+    find_blob,
+    find_weights,
+    key_of,
+    read_record,
+    record_verified,
+)
+from llmkube.weights.store.local_files import hash_file, take_snapshot
 from llmkube.weights.store.partial import Partial, open_partial, remove_partial
 from llmkube.weights.urls import WebUrl
 
@@ -40,7 +49,7 @@ GetToken = Callable[[], Awaitable[str | None]]
 GetAccess = Callable[[], Awaitable[BucketAccess]]
 """Find out who asks for an object in a bucket, and where; WorldError when nobody can say now."""
 
-_PATIENCE: Final = Patience()
+_LIMITS: Final = DownloadLimits()
 
 STALE_SECONDS: Final = 7 * 86400.0
 """Incomplete downloads that nobody has touched for so long are removed."""
@@ -56,19 +65,21 @@ class _Job:
     source: Remote
     sha256: str | None
     token: str | None = attrs.field(repr=False)
-    policy: Policy
+    policy: AddressPolicy
     access: BucketAccess = BucketAccess()
 
 
 class Downloader:
     """Fetch remote sources into a store; `open_downloader` makes one."""
 
-    def __init__(self, store: Store, means: Means, shared: Shared[WeightsFile], endpoint: WebUrl) -> None:
+    def __init__(
+        self, store: Store, dependencies: Dependencies, shared: SingleFlight[WeightsFile], endpoint: WebUrl
+    ) -> None:
         self._store = store
-        self._means = means
+        self._dependencies = dependencies
         self._shared = shared
         self._endpoint = endpoint
-        self._refused: dict[tuple[str, str], Refused] = {}
+        self._refused: dict[tuple[str, str], RejectedVersion] = {}
 
     def active(self) -> dict[str, Progress]:
         """How far each download has come, by its source (without secrets), for metrics."""
@@ -82,7 +93,7 @@ class Downloader:
         sha256: str | None,
         token: GetToken | None = None,
         access: GetAccess | None = None,
-        policy: Policy,
+        policy: AddressPolicy,
         progress: OnProgress,
         fresh: bool = False,
     ) -> WeightsFile:
@@ -132,25 +143,25 @@ class Downloader:
         """Ask the servers whether what the store has is still what they have."""
         meter = _Meter(progress)
         seen = [await self._look(one, meter) for one in await self._plan(job, meter)]
-        record = await self._means.run_sync(bind(read_record, self._store, key_of(job.source.identity)))
-        return record is not None and is_same(record, seen)
+        record = await self._dependencies.run_sync(bind(read_record, self._store, key_of(job.source.identity)))
+        return record is not None and is_current(record, seen)
 
     async def _recall(
         self, source: Remote, sha256: str | None, server: str | None, progress: OnProgress
     ) -> WeightsFile | None:
-        run_sync, store = self._means.run_sync, self._store
-        found = await run_sync(bind(recall, store, source.identity, server))
-        if isinstance(found, Doubt):
+        run_sync, store = self._dependencies.run_sync, self._store
+        found = await run_sync(bind(find_weights, store, source.identity, server))
+        if isinstance(found, Unverified):
             for piece in found.touched:
                 if not await self._still_right(store.blobs / piece.sha256, progress):
                     return None
-            found = await run_sync(bind(verified, store, source.identity, found.record))
+            found = await run_sync(bind(record_verified, store, source.identity, found.record))
         return found if found is not None and sha256 in (None, found.sha256) else None
 
     async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
         """Read a blob that something has touched; one that has rotted is removed."""
-        run_sync = self._means.run_sync
-        seen = await run_sync(bind(look, blob))
+        run_sync = self._dependencies.run_sync
+        seen = await run_sync(bind(take_snapshot, blob))
 
         def verifying(done: int) -> None:
             progress(Progress("verifying", done, seen.size_bytes))
@@ -174,28 +185,28 @@ class Downloader:
                     later = [_missing_bytes(w, p) for w, p in zip(wanted[index + 1 :], parts[index + 1 :], strict=True)]
                     await self._transfer(one, part, sum(later), meter)
                 meter.finished_bytes += part.size_bytes
-            now = self._means.utcnow().isoformat()
-            versions = tuple(part.note.validator if isinstance(part, Partial) else Validator() for part in parts)
-            kept = bind(keep, self._store, source.identity, source.redacted, parts, now)
-            return await self._means.run_sync(bind(kept, server=job.access.server, versions=versions))
+            now = self._dependencies.utcnow().isoformat()
+            versions = tuple(part.info.validator if isinstance(part, Partial) else Validator() for part in parts)
+            kept = bind(commit_record, self._store, source.identity, source.redacted, parts, now)
+            return await self._dependencies.run_sync(bind(kept, server=job.access.server, versions=versions))
 
-    async def _transfer(self, wanted: Wanted, part: Partial, later_bytes: int, meter: "_Meter") -> None:
-        reports = Reports(meter.downloading, meter.verifying, meter.waiting)
-        space = self._means.space
+    async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: "_Meter") -> None:
+        observer = TransferObserver(meter.downloading, meter.verifying, meter.waiting)
+        space = self._dependencies.space
         try:
             if wanted.size_bytes is not None:
                 # Before the first byte of a split model: all that is missing must fit.
-                space.claim(part, _missing_bytes(wanted, part) + later_bytes)
-            await Transfer(self._means, wanted, part, reports, self._refused, later_bytes).run()
+                space.reserve(part, _missing_bytes(wanted, part) + later_bytes)
+            await Transfer(self._dependencies, wanted, part, observer, self._refused, later_bytes).run()
         finally:
             space.release(part)
 
-    async def _part(self, wanted: Wanted, meter: "_Meter", stack: AsyncExitStack) -> Partial | Piece:
+    async def _part(self, wanted: TransferRequest, meter: "_Meter", stack: AsyncExitStack) -> Partial | BlobInfo:
         """Return the blob if the store has it, else the partial file, locked for us."""
-        run_sync, store = self._means.run_sync, self._store
+        run_sync, store = self._dependencies.run_sync, self._store
         while True:
             if wanted.sha256 is not None:
-                piece = await run_sync(bind(find_piece, store, wanted.sha256))
+                piece = await run_sync(bind(find_blob, store, wanted.sha256))
                 if piece is not None:
                     return piece
             partial = await run_sync(bind(open_partial, store, wanted.key))
@@ -203,9 +214,9 @@ class Downloader:
                 stack.push_async_callback(_close, run_sync, partial)
                 return partial
             meter.waiting(0.0, "another download of the same file is under way")
-            await trio.sleep(self._means.patience.busy_seconds)
+            await trio.sleep(self._dependencies.limits.busy_seconds)
 
-    async def _plan(self, job: _Job, meter: "_Meter") -> Sequence[Wanted]:
+    async def _plan(self, job: _Job, meter: "_Meter") -> Sequence[TransferRequest]:
         """Say which files to download from where; what can be known to be wrong is raised here."""
         source = job.source
         meter.resolving()
@@ -224,13 +235,13 @@ class Downloader:
         pinned = attrs.evolve(file, revision=listing.commit or file.revision)
         return [self._wanted_hub(job, attrs.evolve(pinned, path=entry.path), entry) for entry in entries]
 
-    def _wanted_hub(self, job: _Job, file: HubFile, entry: hugging_face.HubEntry) -> Wanted:
+    def _wanted_hub(self, job: _Job, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
         if job.sha256 is not None and entry.sha256 not in (None, job.sha256):
             raise DigestMismatchError(
                 f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {job.sha256}; "
                 "correct the digest, or the source"
             )
-        return Wanted(
+        return TransferRequest(
             shown=file.redacted,
             url=hugging_face.file_url(self._endpoint, file),
             key=key_of(file.identity),
@@ -242,12 +253,12 @@ class Downloader:
             hub=True,
         )
 
-    async def _plan_web(self, job: _Job, source: WebFile, meter: "_Meter") -> Sequence[Wanted]:
+    async def _plan_web(self, job: _Job, source: WebFile, meter: "_Meter") -> Sequence[TransferRequest]:
         urls = source.parts
         _refuse_one_digest_for_many(job, len(urls))
         at_hub = self._is_at_hub(source)
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
-        first = Wanted(
+        first = TransferRequest(
             shown=source.url.shown,
             url=source.url,
             key=key_of(str(source.url)),
@@ -261,16 +272,16 @@ class Downloader:
             [attrs.evolve(first, shown=url.shown, url=url, key=key_of(str(url))) for url in urls], meter
         )
 
-    async def _plan_bucket(self, job: _Job, source: BucketFile, meter: "_Meter") -> Sequence[Wanted]:
+    async def _plan_bucket(self, job: _Job, source: BucketFile, meter: "_Meter") -> Sequence[TransferRequest]:
         if not source.path or source.path.endswith("/"):
             raise SourceError(f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch")
         _refuse_one_digest_for_many(job, len(source.parts))
         each, who = [], job.access
         for path in source.parts:
             url, part = who.url(source.bucket, path), attrs.evolve(source, path=path)
-            signer = Signer(url.origin, who, self._means.utcnow) if who.key_id else None
+            signer = Signer(url.origin, who, self._dependencies.utcnow) if who.key_id else None
             each.append(
-                Wanted(
+                TransferRequest(
                     shown=part.redacted,
                     url=url,
                     key=key_of(f"{who.server} {part.identity}"),
@@ -283,7 +294,7 @@ class Downloader:
             )
         return await self._probed(each, meter)
 
-    async def _probed(self, each: Sequence[Wanted], meter: "_Meter") -> Sequence[Wanted]:
+    async def _probed(self, each: Sequence[TransferRequest], meter: "_Meter") -> Sequence[TransferRequest]:
         if len(each) == 1:
             return each
         # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
@@ -294,57 +305,61 @@ class Downloader:
         return Credential.bearer(self._endpoint, job.token) if job.token else None
 
     async def _listing(self, job: _Job, name: str, revision: str, meter: "_Meter") -> hugging_face.Listing:
-        question = Question(hugging_face.listing_url(self._endpoint, name, revision), job.policy, self._credential(job))
+        request = FileRequest(
+            hugging_face.listing_url(self._endpoint, name, revision), job.policy, self._credential(job)
+        )
         shown = job.source.redacted
 
-        async def read(answer: Answer) -> hugging_face.Listing:
-            if answer.status != 200:
-                self._refuse(Asked(shown=shown, hub=True), question, answer)
+        async def read(response: FileResponse) -> hugging_face.Listing:
+            if response.status != 200:
+                self._refuse(RangeRequest(shown=shown, hub=True), request, response)
             body = bytearray()
-            with translated(question.url):
-                async for chunk in answer.body:
+            with as_fetch_errors(request.url):
+                async for chunk in response.body:
                     body += chunk
                     if len(body) > _LISTING_BYTES:
                         raise FetchError(f"{shown}: the hub's list of files is too long")
             return hugging_face.parse_listing(shown, bytes(body))
 
-        return await self._ask(question, shown, read, meter)
+        return await self._ask(request, shown, read, meter)
 
-    async def _look(self, wanted: Wanted, meter: "_Meter") -> Seen:
+    async def _look(self, wanted: TransferRequest, meter: "_Meter") -> RemoteVersion:
         """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
-        question = Question(wanted.url, wanted.policy, wanted.credential, {"Range": "bytes=0-3"})
+        request = FileRequest(wanted.url, wanted.policy, wanted.credential, {"Range": "bytes=0-3"})
 
-        async def read(answer: Answer) -> Seen:  # noqa: ASYNC124 (the head says it all)
-            if answer.status not in (200, 206):
-                asked = Asked(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket)
-                self._refuse(asked, question, answer)
-            length = answer.headers.get("content-length", "")
-            if answer.status == 206:
-                size = range_total(answer.headers)
+        async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
+            if response.status not in (200, 206):
+                asked = RangeRequest(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket)
+                self._refuse(asked, request, response)
+            length = response.headers.get("content-length", "")
+            if response.status == 206:
+                size = range_total(response.headers)
             else:
                 size = int(length) if length.isascii() and length.isdigit() else None
-            size = answer.linked_size if size is None else size
-            digest = answer.linked_sha256 or linked_digest(answer.headers)
-            return Seen(size, digest, Validator.of(answer.headers))
+            size = response.linked_size if size is None else size
+            digest = response.linked_sha256 or linked_digest(response.headers)
+            return RemoteVersion(size, digest, Validator.of(response.headers))
 
-        return await self._ask(question, wanted.shown, read, meter)
+        return await self._ask(request, wanted.shown, read, meter)
 
-    async def _ask(self, question: Question, shown: str, read: Callable[[Answer], Awaitable[T]], meter: "_Meter") -> T:
+    async def _ask(
+        self, request: FileRequest, shown: str, read: Callable[[FileResponse], Awaitable[T]], meter: "_Meter"
+    ) -> T:
         async def attempt() -> T:
-            with trio.move_on_after(self._means.patience.head_seconds):
+            with trio.move_on_after(self._dependencies.limits.head_seconds):
                 async with (
-                    self._means.open_transport(question.policy) as transport,
-                    open_answer(transport, question) as answer,
+                    self._dependencies.open_transport(request.policy) as transport,
+                    open_response(transport, request) as response,
                 ):
-                    return await read(answer)
-            raise StalledError(f"{shown}: no answer in {self._means.patience.head_seconds:g} s")
+                    return await read(response)
+            raise StalledError(f"{shown}: no answer in {self._dependencies.limits.head_seconds:g} s")
 
-        return await persist(attempt, origin=question.url.origin, means=self._means, waiting=meter.waiting)
+        return await retry(attempt, origin=request.url.origin, dependencies=self._dependencies, waiting=meter.waiting)
 
-    def _refuse(self, asked: Asked, question: Question, answer: Answer) -> NoReturn:
-        asked = attrs.evolve(asked, credential=question.credential is not None)
-        now = self._means.utcnow()
-        raise refusal(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
+    def _refuse(self, asked: RangeRequest, request: FileRequest, response: FileResponse) -> NoReturn:
+        asked = attrs.evolve(asked, credential=request.credential is not None)
+        now = self._dependencies.utcnow()
+        raise refusal(asked, response.status, response.headers, redirected=response.redirected, now=now)
 
 
 @attrs.define(eq=False)
@@ -381,7 +396,7 @@ async def open_downloader(
     utcnow: Callable[[], datetime.datetime],
     rng: random.Random,
     endpoint: str = hugging_face.ENDPOINT,
-    patience: Patience = _PATIENCE,
+    limits: DownloadLimits = _LIMITS,
     open_transport: OpenTransport | None = None,
     run_sync: RunSync | None = None,
     free: Callable[[Path], int] = free_bytes,
@@ -394,17 +409,17 @@ async def open_downloader(
         utcnow: The wall clock, for dates in answers and in the index.
         rng: Spreads retries.
         endpoint: The hub's address, or a mirror's.
-        patience: How long is long enough.
+        limits: How long is long enough.
         open_transport: What carries requests; None for real sockets, with every address checked.
         run_sync: What runs blocking work; None for worker threads under the limiter.
         free: Tells the free bytes of a folder's file system.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
     transport = open_transport_with() if open_transport is None else open_transport
-    means = Means(transport, run_sync, utcnow, rng, patience, Space(store.root, free), Gates())
+    dependencies = Dependencies(transport, run_sync, utcnow, rng, limits, FreeSpace(store.root, free), OriginPauses())
     await run_sync(bind(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
-    async with open_shared(WeightsFile) as shared:
-        yield Downloader(store, means, shared, hugging_face.parse_endpoint(endpoint))
+    async with open_single_flight(WeightsFile) as shared:
+        yield Downloader(store, dependencies, shared, hugging_face.parse_endpoint(endpoint))
 
 
 def _remove_stale(store: Store, before: float) -> None:
@@ -418,8 +433,8 @@ async def _close(run_sync: RunSync, partial: Partial) -> None:
         await run_sync(partial.close)
 
 
-def _missing_bytes(wanted: Wanted, part: Partial | Piece) -> int:
-    if isinstance(part, Piece) or wanted.size_bytes is None:
+def _missing_bytes(wanted: TransferRequest, part: Partial | BlobInfo) -> int:
+    if isinstance(part, BlobInfo) or wanted.size_bytes is None:
         return 0
     return max(wanted.size_bytes - part.size_bytes - part.unhashed_bytes, 0)
 

@@ -8,19 +8,19 @@ from typing import Final
 
 import trio
 
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, GetAccess, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
-from llmkube.weights.source import Builtin, Elsewhere, LocalFile, Source
+from llmkube.weights.source import Builtin, LocalFile, Source, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
-from llmkube.weights.store.index import keep, piece_at
+from llmkube.weights.store.index import blob_info, commit_record
 
 __all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
 
-_FROM_OBJECT: Final = Policy()
+_FROM_OBJECT: Final = AddressPolicy()
 _CLOSE_SECONDS: Final = 10.0  # dropping an incomplete file of many gigabytes takes a file system a while
 
 
@@ -34,7 +34,7 @@ async def fetch(
     downloader: Downloader | None = None,
     token: GetToken | None = None,
     access: GetAccess | None = None,
-    policy: Policy = _FROM_OBJECT,
+    policy: AddressPolicy = _FROM_OBJECT,
     fresh: bool = False,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
@@ -63,8 +63,8 @@ async def fetch(
         return await _copy_in(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), sha256, progress, limiter)
-    if isinstance(source, Elsewhere) or downloader is None:
-        scheme = source.scheme if isinstance(source, Elsewhere) else source.identity.partition("://")[0]
+    if isinstance(source, VolumeSource) or downloader is None:
+        scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
         remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf:// or s3:// source, or {file}"
         raise SourceUnsupportedError(
@@ -80,7 +80,7 @@ async def _copy_in(
 ) -> WeightsFile:
     """Keep a copy in the store, unless the store has it already."""
     run_sync = in_threads(limiter)
-    before = await in_threads(limiter, abandon=True)(partial(local_files.look, _builtin_file(source)))
+    before = await in_threads(limiter, abandon=True)(partial(local_files.take_snapshot, _builtin_file(source)))
 
     def verifying(done: int) -> None:
         progress(Progress("verifying", done, before.size_bytes))
@@ -96,11 +96,11 @@ async def _copy_in(
                     Progress("copying", min(offset + local_files.CHUNK_BYTES, before.size_bytes), before.size_bytes)
                 )
             kept = await run_sync(writer.commit)
-    piece = await run_sync(partial(piece_at, kept.path))
-    return await run_sync(partial(keep, store, source.identity, source.identity, [piece], ""))
+    piece = await run_sync(partial(blob_info, kept.path))
+    return await run_sync(partial(commit_record, store, source.identity, source.identity, [piece], ""))
 
 
-def _copy_chunk(source: local_files.Look, offset: int, writer: BlobWriter) -> None:
+def _copy_chunk(source: local_files.FileSnapshot, offset: int, writer: BlobWriter) -> None:
     writer.write(local_files.read_chunk(source, offset))
 
 
@@ -108,7 +108,7 @@ async def _use_in_place(
     path: Path, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
     reading = in_threads(limiter, abandon=True)  # a dead network disk may hold a thread for ever, but not its task
-    seen = await reading(partial(local_files.look, path))
+    seen = await reading(partial(local_files.take_snapshot, path))
     digest = None
     if sha256 is not None:
 

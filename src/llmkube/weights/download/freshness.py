@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import attrs
 
-from llmkube.weights.http_answers import Validator
+from llmkube.weights.http_responses import Validator
 from llmkube.weights.store.index import Record
 
 
 @attrs.frozen
-class Seen:
+class RemoteVersion:
     """What a server says of a file without sending it."""
 
     size_bytes: int | None
@@ -17,7 +17,7 @@ class Seen:
     validator: Validator
 
 
-def is_same(record: Record, seen: Sequence[Seen]) -> bool:
+def is_current(record: Record, seen: Sequence[RemoteVersion]) -> bool:
     """Whether every file is as it was fetched.
 
     A digest decides where a server gives one: a content network has an ETag of its own for the same bytes. Else the

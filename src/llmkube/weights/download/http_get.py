@@ -81,7 +81,7 @@ class Body:
 
 
 @attrs.frozen
-class Reply:
+class GetResponse:
     """The head of an answer, and its body to come.
 
     Attributes:
@@ -95,7 +95,7 @@ class Reply:
     body: Body
 
 
-async def get(stream: trio.abc.Stream, target: str, headers: Mapping[str, str]) -> Reply:
+async def get(stream: trio.abc.Stream, target: str, headers: Mapping[str, str]) -> GetResponse:
     """Ask for a target, and return when the head of the answer has come; the connection is of no use afterwards.
 
     Raises:
@@ -107,7 +107,7 @@ async def get(stream: trio.abc.Stream, target: str, headers: Mapping[str, str]) 
         try:
             await stream.send_all(encode_request_head("GET", target, request))
         except _BROKEN as exc:
-            raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+            raise BrokenOffError(f"the connection broke: {describe_error(exc)}") from exc
         head, early = await _receive_head(stream)
         decoder = response_body("GET", head)
         held = memoryview(decoder.feed(early))
@@ -116,10 +116,10 @@ async def get(stream: trio.abc.Stream, target: str, headers: Mapping[str, str]) 
     names = dict.fromkeys(name.lower() for name, _ in head.headers)
     joined = {name: ", ".join(head.headers.get_all(name)) for name in names}
     length = joined.get("content-length") if isinstance(decoder, LengthBody) else None
-    return Reply(head.status, joined, Body(stream, decoder, None if length is None else int(length), held))
+    return GetResponse(head.status, joined, Body(stream, decoder, None if length is None else int(length), held))
 
 
-def words_of(exc: BaseException) -> str:
+def describe_error(exc: BaseException) -> str:
     """Return what went wrong at the bottom: Trio's own words only point there."""
     while not isinstance(exc, OSError) and exc.__cause__ is not None:
         exc = exc.__cause__
@@ -141,7 +141,7 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
     try:
         return bytes(await stream.receive_some(_PIECE_BYTES))
     except _BROKEN as exc:
-        raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+        raise BrokenOffError(f"the connection broke: {describe_error(exc)}") from exc
 
 
 async def _receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
@@ -149,10 +149,10 @@ async def _receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
         try:
             return await stream.socket.recv_into(room)
         except OSError as exc:
-            raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+            raise BrokenOffError(f"the connection broke: {describe_error(exc)}") from exc
     try:
         data = await stream.receive_some(len(room))
     except _BROKEN as exc:
-        raise BrokenOffError(f"the connection broke: {words_of(exc)}") from exc
+        raise BrokenOffError(f"the connection broke: {describe_error(exc)}") from exc
     room[: len(data)] = data
     return len(data)

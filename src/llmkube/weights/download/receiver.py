@@ -6,8 +6,8 @@ import attrs
 import trio
 
 from llmkube.weights.download.http_get import Body
-from llmkube.weights.download.redirects import translated
-from llmkube.weights.download.retry import Patience
+from llmkube.weights.download.redirects import as_fetch_errors
+from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.errors import FetchError, NotGGUFError, WrongSizeError
 from llmkube.weights.urls import WebUrl
 
@@ -18,7 +18,7 @@ _RING_BYTES: Final = 8 << 20
 Failure = NotGGUFError | FetchError
 
 
-class Ring:
+class RingBuffer:
     """A buffer that is filled from the network at one end while the disk takes what is at the other.
 
     Its memory is used again and again: pages fresh from the kernel for each piece would cost more than the copy does.
@@ -74,10 +74,10 @@ class Ring:
 
 
 @attrs.define(eq=False)
-class Intake:
+class BodyReceiver:
     """Take in the body of one answer.
 
-    The scope's deadline stands for the window of `Patience`: it moves on only when enough bytes have come, and it
+    The scope's deadline stands for the window of `DownloadLimits`: it moves on only when enough bytes have come, and it
     stands still while we wait for the disk.
 
     Attributes:
@@ -85,7 +85,7 @@ class Intake:
         shown: The source, for messages.
         have_bytes: How much of the file was there before.
         limit_bytes: How much of it there may be.
-        patience: What counts as a stall.
+        limits: What counts as a stall.
         ring: Where the bytes go.
     """
 
@@ -93,8 +93,8 @@ class Intake:
     shown: str
     have_bytes: int
     limit_bytes: int
-    patience: Patience
-    ring: Ring
+    limits: DownloadLimits
+    ring: RingBuffer
     _window_bytes: int = 0  # still to come in this window
 
     async def run(self, body: Body, scope: trio.CancelScope) -> Failure | None:
@@ -105,7 +105,7 @@ class Intake:
         """
         self._restart_window(scope)
         try:
-            with translated(self.url):
+            with as_fetch_errors(self.url):
                 if self.have_bytes == 0:
                     await self._take_head(body, scope)
                 while count := await body.receive_into(await self._room(scope)):
@@ -145,8 +145,8 @@ class Intake:
             self._restart_window(scope)
 
     def _restart_window(self, scope: trio.CancelScope) -> None:
-        scope.deadline = trio.current_time() + self.patience.window_seconds
-        self._window_bytes = self.patience.window_bytes
+        scope.deadline = trio.current_time() + self.limits.window_seconds
+        self._window_bytes = self.limits.window_bytes
 
     def _judge(self, head: bytes) -> None:
         if head[: len(_MAGIC)] == _MAGIC:

@@ -14,12 +14,12 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.http.errors import HttpError
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.dial import Transport
+from llmkube.weights.download.guarded_transport import Transport
 from llmkube.weights.download.http_get import Body, get
 from llmkube.weights.errors import FetchError, RedirectError
-from llmkube.weights.http_answers import linked_digest, linked_size, other_region
+from llmkube.weights.http_responses import linked_digest, linked_size, other_region
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
 
 MAX_REDIRECTS: Final = 5
@@ -50,17 +50,17 @@ class Credential:
 
 
 @attrs.frozen
-class Question:
+class FileRequest:
     """A GET: where to, with which headers, and under which policy."""
 
     url: WebUrl
-    policy: Policy
+    policy: AddressPolicy
     credential: Credential | Signer | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
-class Answer:
+class FileResponse:
     """The first answer that is no redirect; its body is still to be read.
 
     Attributes:
@@ -81,7 +81,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def open_answer(transport: Transport, question: Question) -> AsyncGenerator[Answer, None]:
+async def open_response(transport: Transport, request: FileRequest) -> AsyncGenerator[FileResponse, None]:
     """Ask, and follow redirects; on exit the connection is closed, read or not.
 
     Raises:
@@ -89,29 +89,29 @@ async def open_answer(transport: Transport, question: Question) -> AsyncGenerato
         BlockedAddressError: A host leads to an address that the policy refuses.
         FetchError: The connection cannot be made, or broke before the answer.
     """
-    url, sha256, size = question.url, None, None
+    url, sha256, size = request.url, None, None
     for hops in range(MAX_REDIRECTS + 1):
         async with AsyncExitStack() as stack:
-            with translated(question.url):
+            with as_fetch_errors(request.url):
                 stream = await transport.connect(url)
                 # Nothing is owed to a server that has been read, or given up on.
                 stack.push_async_callback(trio.aclose_forcefully, stream)
-                reply = await get(stream, url.target, _headers(url, question))
-            if url.origin == question.url.origin:
+                response = await get(stream, url.target, _headers(url, request))
+            if url.origin == request.url.origin:
                 # Only what the source's own server says: further hops are content networks.
-                sha256 = sha256 or linked_digest(reply.headers)
-                size = linked_size(reply.headers) if size is None else size
-            if reply.status not in _REDIRECTS:
-                yield Answer(reply.status, reply.headers, hops > 0, sha256, size, reply.body)
+                sha256 = sha256 or linked_digest(response.headers)
+                size = linked_size(response.headers) if size is None else size
+            if response.status not in _REDIRECTS:
+                yield FileResponse(response.status, response.headers, hops > 0, sha256, size, response.body)
                 return
-        url = _next(question, url, reply.headers)
+        url = _next(request, url, response.headers)
     raise RedirectError(
-        f"{question.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
+        f"{request.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )
 
 
 @contextlib.contextmanager
-def translated(url: WebUrl) -> Generator[None, None, None]:
+def as_fetch_errors(url: WebUrl) -> Generator[None, None, None]:
     """Translate what goes wrong between two HTTP peers while asking and reading."""
     try:
         yield
@@ -119,24 +119,24 @@ def translated(url: WebUrl) -> Generator[None, None, None]:
         raise FetchError(f"{url.shown}: {exc}") from exc
 
 
-def _headers(url: WebUrl, question: Question) -> dict[str, str]:
+def _headers(url: WebUrl, request: FileRequest) -> dict[str, str]:
     headers = {
         "Host": url.netloc,
         "User-Agent": f"llmkube/{__version__}",
         "Accept": "*/*",
         "Accept-Encoding": "identity",  # the digest, the size and ranges are those of the file itself
-        **question.headers,
+        **request.headers,
     }
-    if question.credential is not None and question.credential.origin == url.origin:
-        headers |= question.credential.headers(url, question.headers)
+    if request.credential is not None and request.credential.origin == url.origin:
+        headers |= request.credential.headers(url, request.headers)
     return headers
 
 
-def _next(question: Question, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
-    shown, location = question.url.shown, headers.get("location", "")
+def _next(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
+    shown, location = request.url.shown, headers.get("location", "")
     region = other_region(headers)
     # Only a signature is good for one region alone: whoever signs nothing may go where S3 sends him.
-    if region and (isinstance(question.credential, Signer) or not location):
+    if region and (isinstance(request.credential, Signer) or not location):
         raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
     if not location:
         raise RedirectError(f"{shown}: the server redirects, but does not say where to")
@@ -144,7 +144,7 @@ def _next(question: Question, url: WebUrl, headers: Mapping[str, str]) -> WebUrl
         target = follow(url, location)
     except BadUrlError as exc:
         raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
-    if target.scheme == "http" and (url.scheme == "https" or not question.policy.from_operator):
+    if target.scheme == "http" and (url.scheme == "https" or not request.policy.from_operator):
         raise RedirectError(
             f"{shown} redirects to http://{target.netloc}, where anybody on the way could change the file; "
             "name a source that stays on https"

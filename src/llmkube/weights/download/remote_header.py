@@ -10,15 +10,15 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess, Signer
-from llmkube.weights.download.dial import OpenTransport, open_transport_with
-from llmkube.weights.download.redirects import Answer, Credential, Question, open_answer, translated
+from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
+from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
 from llmkube.weights.errors import FetchError, NotGGUFError, RangeError
 from llmkube.weights.formats.gguf import GGUFFacts, facts_of
 from llmkube.weights.formats.gguf_reader import HeaderReader
-from llmkube.weights.http_answers import Asked, Take, judge, judge_part, range_total, refusal
+from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, interpret_part, range_total, refusal
 from llmkube.weights.source import BucketFile, HubRepository, Remote, WebFile
 from llmkube.weights.urls import WebUrl
 
@@ -35,7 +35,7 @@ _LISTING_BYTES: Final = 32 << 20
 async def read_remote_header(
     source: Remote,
     *,
-    policy: Policy,
+    policy: AddressPolicy,
     utcnow: Callable[[], datetime.datetime],
     token: str | None = None,
     access: BucketAccess | None = None,
@@ -50,7 +50,7 @@ async def read_remote_header(
 
     Args:
         source: What `parse_source` made of an `http://`, `https://`, `hf://` or `s3://` source.
-        policy: What the source may lead to: `Policy(from_operator=True)` for one from the command line.
+        policy: What the source may lead to: `AddressPolicy(from_operator=True)` for one from the command line.
         utcnow: The wall clock, for pauses that a server asks for by date.
         token: For the hub, and for nobody else.
         access: For an object in a bucket; without it the bucket has to be public.
@@ -69,15 +69,15 @@ async def read_remote_header(
         at_hub = source.url.origin == hub_url.origin
         own = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
         credential = own or (token_for_hub if at_hub else None)
-        place = _Place(source.redacted, source.url, policy, credential, at_hub, carry, utcnow)
+        place = _RemoteFile(source.redacted, source.url, policy, credential, at_hub, carry, utcnow)
         return await _read(place)
     if isinstance(source, BucketFile):
         who = access or BucketAccess()
         url = who.url(source.bucket, source.path)
         signer = Signer(url.origin, who, utcnow) if who.key_id else None
-        return await _read(_Place(source.redacted, url, policy, signer, False, carry, utcnow, bucket=True))
+        return await _read(_RemoteFile(source.redacted, url, policy, signer, False, carry, utcnow, bucket=True))
     name = source.name if isinstance(source, HubRepository) else source.repository
-    place = _Place(source.redacted, hub_url, policy, token_for_hub, True, carry, utcnow)
+    place = _RemoteFile(source.redacted, hub_url, policy, token_for_hub, True, carry, utcnow)
     if isinstance(source, HubRepository):
         listing = await _list(attrs.evolve(place, url=hugging_face.listing_url(hub_url, name, source.revision)))
         file = hugging_face.choose(source, listing)
@@ -87,47 +87,47 @@ async def read_remote_header(
 
 
 @attrs.frozen
-class _Place:
+class _RemoteFile:
     """Where something is, and how to get there."""
 
     shown: str
     url: WebUrl
-    policy: Policy
+    policy: AddressPolicy
     credential: Credential | Signer | None
     hub: bool
     open_transport: OpenTransport
     utcnow: Callable[[], datetime.datetime]
     bucket: bool = False
 
-    def question(self, **headers: str) -> Question:
-        return Question(self.url, self.policy, self.credential, headers)
+    def request(self, **headers: str) -> FileRequest:
+        return FileRequest(self.url, self.policy, self.credential, headers)
 
-    def asked(self) -> Asked:
-        return Asked(shown=self.shown, hub=self.hub, bucket=self.bucket, credential=self.credential is not None)
+    def asked(self) -> RangeRequest:
+        return RangeRequest(shown=self.shown, hub=self.hub, bucket=self.bucket, credential=self.credential is not None)
 
 
-async def _read(place: _Place) -> GGUFFacts:
+async def _read(place: _RemoteFile) -> GGUFFacts:
     reader: HeaderReader | None = None
     asked = place.asked()
     for length in REQUEST_BYTES:
         if reader is not None and reader.wanted is not None:
             asked = attrs.evolve(asked, offset=reader.wanted.offset)
         end = asked.offset + length
-        question = place.question(Range=f"bytes={asked.offset}-{end - 1}")
-        async with place.open_transport(place.policy) as transport, open_answer(transport, question) as answer:
-            take = _judge(asked, answer, place.utcnow())
-            total = answer.linked_size if take.total_bytes is None else take.total_bytes
+        request = place.request(Range=f"bytes={asked.offset}-{end - 1}")
+        async with place.open_transport(place.policy) as transport, open_response(transport, request) as response:
+            take = _judge(asked, response, place.utcnow())
+            total = response.linked_size if take.total_bytes is None else take.total_bytes
             if reader is None or take.offset == 0:
                 reader = HeaderReader(place.shown, total, limit_bytes=MAX_REMOTE_BYTES)
             asked = attrs.evolve(asked, validator=take.validator, total_bytes=total)
-            with translated(place.url):
-                await _pour(answer.body, take.offset, reader, end if answer.status == 206 else None)
+            with as_fetch_errors(place.url):
+                await _feed_body(response.body, take.offset, reader, end if response.status == 206 else None)
         if reader.wanted is None:
             return facts_of(reader)
     raise RangeError(f"{place.shown}: the server sends parts that are shorter than what was asked for")
 
 
-async def _pour(chunks: AsyncIterator[bytes], position: int, reader: HeaderReader, end: int | None) -> None:
+async def _feed_body(chunks: AsyncIterator[bytes], position: int, reader: HeaderReader, end: int | None) -> None:
     """Feed a body that begins at a position of the file; return as soon as nothing more of it is of use."""
     held = b""
     async for chunk in chunks:
@@ -147,29 +147,31 @@ async def _pour(chunks: AsyncIterator[bytes], position: int, reader: HeaderReade
         reader.feed(held[wanted.offset - position :])  # so the file ends here, and the reader says what it lacks
 
 
-def _judge(asked: Asked, answer: Answer, now: datetime.datetime) -> Take:
+def _judge(asked: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
     """Say where the body belongs, or raise why there is none."""
-    status, headers = answer.status, answer.headers
+    status, headers = response.status, response.headers
     if status == 416 and not asked.offset and range_total(headers) == 0:
         raise NotGGUFError(f"{asked.shown} is empty")
     part = status == 206
     verdict = (
-        judge_part(asked, headers) if part else judge(asked, status, headers, redirected=answer.redirected, now=now)
+        interpret_part(asked, headers)
+        if part
+        else interpret(asked, status, headers, redirected=response.redirected, now=now)
     )
-    if not isinstance(verdict, Take):
+    if not isinstance(verdict, ReadBody):
         raise FetchError(f"{asked.shown}: the file on the server has changed while its header was read; try again")
     return verdict
 
 
-async def _list(place: _Place) -> hugging_face.Listing:
+async def _list(place: _RemoteFile) -> hugging_face.Listing:
     """Ask the hub for the files of a repository."""
-    async with place.open_transport(place.policy) as transport, open_answer(transport, place.question()) as answer:
-        if answer.status != 200:
+    async with place.open_transport(place.policy) as transport, open_response(transport, place.request()) as response:
+        if response.status != 200:
             now = place.utcnow()
-            raise refusal(place.asked(), answer.status, answer.headers, redirected=answer.redirected, now=now)
+            raise refusal(place.asked(), response.status, response.headers, redirected=response.redirected, now=now)
         body = bytearray()
-        with translated(place.url):
-            async for chunk in answer.body:
+        with as_fetch_errors(place.url):
+            async for chunk in response.body:
                 body += chunk
                 if len(body) > _LISTING_BYTES:
                     raise FetchError(f"{place.shown}: the hub's list of files is too long")

@@ -9,19 +9,19 @@ import attrs
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.weights.download.dial import OpenTransport
+from llmkube.weights.download.guarded_transport import OpenTransport
 from llmkube.weights.errors import FetchError, NoSpaceError, ThrottledError
-from llmkube.weights.store.disk import RunSync, Space
+from llmkube.weights.store.disk import FreeSpace, RunSync
 
 T = TypeVar("T")
 Origin = tuple[str, str, int]
 
-LONGEST_GATE_SECONDS: Final = 86_400.0
+MAX_PAUSE_SECONDS: Final = 86_400.0
 """After a day an origin is asked again, whatever it said: a pause of years is a mistake in a header."""
 
 
 @attrs.frozen
-class Patience:
+class DownloadLimits:
     """Every number that says how long is long enough.
 
     Attributes:
@@ -53,14 +53,14 @@ class Patience:
 
 
 @attrs.define(eq=False)
-class Gates:
+class OriginPauses:
     """Origins that asked to be left alone for a while, by all downloads."""
 
     _until: dict[Origin, float] = attrs.field(factory=dict)
 
     def close(self, origin: Origin, seconds: float) -> None:
         """Ask nothing of an origin for so long, and a day at most; a longer pause that is under way stays."""
-        until = trio.current_time() + min(seconds, LONGEST_GATE_SECONDS)
+        until = trio.current_time() + min(seconds, MAX_PAUSE_SECONDS)
         self._until[origin] = max(self._until.get(origin, 0.0), until)
 
     def seconds_left(self, origin: Origin) -> float:
@@ -72,44 +72,44 @@ class Gates:
 
 
 @attrs.frozen(eq=False)
-class Means:
+class Dependencies:
     """What downloads work with; a simulation replaces each of it."""
 
     open_transport: OpenTransport
     run_sync: RunSync
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
-    patience: Patience
-    space: Space
-    gates: Gates
+    limits: DownloadLimits
+    space: FreeSpace
+    pauses: OriginPauses
 
 
-async def persist(
+async def retry(
     attempt: Callable[[], Awaitable[T]],
     *,
     origin: Origin,
-    means: Means,
+    dependencies: Dependencies,
     waiting: Callable[[float, str], None],
     progressed: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Try until it works, the user is at fault, or `Patience.tries` attempts in a row brought nothing.
+    """Try until it works, the user is at fault, or `DownloadLimits.tries` attempts in a row brought nothing.
 
     Args:
         attempt: What to try; FetchError means to try again. A full disk is not tried again: nobody here empties it.
         origin: Whom it asks; the pauses that this server asks for are kept, also those that others were told.
-        means: The clock, the chance and the numbers.
+        dependencies: The clock, the random numbers and the limits.
         waiting: Told before each pause how long it is and why.
         progressed: Asked after each failure whether the attempt brought something all the same.
     """
     failures = 0
-    patience, gates = means.patience, means.gates
+    limits, pauses = dependencies.limits, dependencies.pauses
     while True:
-        gate = gates.seconds_left(origin)
-        if gate > patience.longest_wait_seconds:
-            raise ThrottledError(f"{origin[1]} asks to wait {gate:.0f} s more", wait_seconds=gate)
-        if gate > 0:
-            waiting(gate, f"{origin[1]} asked for a pause")
-            await trio.sleep(gate)
+        pause = pauses.seconds_left(origin)
+        if pause > limits.longest_wait_seconds:
+            raise ThrottledError(f"{origin[1]} asks to wait {pause:.0f} s more", wait_seconds=pause)
+        if pause > 0:
+            waiting(pause, f"{origin[1]} asked for a pause")
+            await trio.sleep(pause)
         try:
             return await attempt()
         except NoSpaceError:
@@ -117,12 +117,12 @@ async def persist(
         except FetchError as error:
             failures = 1 if progressed() else failures + 1
             if isinstance(error, ThrottledError) and error.wait_seconds is not None:
-                gates.close(origin, error.wait_seconds)
-                if failures < patience.tries and error.wait_seconds > 0:
+                pauses.close(origin, error.wait_seconds)
+                if failures < limits.tries and error.wait_seconds > 0:
                     continue
-            if failures >= patience.tries:
+            if failures >= limits.tries:
                 raise
-            delay = patience.backoff.delay(failures, means.rng)
+            delay = limits.backoff.delay(failures, dependencies.rng)
             words = str(error)
         waiting(delay, words)
         await trio.sleep(delay)

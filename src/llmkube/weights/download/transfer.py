@@ -7,11 +7,11 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.receiver import Intake, Ring
-from llmkube.weights.download.redirects import Answer, Credential, Question, open_answer
-from llmkube.weights.download.retry import Means, persist
+from llmkube.weights.download.receiver import BodyReceiver, RingBuffer
+from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, open_response
+from llmkube.weights.download.retry import Dependencies, retry
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -21,16 +21,16 @@ from llmkube.weights.errors import (
     StalledError,
     WrongSizeError,
 )
-from llmkube.weights.http_answers import Asked, Finished, StartOver, Take, Validator, judge
-from llmkube.weights.store.partial import Note, Partial
+from llmkube.weights.http_responses import AlreadyComplete, RangeRequest, ReadBody, Restart, Validator, interpret
+from llmkube.weights.store.partial import Partial, PartialInfo
 from llmkube.weights.urls import WebUrl
 
-_WORTH_TWO_THREADS_BYTES: Final = 1 << 20
+_MIN_PARALLEL_BYTES: Final = 1 << 20
 _STEP_BYTES: Final = 1 << 30  # space that is promised at a time while nobody knows how long the file is
 
 
 @attrs.frozen
-class Wanted:
+class TransferRequest:
     """One file to download, and what is known of it before.
 
     Attributes:
@@ -49,7 +49,7 @@ class Wanted:
     shown: str
     url: WebUrl
     key: str
-    policy: Policy
+    policy: AddressPolicy
     credential: Credential | Signer | None = None
     sha256: str | None = None
     promised_by: str = ""
@@ -59,7 +59,7 @@ class Wanted:
 
 
 @attrs.frozen
-class Refused:
+class RejectedVersion:
     """A version of a file that had the wrong digest too often; it is not downloaded again."""
 
     validator: Validator
@@ -67,7 +67,7 @@ class Refused:
 
 
 @attrs.define(eq=False)
-class Reports:
+class TransferObserver:
     """Whom a transfer tells what it does."""
 
     downloading: Callable[[int, int | None], None]  # bytes at hand, bytes in all
@@ -84,11 +84,11 @@ class Transfer:
         later_bytes: What else the same job will still write: it must fit onto the disk too.
     """
 
-    means: Means
-    wanted: Wanted
+    dependencies: Dependencies
+    wanted: TransferRequest
     partial: Partial
-    reports: Reports
-    refused: dict[tuple[str, str], Refused]
+    observer: TransferObserver
+    refused: dict[tuple[str, str], RejectedVersion]
     later_bytes: int = 0
     _expected: str | None = None
     _ranges: bool = True
@@ -101,32 +101,32 @@ class Transfer:
             UserError: It cannot be had this way; see `weights.errors`.
             FetchError: Not now. What has come is kept, and the next run goes on from there.
         """
-        run_sync, patience = self.means.run_sync, self.means.patience
+        run_sync, limits = self.dependencies.run_sync, self.dependencies.limits
         total = self.partial.unhashed_bytes
         while self.partial.unhashed_bytes:
             await run_sync(self.partial.rehash)
-            self.reports.verifying(self.partial.size_bytes, total)
+            self.observer.verifying(self.partial.size_bytes, total)
         self._best_bytes = self.partial.size_bytes
         self._expected = self.wanted.sha256
-        for tries in range(1, patience.digest_tries + 1):
-            await persist(
+        for tries in range(1, limits.digest_tries + 1):
+            await retry(
                 self._attempt,
                 origin=self.wanted.url.origin,
-                means=self.means,
-                waiting=self.reports.waiting,
+                dependencies=self.dependencies,
+                waiting=self.observer.waiting,
                 progressed=self._progressed,
             )
             found = self.partial.sha256
             if self._expected in (None, found):
                 break
             error = self._mismatch(found, tries)
-            self.refused[self.wanted.key, self._expected or ""] = Refused(self.partial.note.validator, error)
-            await run_sync(bind(self.partial.begin, Note()))  # these bytes are worth nothing
-            if tries == patience.digest_tries:
+            self.refused[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
+            await run_sync(bind(self.partial.begin, PartialInfo()))  # these bytes are worth nothing
+            if tries == limits.digest_tries:
                 raise error
             self._best_bytes = 0
-            delay = patience.backoff.delay(tries, self.means.rng)
-            self.reports.waiting(delay, str(error))
+            delay = limits.backoff.delay(tries, self.dependencies.rng)
+            self.observer.waiting(delay, str(error))
             await trio.sleep(delay)
             del self.refused[self.wanted.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
@@ -137,7 +137,7 @@ class Transfer:
         if wanted.promised_by:
             promise, advice = "spec.sha256 asks for", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
-        final = tries == self.means.patience.digest_tries
+        final = tries == self.dependencies.limits.digest_tries
         return DigestMismatchError(
             f"{wanted.shown} has the digest {found}, {promise} {self._expected} (downloaded {times}); {advice}",
             field=wanted.promised_by,
@@ -146,7 +146,7 @@ class Transfer:
 
     def _progressed(self) -> bool:
         gained = self.partial.size_bytes - self._best_bytes
-        if gained < self.means.patience.window_bytes:
+        if gained < self.dependencies.limits.window_bytes:
             return False
         self._best_bytes = self.partial.size_bytes
         return True
@@ -155,82 +155,82 @@ class Transfer:
         partial = self.partial
         # An earlier life may have got all bytes and not the hub's digest: then the hub is asked once more.
         judged = self._expected is not None or not self.wanted.hub
-        if partial.size_bytes and partial.size_bytes == partial.note.total_bytes and judged:
+        if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:
             await trio.lowlevel.checkpoint()
             return
-        resume = self._ranges and partial.size_bytes > 0 and partial.note.validator.if_range
+        resume = self._ranges and partial.size_bytes > 0 and partial.info.validator.if_range
         headers = {"Range": f"bytes={partial.size_bytes}-", "If-Range": str(resume)} if resume else {}
         wanted = self.wanted
-        asked = Asked(
+        asked = RangeRequest(
             shown=wanted.shown,
             offset=partial.size_bytes if resume else 0,
-            validator=partial.note.validator,
-            total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.note.total_bytes,
+            validator=partial.info.validator,
+            total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.info.total_bytes,
             hub=wanted.hub,
             bucket=wanted.bucket,
             credential=wanted.credential is not None,
         )
-        question = Question(wanted.url, wanted.policy, wanted.credential, headers)
-        patience = self.means.patience
-        with trio.move_on_after(patience.head_seconds) as scope:
+        request = FileRequest(wanted.url, wanted.policy, wanted.credential, headers)
+        limits = self.dependencies.limits
+        with trio.move_on_after(limits.head_seconds) as scope:
             async with (
-                self.means.open_transport(wanted.policy) as transport,
-                open_answer(transport, question) as answer,
+                self.dependencies.open_transport(wanted.policy) as transport,
+                open_response(transport, request) as response,
             ):
-                await self._take(answer, asked, scope)
+                await self._take(response, asked, scope)
         if scope.cancelled_caught:
             raise StalledError(
-                f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {patience.window_bytes} bytes "
-                f"came within {patience.window_seconds:g} s"
+                f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {limits.window_bytes} bytes "
+                f"came within {limits.window_seconds:g} s"
             )
 
-    async def _take(self, answer: Answer, asked: Asked, scope: trio.CancelScope) -> None:
-        run_sync, partial, wanted = self.means.run_sync, self.partial, self.wanted
-        now = self.means.utcnow()
+    async def _take(self, response: FileResponse, asked: RangeRequest, scope: trio.CancelScope) -> None:
+        run_sync, partial, wanted = self.dependencies.run_sync, self.partial, self.wanted
+        now = self.dependencies.utcnow()
         if wanted.sha256 is None:
-            self._expected = answer.linked_sha256
+            self._expected = response.linked_sha256
         try:
-            verdict = judge(asked, answer.status, answer.headers, redirected=answer.redirected, now=now)
-            if self._expected is None and isinstance(verdict, Take) and verdict.offset:
-                self._prove_version(asked, answer)
+            verdict = interpret(asked, response.status, response.headers, redirected=response.redirected, now=now)
+            if self._expected is None and isinstance(verdict, ReadBody) and verdict.offset:
+                self._prove_version(asked, response)
         except RangeError:
             self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
             raise
-        if isinstance(verdict, Finished):
-            partial.go_on(Note(partial.note.validator, partial.size_bytes))
+        if isinstance(verdict, AlreadyComplete):
+            partial.update(PartialInfo(partial.info.validator, partial.size_bytes))
             return
-        if isinstance(verdict, StartOver):
-            await run_sync(bind(partial.begin, Note()))
+        if isinstance(verdict, Restart):
+            await run_sync(bind(partial.begin, PartialInfo()))
             raise FetchError(f"{wanted.shown}: {verdict.why}; starting again")
-        total = self._check(verdict, answer)
-        note = Note(verdict.validator, total)
+        total = self._check(verdict, response)
+        note = PartialInfo(verdict.validator, total)
         if verdict.offset == 0:
             await run_sync(bind(partial.begin, note))
         else:
-            partial.go_on(note)
+            partial.update(note)
         self._claim(total)
-        await self._pour(answer, total, scope)
+        await self._pour(response, total, scope)
         if total is None:
-            partial.go_on(Note(verdict.validator, partial.size_bytes))
+            partial.update(PartialInfo(verdict.validator, partial.size_bytes))
         elif partial.size_bytes < total:
             if verdict.offset == 0:
-                await run_sync(bind(partial.begin, Note()))
+                await run_sync(bind(partial.begin, PartialInfo()))
                 raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes had come")
             raise FetchError(f"{wanted.shown}: the server sent a part of what was asked for")
 
-    def _prove_version(self, asked: Asked, answer: Answer) -> None:
+    def _prove_version(self, asked: RangeRequest, response: FileResponse) -> None:
         """Refuse a part that no digest will judge, unless it carries the strong ETag that was asked for.
 
         A server that knows If-Range sends it along (RFC 9110, 15.3.7); one that does not may send any version.
         """
         wanted = asked.validator.if_range
-        if wanted.startswith('"') and not Validator.of(answer.headers).etag:
+        if wanted.startswith('"') and not Validator.of(response.headers).etag:
             raise RangeError(f"{asked.shown}: the server sent a part without saying of which version (no ETag)")
 
-    def _check(self, take: Take, answer: Answer) -> int | None:
+    def _check(self, take: ReadBody, response: FileResponse) -> int | None:
         """Return the size of what is coming; raise what can be known to be wrong before it comes."""
         wanted = self.wanted
-        promised = answer.linked_sha256
+        promised = response.linked_sha256
         if promised is not None and wanted.promised_by and promised != wanted.sha256:
             raise DigestMismatchError(
                 f"the hub says that {wanted.shown} has the digest {promised}, spec.sha256 asks for {wanted.sha256}; "
@@ -241,18 +241,20 @@ class Transfer:
             if before.validator == take.validator:
                 raise before.error
             del self.refused[wanted.key, self._expected or ""]
-        total = self._total(take, answer)
+        total = self._total(take, response)
         if total == 0:
             raise NotGGUFError(f"{wanted.shown} is empty")
         return total
 
-    def _total(self, take: Take, answer: Answer) -> int | None:
-        wanted, most = self.wanted, self.means.patience.max_bytes
+    def _total(self, take: ReadBody, response: FileResponse) -> int | None:
+        wanted, most = self.wanted, self.dependencies.limits.max_bytes
         total = take.total_bytes
-        if answer.linked_size is not None:
-            if total not in (None, answer.linked_size):
-                raise WrongSizeError(f"{wanted.shown} should have {answer.linked_size} bytes, the server sends {total}")
-            total = answer.linked_size
+        if response.linked_size is not None:
+            if total not in (None, response.linked_size):
+                raise WrongSizeError(
+                    f"{wanted.shown} should have {response.linked_size} bytes, the server sends {total}"
+                )
+            total = response.linked_size
         if not take.framed and self._expected is None and total is None:
             raise SourceRefusedError(
                 f"{wanted.shown}: the server does not say how long the file is, so a cut connection would look like "
@@ -264,27 +266,29 @@ class Transfer:
 
     def _claim(self, total: int | None) -> None:
         need = _STEP_BYTES if total is None else total - self.partial.size_bytes
-        self.means.space.claim(self.partial, need + self.later_bytes)
+        self.dependencies.space.reserve(self.partial, need + self.later_bytes)
 
-    async def _pour(self, answer: Answer, total: int | None, scope: trio.CancelScope) -> None:
+    async def _pour(self, response: FileResponse, total: int | None, scope: trio.CancelScope) -> None:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         failures: list[FetchError] = []
-        ring, patience = Ring(), self.means.patience
-        limit = patience.max_bytes if total is None else total
-        intake = Intake(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, patience, ring)
+        ring, limits = RingBuffer(), self.dependencies.limits
+        limit = limits.max_bytes if total is None else total
+        intake = BodyReceiver(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, limits, ring)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, ring, failures, total)
-            failure = await intake.run(answer.body, scope)
+            failure = await intake.run(response.body, scope)
         if failures:
             raise failures[0]
         if isinstance(failure, WrongSizeError):
-            await self.means.run_sync(bind(self.partial.begin, Note()))  # nobody knows what these bytes are of
+            await self.dependencies.run_sync(
+                bind(self.partial.begin, PartialInfo())
+            )  # nobody knows what these bytes are of
         if failure is not None:
             raise failure
 
-    async def _write(self, ring: Ring, failures: list[FetchError], total: int | None) -> None:
+    async def _write(self, ring: RingBuffer, failures: list[FetchError], total: int | None) -> None:
         """Take bytes until the end; now and then make what is there survive a power cut, beside the next ones."""
-        partial, patience = self.partial, self.means.patience
+        partial, limits = self.partial, self.dependencies.limits
         syncing = trio.CapacityLimiter(1)
         since_seconds, since_bytes = trio.current_time(), partial.size_bytes
 
@@ -297,22 +301,22 @@ class Transfer:
 
         async def checkpoint() -> None:
             async with syncing:
-                await self.means.run_sync(partial.checkpoint)
+                await self.dependencies.run_sync(partial.checkpoint)
 
         async with trio.open_nursery() as nursery:
             while not failures and (data := await ring.take()):
                 await attempt(bind(self._append, data, total))
                 lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
-                due = lately_seconds >= patience.checkpoint_seconds or lately_bytes >= patience.checkpoint_bytes
+                due = lately_seconds >= limits.checkpoint_seconds or lately_bytes >= limits.checkpoint_bytes
                 if due and not syncing.borrowed_tokens:
                     since_seconds, since_bytes = trio.current_time(), partial.size_bytes
                     nursery.start_soon(attempt, checkpoint)
 
     async def _append(self, data: memoryview, total: int | None) -> None:
         """Write bytes and hash them: two threads, if that is worth it."""
-        run_sync, partial = self.means.run_sync, self.partial
+        run_sync, partial = self.dependencies.run_sync, self.partial
         before = partial.size_bytes
-        if len(data) < _WORTH_TWO_THREADS_BYTES:
+        if len(data) < _MIN_PARALLEL_BYTES:
             await run_sync(bind(partial.append, data))
         else:
             failures: list[FetchError] = []
@@ -329,7 +333,7 @@ class Transfer:
             if failures:
                 raise failures[0]
             partial.count(data, digest)
-        self.means.space.used(partial, partial.size_bytes - before)
+        self.dependencies.space.used(partial, partial.size_bytes - before)
         if total is None:
             self._claim(None)
-        self.reports.downloading(partial.size_bytes, total)
+        self.observer.downloading(partial.size_bytes, total)

@@ -12,7 +12,7 @@ import attrs
 from llmkube.weights.errors import FetchError, SourceError
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import Store, sync_folder
-from llmkube.weights.store.index import Doubt, Record, key_of, recall_key, records, set_name
+from llmkube.weights.store.index import Record, Unverified, find_weights_by_key, key_of, records, set_name
 from llmkube.weights.store.partial import cannot_write, remove_partial
 
 
@@ -99,7 +99,7 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
         raise cannot_write(store, exc) from exc
 
 
-def sweep(store: Store) -> None:
+def remove_unreferenced(store: Store) -> None:
     """Remove what no record vouches for any more: the blobs of versions that have been replaced.
 
     Raises:
@@ -161,8 +161,8 @@ def _taken_bytes(path: Path) -> int:
 def _cached(store: Store, key: str, record: Record) -> Cached:
     digests = tuple(piece.sha256 for piece in record.pieces)
     try:
-        found = recall_key(store, key)
-        path = None if found is None or isinstance(found, Doubt) else found.path
+        found = find_weights_by_key(store, key)
+        path = None if found is None or isinstance(found, Unverified) else found.path
     except FetchError:
         path = None
     return Cached(key, record.source, record.size_bytes, digests, record.fetched_at, path)

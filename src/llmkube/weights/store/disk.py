@@ -45,7 +45,7 @@ def free_bytes(folder: Path) -> int:
 
 
 @attrs.define(eq=False)
-class Space:
+class FreeSpace:
     """Promise free space to downloads before they use it, so that two of them never fill a disk that one would fit.
 
     `posix_fallocate` would do it on one file, but macOS has none, and it hides how much of a file has really arrived.
@@ -55,7 +55,7 @@ class Space:
     free: Callable[[Path], int] = free_bytes
     _promised: dict[object, int] = attrs.field(factory=dict)
 
-    def claim(self, who: object, needed_bytes: int) -> None:
+    def reserve(self, who: object, needed_bytes: int) -> None:
         """Promise that many bytes, in place of what `who` had before.
 
         Beyond them a margin stays free: 5 per cent of them, from 1 MiB to 1 GiB.

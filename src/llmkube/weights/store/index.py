@@ -19,7 +19,7 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
-from llmkube.weights.http_answers import Validator
+from llmkube.weights.http_responses import Validator
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
 from llmkube.weights.store.partial import Partial, cannot_write
 
@@ -27,7 +27,7 @@ _LONGEST_RECORD: Final = 256 * 1024
 
 
 @attrs.frozen
-class Piece:
+class BlobInfo:
     """One blob, as it was when it was written or last verified."""
 
     sha256: str
@@ -48,7 +48,7 @@ class Record:
     """
 
     source: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlobInfo, ...]
     fetched_at: str = ""
     server: str = ""
     versions: tuple[Validator, ...] = ()
@@ -60,11 +60,11 @@ class Record:
 
 
 @attrs.frozen
-class Doubt:
+class Unverified:
     """The record's blobs are there, but these have been touched: verify them before use."""
 
     record: Record
-    touched: tuple[Piece, ...]
+    touched: tuple[BlobInfo, ...]
 
 
 def key_of(identity: str) -> str:
@@ -72,17 +72,17 @@ def key_of(identity: str) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def recall(store: Store, identity: str, server: str | None = None) -> WeightsFile | Doubt | None:
+def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | Unverified | None:
     """Return what the store has for a source, or None; from this very server, if one is named."""
     key = key_of(identity)
     if server is not None:
         record = read_record(store, key)
         if record is not None and record.server != server:
             return None
-    return recall_key(store, key)
+    return find_weights_by_key(store, key)
 
 
-def recall_key(store: Store, key: str) -> WeightsFile | Doubt | None:
+def find_weights_by_key(store: Store, key: str) -> WeightsFile | Unverified | None:
     """Return what the store has under a record's key, or None."""
     record = read_record(store, key)
     if record is None:
@@ -91,10 +91,10 @@ def recall_key(store: Store, key: str) -> WeightsFile | Doubt | None:
     if any(state == "gone" for _, state in states):
         return None
     touched = tuple(piece for piece, state in states if state == "touched")
-    return Doubt(record, touched) if touched else weights_of(store, record)
+    return Unverified(record, touched) if touched else weights_of(store, record)
 
 
-def find_piece(store: Store, sha256: str) -> Piece | None:
+def find_blob(store: Store, sha256: str) -> BlobInfo | None:
     """Return an untouched blob of that digest that some record vouches for, or None."""
     for _, record in records(store):
         for piece in record.pieces:
@@ -103,11 +103,11 @@ def find_piece(store: Store, sha256: str) -> Piece | None:
     return None
 
 
-def keep(
+def commit_record(
     store: Store,
     identity: str,
     source: str,
-    parts: Sequence[Partial | Piece],
+    parts: Sequence[Partial | BlobInfo],
     fetched_at: str,
     *,
     server: str = "",
@@ -120,10 +120,10 @@ def keep(
     """
     try:
         with store.locked():
-            if any(isinstance(part, Piece) and _state(store, part) == "gone" for part in parts):
+            if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
                 # found before the other parts were downloaded, which may have taken hours
                 raise FetchError("a part of the model has been removed from the model store meanwhile")
-            pieces = tuple(part if isinstance(part, Piece) else piece_at(part.commit()) for part in parts)
+            pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
             record = Record(source, pieces, fetched_at, server, versions)
             found = weights_of(store, record)
             save_record(store, key_of(identity), record)
@@ -132,16 +132,18 @@ def keep(
         raise cannot_write(store, exc) from exc
 
 
-def piece_at(blob: Path) -> Piece:
+def blob_info(blob: Path) -> BlobInfo:
     """Look at a blob whose content is known to fit its name."""
     found = blob.lstat()
-    return Piece(blob.name, found.st_size, found.st_mtime_ns)
+    return BlobInfo(blob.name, found.st_size, found.st_mtime_ns)
 
 
-def verified(store: Store, identity: str, record: Record) -> WeightsFile:
+def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: somebody has just read them, and their digests are right."""
-    now = tuple(piece_at(store.blobs / piece.sha256) for piece in record.pieces)
-    return keep(store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions)
+    now = tuple(blob_info(store.blobs / piece.sha256) for piece in record.pieces)
+    return commit_record(
+        store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions
+    )
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
@@ -200,14 +202,14 @@ def save_record(store: Store, key: str, record: Record) -> None:
 
 
 def _record(data: Any) -> Record:
-    pieces = tuple(Piece(str(p["sha256"]), int(p["sizeBytes"]), int(p["mtimeNs"])) for p in data["pieces"])
+    pieces = tuple(BlobInfo(str(p["sha256"]), int(p["sizeBytes"]), int(p["mtimeNs"])) for p in data["pieces"])
     if not pieces or not all(DIGEST.fullmatch(piece.sha256) for piece in pieces):
         raise ValueError("no digests")
     versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
     return Record(str(data["source"]), pieces, str(data["fetchedAt"]), str(data.get("server") or ""), versions)
 
 
-def _state(store: Store, piece: Piece) -> str:
+def _state(store: Store, piece: BlobInfo) -> str:
     try:
         found = (store.blobs / piece.sha256).lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Files on this host that somebody else may change under our eyes: one look, and bytes only while it stays true."""
+"""Files on this host that other programs may change at any time: a snapshot of one, and bytes only while it is true."""
 
 import errno
 import hashlib
@@ -21,8 +21,8 @@ CHUNK_BYTES: Final = 8 << 20
 
 
 @attrs.frozen
-class Look:
-    """One look at a file; the same look later means that nobody changed it."""
+class FileSnapshot:
+    """What a stat says of a file; an equal snapshot later means that the file has not changed."""
 
     path: Path
     size_bytes: int
@@ -31,12 +31,12 @@ class Look:
     inode: int
 
     @classmethod
-    def at(cls, path: Path, found: os.stat_result) -> "Look":
+    def at(cls, path: Path, found: os.stat_result) -> "FileSnapshot":
         """Keep what a stat of the path found."""
         return cls(path, found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
 
 
-def look(path: Path) -> Look:
+def take_snapshot(path: Path) -> FileSnapshot:
     """Check that there is a readable regular file with something in it."""
     try:
         found = path.stat()
@@ -54,7 +54,7 @@ def look(path: Path) -> Look:
         raise WeightsNotFoundError(f"{path} cannot be read by {_remedy(exc)}") from exc
     except OSError as exc:
         raise FetchError(f"cannot look at {path}: {exc.strerror or exc}") from exc
-    return Look.at(path, found)
+    return FileSnapshot.at(path, found)
 
 
 def _remedy(error: PermissionError) -> str:
@@ -67,19 +67,19 @@ def _remedy(error: PermissionError) -> str:
     return "the user that LLMKube runs as; change its permissions, or those of its folder"
 
 
-def read_chunk(look: Look, offset: int) -> bytes:
+def read_chunk(take_snapshot: FileSnapshot, offset: int) -> bytes:
     """Read a chunk on its own, so that a thread stuck on a dead network disk can be left behind."""
     try:
-        with look.path.open("rb", buffering=0) as file:
-            if Look.at(look.path, os.fstat(file.fileno())) != look:
-                raise FetchError(f"{look.path} changed while it was read")
+        with take_snapshot.path.open("rb", buffering=0) as file:
+            if FileSnapshot.at(take_snapshot.path, os.fstat(file.fileno())) != take_snapshot:
+                raise FetchError(f"{take_snapshot.path} changed while it was read")
             file.seek(offset)
             return file.read(CHUNK_BYTES)
     except OSError as exc:
-        raise FetchError(f"cannot read {look.path}: {exc.strerror or exc}") from exc
+        raise FetchError(f"cannot read {take_snapshot.path}: {exc.strerror or exc}") from exc
 
 
-async def hash_file(look: Look, verifying: Callable[[int], None], run_sync: RunSync) -> str:
+async def hash_file(take_snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync) -> str:
     """Return the SHA-256 of a file in lower-case hex; `verifying` is told after each chunk how far it has come.
 
     Raises:
@@ -89,9 +89,9 @@ async def hash_file(look: Look, verifying: Callable[[int], None], run_sync: RunS
     digest = hashlib.sha256()
 
     def hash_chunk(offset: int) -> None:
-        digest.update(read_chunk(look, offset))
+        digest.update(read_chunk(take_snapshot, offset))
 
-    for offset in range(0, look.size_bytes, CHUNK_BYTES):
+    for offset in range(0, take_snapshot.size_bytes, CHUNK_BYTES):
         await run_sync(partial(hash_chunk, offset))
-        verifying(min(offset + CHUNK_BYTES, look.size_bytes))
+        verifying(min(offset + CHUNK_BYTES, take_snapshot.size_bytes))
     return digest.hexdigest()

@@ -19,7 +19,7 @@ import attrs
 
 from llmkube.base.private_files import sync, write_private
 from llmkube.weights.errors import FetchError, NoSpaceError
-from llmkube.weights.http_answers import Validator
+from llmkube.weights.http_responses import Validator
 from llmkube.weights.store.blobs import Store, sync_folder
 
 _HASH_CHUNK_BYTES: Final = 8 << 20
@@ -30,7 +30,7 @@ _LONGEST_NOTE: Final = 16 * 1024
 
 
 @attrs.frozen
-class Note:
+class PartialInfo:
     """What is known of the file that is coming: its version, and its size if the server said so."""
 
     validator: Validator = Validator()
@@ -43,14 +43,14 @@ class Partial:
 
     Attributes:
         size_bytes: How many bytes are there and hashed.
-        note: What they are of.
+        info: What they are of.
         unhashed_bytes: Bytes from an earlier life that `rehash` has still to read.
     """
 
     store: Store
     path: Path
     _fd: int
-    note: Note = Note()
+    info: PartialInfo = PartialInfo()
     size_bytes: int = 0
     unhashed_bytes: int = 0
     _digest: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
@@ -72,17 +72,17 @@ class Partial:
         if not self.unhashed_bytes:
             self._seek_to_end()
 
-    def begin(self, note: Note) -> None:
+    def begin(self, note: PartialInfo) -> None:
         """Drop what is there, and expect the version that the note names."""
         self._digest = hashlib.sha256()
         self.size_bytes = self.unhashed_bytes = 0
-        self.note = note
+        self.info = note
         self._write_note(0)
         self._seek_to_end()
 
-    def go_on(self, note: Note) -> None:
+    def update(self, note: PartialInfo) -> None:
         """Keep what is there, and note what else has become known of it."""
-        self.note = note
+        self.info = note
 
     def append(self, data: bytes | memoryview) -> None:
         """Write, hash and count bytes.
@@ -167,9 +167,9 @@ class Partial:
     def _write_note(self, synced_bytes: int) -> None:
         text = json.dumps(
             {
-                "etag": self.note.validator.etag,
-                "lastModified": self.note.validator.last_modified,
-                "totalBytes": self.note.total_bytes,
+                "etag": self.info.validator.etag,
+                "lastModified": self.info.validator.last_modified,
+                "totalBytes": self.info.total_bytes,
                 "syncedBytes": synced_bytes,
             }
         )
@@ -252,13 +252,13 @@ def _take_up(store: Store, path: Path, fd: int) -> Partial:
     partial = Partial(store, path, fd)
     note, synced_bytes = _read_note(_note_of(path))
     if synced_bytes > 0 and os.fstat(fd).st_size >= synced_bytes:
-        partial.note, partial.unhashed_bytes = note, synced_bytes
+        partial.info, partial.unhashed_bytes = note, synced_bytes
     else:
-        partial.begin(Note())
+        partial.begin(PartialInfo())
     return partial
 
 
-def _read_note(path: Path) -> tuple[Note, int]:
+def _read_note(path: Path) -> tuple[PartialInfo, int]:
     """Return what an earlier life noted and the bytes that it vouches for; nothing at all if it makes no sense."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -266,10 +266,10 @@ def _read_note(path: Path) -> tuple[Note, int]:
             data = json.loads(file.read(_LONGEST_NOTE))
         etag, modified, total, synced = (data[k] for k in ("etag", "lastModified", "totalBytes", "syncedBytes"))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return Note(), 0
+        return PartialInfo(), 0
     texts = isinstance(etag, str) and isinstance(modified, str)
     numbers = isinstance(synced, int) and (total is None or isinstance(total, int))
-    return (Note(Validator(etag, modified), total), synced) if texts and numbers else (Note(), 0)
+    return (PartialInfo(Validator(etag, modified), total), synced) if texts and numbers else (PartialInfo(), 0)
 
 
 def _note_of(path: Path) -> Path:

@@ -22,8 +22,8 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile, open_store
-from llmkube.weights.store.index import keep, key_of
-from llmkube.weights.store.partial import Note, open_partial
+from llmkube.weights.store.index import commit_record, key_of
+from llmkube.weights.store.partial import PartialInfo, open_partial
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
 HF = "hf://org/repo/file.gguf@main"
@@ -32,11 +32,11 @@ WEB = "https://files.example/m.gguf"
 
 def fill(store, identity, source, data):
     partial = open_partial(store, key_of(identity))
-    partial.begin(Note())
+    partial.begin(PartialInfo())
     partial.append(data)
     partial.checkpoint()
     try:
-        keep(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
+        commit_record(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
     finally:
         partial.close()
 
@@ -48,7 +48,7 @@ def store(tmp_path):
     fill(store, HF, "hf://org/repo/file.gguf", DEMO)
     fill(store, WEB, WEB, DEMO + b"more")
     left = open_partial(store, key_of("x"))
-    left.begin(Note())
+    left.begin(PartialInfo())
     left.append(b"half")
     left.close()
     return store

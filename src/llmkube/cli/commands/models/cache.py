@@ -30,7 +30,7 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.nouns.journal import FileJournal
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
@@ -290,7 +290,7 @@ async def _preload(
                     downloader=downloader,
                     token=token,
                     access=access,
-                    policy=Policy(from_operator=True),
+                    policy=AddressPolicy(from_operator=True),
                 )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
     return found

@@ -20,11 +20,11 @@ from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable, shown_source
 from llmkube.k8s.fields import camel
 from llmkube.supervisor.credentials import read_token_file
-from llmkube.weights.allowed_addresses import Policy
+from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
-from llmkube.weights.source import BucketFile, Builtin, Elsewhere, LocalFile, Remote, parse_source
+from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, VolumeSource, parse_source
 
 REMOTE_SECONDS: Final = 120.0
 """What the header of a remote file may take; it is 32 MiB at most."""
@@ -97,7 +97,7 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
         packaged = importlib.resources.files("llmkube.weights") / "builtin" / f"{parsed.name}.gguf"
         with importlib.resources.as_file(packaged) as file:
             return _local(file)
-    if isinstance(parsed, Elsewhere):
+    if isinstance(parsed, VolumeSource):
         words = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
         raise CommandError(f"{parsed.redacted} {words}")
     return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
@@ -114,7 +114,7 @@ async def _remote(source: Remote, config: AgentConfig) -> GGUFFacts:
     with trio.move_on_after(REMOTE_SECONDS):
         return await read_remote_header(
             source,
-            policy=Policy(from_operator=True),
+            policy=AddressPolicy(from_operator=True),
             utcnow=lambda: datetime.datetime.now(datetime.UTC),
             token=token,
             access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,

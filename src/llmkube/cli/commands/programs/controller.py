@@ -25,7 +25,7 @@ from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
 from llmkube.runtimes.container.images import Images
-from llmkube.weights.allowed_addresses import parse_networks
+from llmkube.weights.address_policy import parse_networks
 
 EVERY_ADDRESS: Final = None
 """Kubelet and Prometheus come by the pod's address, which in some clusters is one of IPv6 alone."""

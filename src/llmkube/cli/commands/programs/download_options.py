@@ -5,7 +5,7 @@ from typing import Protocol, TypedDict
 
 from llmkube.base.errors import UserError
 from llmkube.supervisor.credentials import read_token_file
-from llmkube.weights.allowed_addresses import Network, parse_networks
+from llmkube.weights.address_policy import Network, parse_networks
 from llmkube.weights.download.hugging_face import parse_endpoint
 from llmkube.weights.errors import SourceError
 

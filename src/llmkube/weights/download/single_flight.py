@@ -27,26 +27,26 @@ class _Result(Generic[T]):
 
 
 @attrs.define(eq=False)
-class _Order(Generic[T]):
+class _Call(Generic[T]):
     """One piece of work: what it last said, and who still wants it."""
 
     key: Hashable
     work: Work[T]
     scope: trio.CancelScope
-    news: Mailbox[Progress | _Result[T] | Exception]
+    state: Mailbox[Progress | _Result[T] | Exception]
     waiters: int = 0
 
 
-class Shared(Generic[T]):
-    """Work by key, at most one at a time each; `open_shared` makes one."""
+class SingleFlight(Generic[T]):
+    """Work by key, at most one at a time each; `open_single_flight` makes one."""
 
-    def __init__(self, orders: trio.MemorySendChannel[_Order[T]]) -> None:
-        self._orders = orders
-        self._running: dict[Hashable, _Order[T]] = {}
+    def __init__(self, calls: trio.MemorySendChannel[_Call[T]]) -> None:
+        self._calls = calls
+        self._running: dict[Hashable, _Call[T]] = {}
 
     def active(self) -> dict[Hashable, Progress]:
         """How far each piece of work has come."""
-        values = {key: order.news.value for key, order in self._running.items()}
+        values = {key: call.state.value for key, call in self._running.items()}
         return {key: value for key, value in values.items() if isinstance(value, Progress)}
 
     async def join(self, key: Hashable, work: Work[T], progress: OnProgress) -> T:
@@ -54,58 +54,58 @@ class Shared(Generic[T]):
 
         It is cancelled a moment after the last one who waits is. `progress` is called in this task.
         """
-        order = self._running.get(key)
-        if order is None or order.scope.cancel_called:
-            order = self._running[key] = _Order(key, work, trio.CancelScope(), Mailbox(Progress("resolving")))
-            self._orders.send_nowait(order)
-        order.waiters += 1
-        order.scope.deadline = math.inf
+        call = self._running.get(key)
+        if call is None or call.scope.cancel_called:
+            call = self._running[key] = _Call(key, work, trio.CancelScope(), Mailbox(Progress("resolving")))
+            self._calls.send_nowait(call)
+        call.waiters += 1
+        call.scope.deadline = math.inf
         version = -1
         try:
             while True:
-                news = await order.news.wait_newer(version)
-                version = order.news.version
-                if isinstance(news, _Result):
-                    return news.value
-                if isinstance(news, Exception):
-                    raise news
-                progress(news)
+                state = await call.state.wait_newer(version)
+                version = call.state.version
+                if isinstance(state, _Result):
+                    return state.value
+                if isinstance(state, Exception):
+                    raise state
+                progress(state)
         finally:
-            order.waiters -= 1
-            if order.waiters == 0:
-                order.scope.deadline = trio.current_time() + LINGER_SECONDS
+            call.waiters -= 1
+            if call.waiters == 0:
+                call.scope.deadline = trio.current_time() + LINGER_SECONDS
 
-    def forget(self, order: _Order[T]) -> None:
+    def forget(self, call: _Call[T]) -> None:
         """Let the next one who asks for the same begin anew."""
-        if self._running.get(order.key) is order:
-            del self._running[order.key]
+        if self._running.get(call.key) is call:
+            del self._running[call.key]
 
 
 @asynccontextmanager
-async def open_shared(result: type[T]) -> AsyncGenerator[Shared[T], None]:
+async def open_single_flight(result: type[T]) -> AsyncGenerator[SingleFlight[T], None]:
     """Open a place for shared work with results of one type; leaving it cancels what is still running."""
     # Each caller has at most one order in it. A bounded one would let a caller be cancelled between the table of orders
     # and the channel, and whoever had joined in between would wait for work that never begins.
-    send, receive = trio.open_memory_channel[_Order[T]](math.inf)
-    shared = Shared(send)
+    send, receive = trio.open_memory_channel[_Call[T]](math.inf)
+    shared = SingleFlight(send)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_serve, shared, receive)
         yield shared
         nursery.cancel_scope.cancel(reason="the owner is done")
 
 
-async def _serve(shared: Shared[T], orders: trio.MemoryReceiveChannel[_Order[T]]) -> None:
+async def _serve(shared: SingleFlight[T], calls: trio.MemoryReceiveChannel[_Call[T]]) -> None:
     async with trio.open_nursery() as nursery:
-        async for order in orders:
-            nursery.start_soon(_run, shared, order)
+        async for call in calls:
+            nursery.start_soon(_run, shared, call)
 
 
-async def _run(shared: Shared[T], order: _Order[T]) -> None:
-    with order.scope:
+async def _run(shared: SingleFlight[T], call: _Call[T]) -> None:
+    with call.scope:
         try:
-            news: _Result[T] | Exception = _Result(await order.work(order.news.put_nowait))
+            state: _Result[T] | Exception = _Result(await call.work(call.state.put_nowait))
         except Exception as error:  # noqa: BLE001 - not swallowed: all who wait raise it, each in a task of its own
-            news = error
-        shared.forget(order)
-        order.news.put_nowait(news)
-    shared.forget(order)
+            state = error
+        shared.forget(call)
+        call.state.put_nowait(state)
+    shared.forget(call)

@@ -67,7 +67,7 @@ class Validator:
 
 
 @attrs.frozen
-class Take:
+class ReadBody:
     """Read the body; it goes to `offset` in the file (0: what is there already is void).
 
     Attributes:
@@ -84,19 +84,19 @@ class Take:
 
 
 @attrs.frozen
-class StartOver:
+class Restart:
     """The prefix is of no use: drop it, and ask for the whole file."""
 
     why: str
 
 
 @attrs.frozen
-class Finished:
+class AlreadyComplete:
     """There is nothing left to read."""
 
 
 @attrs.frozen
-class Asked:
+class RangeRequest:
     """What was asked for, and by whom.
 
     Attributes:
@@ -118,9 +118,9 @@ class Asked:
     credential: bool = False
 
 
-def judge(
-    asked: Asked, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
-) -> Take | StartOver | Finished:
+def interpret(
+    asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+) -> ReadBody | Restart | AlreadyComplete:
     """Say what to do with an answer to a request for a file.
 
     Raises:
@@ -132,19 +132,19 @@ def judge(
         total = _length(headers)
         _check_total(asked, total)
         framed = total is not None or "chunked" in headers.get("transfer-encoding", "").lower()
-        return Take(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
+        return ReadBody(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
     if status == 206 and asked.offset:
-        return judge_part(asked, headers)
+        return interpret_part(asked, headers)
     if status == 416 and asked.offset:
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
         if found and found[1] is None and found[3] == str(asked.offset) and asked.total_bytes in (None, asked.offset):
-            return Finished()
-        return StartOver("the server's file is shorter than what was downloaded before")
+            return AlreadyComplete()
+        return Restart("the server's file is shorter than what was downloaded before")
     raise refusal(asked, status, headers, redirected=redirected, now=now)
 
 
 def refusal(
-    asked: Asked, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+    asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
     """Return the error for a status that carries no file."""
     said = _hub_words(headers) if asked.hub else ""
@@ -215,7 +215,7 @@ def range_total(headers: Headers) -> int | None:
     return _number(found[3]) if found else None
 
 
-def judge_part(asked: Asked, headers: Headers) -> Take | StartOver:
+def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
     """Say what to do with a 206 in answer to a request for a part, which may begin at 0.
 
     Raises:
@@ -238,12 +238,12 @@ def judge_part(asked: Asked, headers: Headers) -> Take | StartOver:
         raise RangeError(f"{asked.shown}: the server does not say how long the file is ({text[:80]!r})")
     validator = Validator.of(headers)
     if not asked.validator.agrees(validator) or asked.total_bytes not in (None, total):
-        return StartOver("the file on the server has changed since the download began")
+        return Restart("the file on the server has changed since the download began")
     kept = Validator(validator.etag or asked.validator.etag, validator.last_modified or asked.validator.last_modified)
-    return Take(asked.offset, total, kept)
+    return ReadBody(asked.offset, total, kept)
 
 
-def _refuse_encoding(asked: Asked, headers: Headers) -> None:
+def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise SourceRefusedError(
@@ -252,7 +252,7 @@ def _refuse_encoding(asked: Asked, headers: Headers) -> None:
         )
 
 
-def _check_total(asked: Asked, total: int | None) -> None:
+def _check_total(asked: RangeRequest, total: int | None) -> None:
     if total is not None and asked.total_bytes is not None and asked.offset == 0 and total != asked.total_bytes:
         raise WrongSizeError(f"{asked.shown} should have {asked.total_bytes} bytes, the server sends {total}")
 

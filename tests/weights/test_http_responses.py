@@ -12,49 +12,51 @@ from llmkube.weights.errors import (
     ThrottledError,
     WrongSizeError,
 )
-from llmkube.weights.http_answers import (
-    Asked,
-    Finished,
-    StartOver,
-    Take,
+from llmkube.weights.http_responses import (
+    AlreadyComplete,
+    RangeRequest,
+    ReadBody,
+    Restart,
     Validator,
-    judge,
+    interpret,
     linked_digest,
     linked_size,
     wait_seconds,
 )
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
-CHANGED = StartOver("the file on the server has changed since the download began")
-SHORTER = StartOver("the server's file is shorter than what was downloaded before")
+CHANGED = Restart("the file on the server has changed since the download began")
+SHORTER = Restart("the server's file is shorter than what was downloaded before")
 V1 = Validator('"v1"')
-WHOLE = Asked("here")
-REST = Asked("here", offset=100, validator=V1, total_bytes=200)
+WHOLE = RangeRequest("here")
+REST = RangeRequest("here", offset=100, validator=V1, total_bytes=200)
 
 
 def decide(asked, status, redirected=False, **headers):
-    return judge(asked, status, {k.replace("_", "-"): v for k, v in headers.items()}, redirected=redirected, now=NOW)
+    return interpret(
+        asked, status, {k.replace("_", "-"): v for k, v in headers.items()}, redirected=redirected, now=NOW
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "status", "headers", "verdict"),
     [
-        (WHOLE, 200, {"content_length": "5", "etag": '"v1"'}, Take(0, 5, V1)),
-        (WHOLE, 200, {"transfer_encoding": "chunked"}, Take(0, None, Validator())),
-        (WHOLE, 200, {}, Take(0, None, Validator(), framed=False)),
-        (WHOLE, 200, {"content_length": "5", "etag": "x" * 2000}, Take(0, 5, Validator())),
-        (Asked("here", total_bytes=5), 200, {"transfer_encoding": "chunked"}, Take(0, 5, Validator())),
-        (REST, 200, {"content_length": "300", "etag": '"v2"'}, Take(0, 300, Validator('"v2"'))),
-        (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v1"'}, Take(100, 200, V1)),
-        (REST, 206, {"content_range": "bytes 100-149/200", "content_length": "50"}, Take(100, 200, V1)),
-        (REST, 206, {"content_range": "bytes 100-199/*"}, Take(100, 200, V1)),
+        (WHOLE, 200, {"content_length": "5", "etag": '"v1"'}, ReadBody(0, 5, V1)),
+        (WHOLE, 200, {"transfer_encoding": "chunked"}, ReadBody(0, None, Validator())),
+        (WHOLE, 200, {}, ReadBody(0, None, Validator(), framed=False)),
+        (WHOLE, 200, {"content_length": "5", "etag": "x" * 2000}, ReadBody(0, 5, Validator())),
+        (RangeRequest("here", total_bytes=5), 200, {"transfer_encoding": "chunked"}, ReadBody(0, 5, Validator())),
+        (REST, 200, {"content_length": "300", "etag": '"v2"'}, ReadBody(0, 300, Validator('"v2"'))),
+        (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v1"'}, ReadBody(100, 200, V1)),
+        (REST, 206, {"content_range": "bytes 100-149/200", "content_length": "50"}, ReadBody(100, 200, V1)),
+        (REST, 206, {"content_range": "bytes 100-199/*"}, ReadBody(100, 200, V1)),
         (REST, 206, {"content_range": "bytes 100-199/200", "etag": '"v2"'}, CHANGED),
         (REST, 206, {"content_range": "bytes 100-299/300", "etag": '"v1"'}, CHANGED),
         (REST, 416, {"content_range": "bytes */100"}, SHORTER),
         (REST, 416, {}, SHORTER),
-        (Asked("here", 200, V1, 200), 416, {"content_range": "bytes */200"}, Finished()),
-        (Asked("here", 200, V1, None), 416, {"content_range": "bytes */200"}, Finished()),
-        (Asked("here", 200, V1, 300), 416, {"content_range": "bytes */200"}, SHORTER),
+        (RangeRequest("here", 200, V1, 200), 416, {"content_range": "bytes */200"}, AlreadyComplete()),
+        (RangeRequest("here", 200, V1, None), 416, {"content_range": "bytes */200"}, AlreadyComplete()),
+        (RangeRequest("here", 200, V1, 300), 416, {"content_range": "bytes */200"}, SHORTER),
     ],
 )
 def test_each_answer_with_a_file_has_one_meaning(asked, status, headers, verdict):
@@ -99,27 +101,33 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
         (WHOLE, 200, {"content_encoding": "gzip"}, SourceRefusedError, "compresses the file"),
         (REST, 206, {"content_range": "bytes 100-199/200", "content_encoding": "br"}, SourceRefusedError, "compresses"),
         (
-            Asked("here", hub=True),
+            RangeRequest("here", hub=True),
             401,
             {"x_error_code": "GatedRepo"},
             AccessDeniedError,
             r"GatedRepo.*wants a token.*HF_TOKEN.*sourceSecretRef.*terms",
         ),
         (
-            Asked("here", hub=True, credential=True),
+            RangeRequest("here", hub=True, credential=True),
             403,
             {},
             AccessDeniedError,
             "the token that was sent may not read it",
         ),
         (
-            Asked("here", hub=True),
+            RangeRequest("here", hub=True),
             404,
             {"x_error_code": "RevisionNotFound", "x_error_message": "Invalid rev"},
             SourceNotFoundError,
             r"\(RevisionNotFound Invalid rev\)",
         ),
-        (Asked("here", hub=True), 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: there"),
+        (
+            RangeRequest("here", hub=True),
+            404,
+            {"x_error_message": "\x1b[31m"},
+            SourceNotFoundError,
+            "answered 404: there",
+        ),
     ],
 )
 def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, says):
@@ -157,7 +165,7 @@ def test_a_refusal_behind_a_redirect_may_pass(status):
 def test_a_file_of_another_size_than_promised_is_refused():
     """The hub's size and the server's must be the same."""
     with pytest.raises(WrongSizeError, match="should have 6 bytes, the server sends 5"):
-        decide(Asked("here", total_bytes=6), 200, content_length="5")
+        decide(RangeRequest("here", total_bytes=6), 200, content_length="5")
 
 
 @pytest.mark.parametrize(

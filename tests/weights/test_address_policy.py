@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.errors import UserError
-from llmkube.weights.allowed_addresses import Policy, judge, parse_networks
+from llmkube.weights.address_policy import AddressPolicy, matching_rule, parse_networks
 
 PRIVATE = {
     "loopback": ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"],
@@ -53,7 +53,7 @@ def rows(table):
 @pytest.mark.parametrize(("rule", "address"), rows(PRIVATE) + rows(NEVER))
 def test_an_object_leads_to_no_address_that_is_not_public(rule, address):
     """Each kind of address that is not a public one is refused, by the rule that is meant for it."""
-    found = Policy().refusal(ipaddress.ip_address(address))
+    found = AddressPolicy().refusal(ipaddress.ip_address(address))
     assert found is not None
     assert found.name == rule
 
@@ -61,21 +61,21 @@ def test_an_object_leads_to_no_address_that_is_not_public(rule, address):
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_let_through(address):
     """The neighbours of every refused network, and public addresses behind NAT64, can be dialled."""
-    assert judge(ipaddress.ip_address(address)) is None
+    assert matching_rule(ipaddress.ip_address(address)) is None
 
 
 @pytest.mark.parametrize(("rule", "address"), rows(NEVER))
 def test_some_addresses_no_setting_allows(rule, address):
     """Metadata services, multicast and wrapped addresses stay refused for the operator, too."""
     everything = parse_networks(["0.0.0.0/0", "::/0"])
-    for policy in (Policy(from_operator=True), Policy(allowed=everything)):
+    for policy in (AddressPolicy(from_operator=True), AddressPolicy(allowed=everything)):
         assert policy.refusal(ipaddress.ip_address(address)) is not None
 
 
 @pytest.mark.parametrize(("rule", "address"), rows(PRIVATE))
 def test_the_operator_may_name_private_addresses(rule, address):
     """What stands on the operator's own command line may lead into private networks."""
-    assert Policy(from_operator=True).refusal(ipaddress.ip_address(address)) is None
+    assert AddressPolicy(from_operator=True).refusal(ipaddress.ip_address(address)) is None
 
 
 @given(st.ip_addresses(v=4))
@@ -83,15 +83,15 @@ def test_a_wrapped_ipv4_address_is_never_more_welcome_than_the_plain_one(address
     """Whatever way an IPv4 address is put into an IPv6 one, it gets at most what it got before."""
     number = int(address)
     same = [ipaddress.IPv6Address(prefix + number) for prefix in (0xFFFF << 32, 0x64FF9B << 96)]
-    assert [judge(wrapped) for wrapped in same] == [judge(address)] * 2
+    assert [matching_rule(wrapped) for wrapped in same] == [matching_rule(address)] * 2
     teredo = (0x20010000 << 96) + (number ^ 0xFFFFFFFF)
     others = [number, (0xFFFF << 48) + number, (0x2002 << 112) + (number << 80), teredo]
-    assert all(judge(ipaddress.IPv6Address(other)) is not None for other in others)
+    assert all(matching_rule(ipaddress.IPv6Address(other)) is not None for other in others)
 
 
 def test_an_allowed_network_opens_itself_and_nothing_else():
     """A network on the operator's list can be reached, also in its mapped form; its neighbours cannot."""
-    policy = Policy(allowed=parse_networks(["192.168.7.0/24", " fd00:1::/32"]))
+    policy = AddressPolicy(allowed=parse_networks(["192.168.7.0/24", " fd00:1::/32"]))
     for allowed in ("192.168.7.9", "::ffff:192.168.7.9", "fd00:1::9"):
         assert policy.refusal(ipaddress.ip_address(allowed)) is None
     for refused in ("192.168.8.1", "127.0.0.1", "fd00:2::1"):

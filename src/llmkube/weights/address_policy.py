@@ -83,20 +83,20 @@ _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # networks without IPv4 reach every public IPv4 host through it
 
 
-def judge(address: Address) -> Rule | None:
+def matching_rule(address: Address) -> Rule | None:
     """Return the rule that refuses an address, or None if it is a public one.
 
     An IPv4 address inside an IPv4-mapped or a NAT64 one is judged as what it is; the other ways to wrap one (IPv4-
     compatible, 6to4, Teredo, translated) are refused, whatever they hold.
     """
-    plain = unwrapped(address)
+    plain = embedded_ipv4(address)
     if isinstance(plain, ipaddress.IPv4Address):
         return next((rule for rule in _IPV4 if plain in rule.network), None)
     found = next((rule for rule in _IPV6 if plain in rule.network), None)
     return found or (None if plain in _GLOBAL_UNICAST else _ELSEWHERE)
 
 
-def unwrapped(address: Address) -> Address:
+def embedded_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv4-mapped or a NAT64 address really leads to; any other one as it is."""
     if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -104,7 +104,7 @@ def unwrapped(address: Address) -> Address:
 
 
 @attrs.frozen
-class Policy:
+class AddressPolicy:
     """What a source may lead to, which depends on who named it.
 
     Attributes:
@@ -120,10 +120,10 @@ class Policy:
 
     def refusal(self, address: Address) -> Rule | None:
         """Return the rule that refuses this address, or None if it may be dialled."""
-        rule = judge(address)
+        rule = matching_rule(address)
         if rule is None or rule.always:
             return rule
-        plain = unwrapped(address)
+        plain = embedded_ipv4(address)
         if self.from_operator or any(plain in network for network in self.allowed):
             return None
         return rule

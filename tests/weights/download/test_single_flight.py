@@ -3,7 +3,7 @@ import trio
 import trio.testing
 
 from llmkube.weights.download.progress import Progress
-from llmkube.weights.download.sharing import LINGER_SECONDS, open_shared
+from llmkube.weights.download.single_flight import LINGER_SECONDS, open_single_flight
 
 
 class Work:
@@ -40,7 +40,7 @@ async def test_all_who_ask_get_the_same_result_and_the_same_news():
     async def ask(name):
         results.append(await shared.join("key", work, lambda step: heard.append((name, step.done_bytes))))
 
-    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+    async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         nursery.start_soon(ask, "a")
         nursery.start_soon(ask, "b")
         await trio.testing.wait_all_tasks_blocked()
@@ -62,7 +62,7 @@ async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
         with scope:
             await shared.join("key", work, ignore)
 
-    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+    async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         for scope in scopes:
             nursery.start_soon(ask, scope)
             await trio.testing.wait_all_tasks_blocked()
@@ -80,7 +80,7 @@ async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
 async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock):
     """One who stops waiting and asks again has begun nothing anew, and the work's end is no longer near."""
     work = Work()
-    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+    async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         with trio.move_on_after(1):
             await shared.join("key", work, ignore)
         nursery.start_soon(shared.join, "key", work, ignore)
@@ -92,7 +92,7 @@ async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock
 async def test_whoever_comes_later_begins_anew(autojump_clock):
     """Cancelled work is nobody's result."""
     work = Work()
-    async with open_shared(str) as shared:
+    async with open_single_flight(str) as shared:
         with trio.move_on_after(0):
             await shared.join("key", work, ignore)
         await trio.sleep(2 * LINGER_SECONDS)
@@ -112,7 +112,7 @@ async def test_an_error_reaches_all_who_wait_and_nobody_else():
         except ValueError as error:
             errors.append(error)
 
-    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+    async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         nursery.start_soon(shared.join, "other", other, ignore)
         nursery.start_soon(ask)
         nursery.start_soon(ask)
@@ -132,7 +132,7 @@ async def test_a_bug_in_a_listener_is_its_own():
     def broken(progress):
         raise ZeroDivisionError
 
-    async with open_shared(str) as shared, trio.open_nursery() as nursery:
+    async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         nursery.start_soon(shared.join, "key", work, ignore)
         with pytest.raises(ZeroDivisionError):
             await shared.join("key", work, broken)
@@ -144,7 +144,7 @@ async def test_closing_ends_everything():
     """When the place closes, what runs is cancelled."""
     work = Work()
     async with trio.open_nursery() as nursery:
-        async with open_shared(str) as shared:
+        async with open_single_flight(str) as shared:
             nursery.start_soon(shared.join, "key", work, ignore)  # noqa: ASYNC111 (closing under a waiter is tested)
             await trio.testing.wait_all_tasks_blocked()
         assert work.cancelled == 1

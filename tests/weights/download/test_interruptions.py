@@ -10,13 +10,13 @@ import trio
 import trio.testing
 
 from llmkube.weights.download.downloader import STALE_SECONDS
-from llmkube.weights.download.sharing import LINGER_SECONDS
+from llmkube.weights.download.single_flight import LINGER_SECONDS
 from llmkube.weights.errors import DigestMismatchError, FetchError, NoSpaceError
 from llmkube.weights.source import parse_source
 from llmkube.weights.store import partial as partial_module
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.index import key_of
-from llmkube.weights.store.partial import Note, open_partial
+from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import NOW, gguf, inline, open_bench, steps
 
 DATA = gguf(200_000)
@@ -41,13 +41,13 @@ class Held:
 
     def __init__(self, data=DATA):
         self.data = data
-        self.go_on = trio.Event()
+        self.update = trio.Event()
 
     async def __call__(self, wire, request):
         start = request.start or 0
         half = max(len(self.data) // 2, start)
         await wire.file(request, self.data, cut=half)
-        await self.go_on.wait()
+        await self.update.wait()
         await wire.send(self.data[half:])
 
 
@@ -126,7 +126,7 @@ async def test_two_who_want_the_same_share_one_transfer(tmp_path, autojump_clock
         await trio.testing.wait_all_tasks_blocked()
         assert len(bench.network.requests) == 1
         assert bench.downloader.active()[HTTP].done_bytes == len(DATA) // 2
-        held.go_on.set()
+        held.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA] * 5
     assert len(bench.network.requests) == 1
     assert all(steps[-1].done_bytes == len(DATA) for steps in heard.values())
@@ -148,7 +148,7 @@ async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autoju
         scopes[leaver].cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert bench.network.open_connections == 1
-        held.go_on.set()
+        held.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA]
     assert len(bench.network.requests) == 1
 
@@ -197,7 +197,7 @@ async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump
     """While somebody else holds the unfinished file, we say so and wait; then we go on with his bytes."""
     async with open_bench(tmp_path, serve()) as bench:
         other = open_partial(bench.store, key_of(HTTP))
-        other.begin(Note(total_bytes=len(DATA)))
+        other.begin(PartialInfo(total_bytes=len(DATA)))
         other.append(DATA[:1000])
         with trio.move_on_after(30):
             await bench.get(HTTP)
@@ -274,7 +274,7 @@ async def test_stale_bytes_are_removed(tmp_path, autojump_clock):
     store = open_store(tmp_path)
     for key, age in (("ab" * 32, STALE_SECONDS + 60), ("cd" * 32, STALE_SECONDS - 60)):
         partial = open_partial(store, key)
-        partial.begin(Note())
+        partial.begin(PartialInfo())
         partial.append(b"half")
         partial.close()
         os.utime(partial.path, (NOW.timestamp() - age,) * 2)

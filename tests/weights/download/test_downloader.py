@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.weights.allowed_addresses import Policy, parse_networks
-from llmkube.weights.download.retry import Patience
+from llmkube.weights.address_policy import AddressPolicy, parse_networks
+from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.errors import (
     BlockedAddressError,
     DigestMismatchError,
@@ -29,7 +29,7 @@ DATA = gguf(200_000)
 OTHER = gguf(200_000, seed=2)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 HTTP = "http://files.example/model.gguf"
-MINE = Policy(from_operator=True)
+MINE = AddressPolicy(from_operator=True)
 
 
 def serve(data=DATA, **kwargs):
@@ -226,7 +226,7 @@ async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock
         while True:
             await wire.send(b"186a0\r\n" + DATA[:100_000] + b"\r\n")
 
-    async with open_bench(tmp_path, script, patience=Patience(max_bytes=1_000_000)) as bench:
+    async with open_bench(tmp_path, script, limits=DownloadLimits(max_bytes=1_000_000)) as bench:
         with pytest.raises(WrongSizeError, match="sends more than 1000000 bytes"):
             await bench.get(HTTP)
         assert bench.files() == []
@@ -234,7 +234,7 @@ async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock
 
 async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path, autojump_clock):
     """A length above the limit is refused at once."""
-    async with open_bench(tmp_path, serve(), patience=Patience(max_bytes=1000)) as bench:
+    async with open_bench(tmp_path, serve(), limits=DownloadLimits(max_bytes=1000)) as bench:
         with pytest.raises(WrongSizeError, match="more than 1000 are not taken"):
             await bench.get(HTTP)
         assert bench.visible() == []
@@ -611,8 +611,8 @@ async def test_what_was_judged_is_what_is_dialled(tmp_path, autojump_clock):
 
 async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump_clock):
     """A public server cannot make this host ask a private one, not even in a network that the operator allows."""
-    allowed = Policy(allowed=parse_networks(["10.0.0.0/8"]))
-    for policy in (Policy(), allowed):
+    allowed = AddressPolicy(allowed=parse_networks(["10.0.0.0/8"]))
+    for policy in (AddressPolicy(), allowed):
         script, addresses = redirect("https://inside.example/x"), {"inside.example": ["10.0.0.1"]}
         async with open_bench(tmp_path, script, addresses=addresses) as bench:
             with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):
@@ -622,7 +622,7 @@ async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump
 
 async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
     """A source in an allowed network is fetched; one beside it is not."""
-    policy = Policy(allowed=parse_networks(["10.1.0.0/16"]))
+    policy = AddressPolicy(allowed=parse_networks(["10.1.0.0/16"]))
     addresses = {"files.example": ["10.1.2.3"], "else.example": ["10.2.0.1"]}
     async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
         assert (await bench.get(HTTP, policy=policy)).path.read_bytes() == DATA

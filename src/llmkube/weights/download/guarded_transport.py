@@ -16,8 +16,8 @@ import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
 from llmkube.base.http.errors import ConnectError
-from llmkube.weights.allowed_addresses import Address, Policy, judge
-from llmkube.weights.download.http_get import words_of
+from llmkube.weights.address_policy import Address, AddressPolicy, matching_rule
+from llmkube.weights.download.http_get import describe_error
 from llmkube.weights.errors import BlockedAddressError
 from llmkube.weights.urls import WebUrl
 
@@ -41,7 +41,7 @@ class Transport(Protocol):
         ...
 
 
-OpenTransport = Callable[[Policy], AbstractAsyncContextManager[Transport]]
+OpenTransport = Callable[[AddressPolicy], AbstractAsyncContextManager[Transport]]
 """Open what carries one chain of requests under a policy."""
 
 _DIAL_SECONDS: Final = 10.0  # an address that does not answer must not hide the next one behind its silence
@@ -67,7 +67,7 @@ def open_transport_with(
     context: list[ssl.SSLContext] = [] if ssl_context is None else [ssl_context]
 
     @asynccontextmanager
-    async def open_transport(policy: Policy) -> AsyncGenerator[Transport, None]:
+    async def open_transport(policy: AddressPolicy) -> AsyncGenerator[Transport, None]:
         await trio.lowlevel.checkpoint()
         yield _GuardedTransport(policy, resolve, dial, context)
 
@@ -78,7 +78,7 @@ def open_transport_with(
 class _GuardedTransport:
     """Dial for one chain of hops; once it has been outside, nothing leads it back in."""
 
-    policy: Policy
+    policy: AddressPolicy
     resolve: Resolve
     dial: Dial
     context: list[ssl.SSLContext]  # empty until one is needed: reading the certificates takes long
@@ -89,7 +89,7 @@ class _GuardedTransport:
         addresses = await self._addresses(url.host, url.port)
         for address in addresses:
             self._check(url.host, address)
-        self.been_outside = self.been_outside or any(judge(address) is None for address in addresses)
+        self.been_outside = self.been_outside or any(matching_rule(address) is None for address in addresses)
         stream = await self._first_that_answers(url.host, url.port, addresses)
         return stream if url.scheme == "http" else await self._with_tls(stream, url.host)
 
@@ -102,7 +102,7 @@ class _GuardedTransport:
             try:
                 await tls.do_handshake()
             except (trio.BrokenResourceError, ssl.CertificateError) as exc:
-                raise ConnectError(f"no TLS with {host}: {words_of(exc)}") from exc
+                raise ConnectError(f"no TLS with {host}: {describe_error(exc)}") from exc
             on_failure.pop_all()
         return tls
 
@@ -127,7 +127,7 @@ class _GuardedTransport:
         if rule is not None:
             advice = _ADVICE_NEVER if rule.always else _ADVICE_ALLOW
             raise BlockedAddressError(host, str(address), rule.name, advice=advice)
-        inside = judge(address)
+        inside = matching_rule(address)
         if inside is not None and self.been_outside and not self.policy.from_operator:
             name = f"{inside.name}, behind a redirect from a public server"
             raise BlockedAddressError(host, str(address), name, advice="name the file's own URL as the source")
@@ -140,5 +140,5 @@ class _GuardedTransport:
                     return await self.dial(str(address), port)
                 problems.append(f"{address}: no answer in {_DIAL_SECONDS:g} s")
             except OSError as exc:
-                problems.append(f"{address}: {words_of(exc)}")
+                problems.append(f"{address}: {describe_error(exc)}")
         raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")

@@ -4,13 +4,13 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.weights.download.receiver import Ring
+from llmkube.weights.download.receiver import RingBuffer
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 64, 1000])
 async def test_everything_comes_out_in_order(size, autojump_clock):
     """Whatever the pace of both sides, what is taken is what was filled in, and never more than half a ring at once."""
-    rng, ring = random.Random(size), Ring(size)
+    rng, ring = random.Random(size), RingBuffer(size)
     data, taken = rng.randbytes(5000), bytearray()
 
     async def fill():
@@ -36,7 +36,7 @@ async def test_everything_comes_out_in_order(size, autojump_clock):
 
 async def test_what_was_taken_is_not_overwritten_before_the_next_take(autojump_clock):
     """While one half is written to the disk the network may fill the rest, and then it waits."""
-    ring = Ring(8)
+    ring = RingBuffer(8)
     (await ring.room())[:4] = b"aaaa"
     ring.filled(4)
     held = await ring.take()
@@ -54,7 +54,7 @@ async def test_what_was_taken_is_not_overwritten_before_the_next_take(autojump_c
 
 async def test_a_writer_that_gives_up_is_noticed(autojump_clock):
     """Whoever waits for room is told at once, and so is whoever asks later."""
-    ring = Ring(2)
+    ring = RingBuffer(2)
     await ring.room()
     ring.filled(2)
     async with trio.open_nursery() as nursery:
