@@ -17,7 +17,7 @@ from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.storage import PROGRESS_PORT, fetch_job
-from llmkube.controller.render.workload import front
+from llmkube.controller.render.workload import kubernetes_service
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.supervisor.cluster.endpoints import service_manifest
@@ -460,7 +460,7 @@ def test_the_engines_of_hosts_are_scraped_and_those_of_pods_are_not():
     spec = named(rendered("everything"), "ServiceMonitor")["llmkube-engines"]["spec"]
     assert spec["namespaceSelector"] == {"any": True}
     service = pod_service()
-    hosts, pods = service_manifest(service), front(service, plan())
+    hosts, pods = service_manifest(service), kubernetes_service(service, plan())
     words = {"Exists": "", "NotIn": "notin"}
     asked = [
         Requirement(one["key"], words[one["operator"]], frozenset(one.get("values", ())))

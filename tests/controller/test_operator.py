@@ -9,16 +9,16 @@ from structlog.testing import capture_logs
 
 from controller.cluster import SETTLED, open_cluster, utcnow
 from controller.objects import service
-from llmkube.controller import operator
+from llmkube.controller.informers import Informers
 from llmkube.controller.operator import run_controller
-from llmkube.controller.reconciler import new_queue
+from llmkube.controller.reconcile import inference_services
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.events import EventRecorder
+from llmkube.k8s.hostwatch import HostWatch
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 from llmkube.k8s.wire.conditions import find_condition
@@ -379,14 +379,14 @@ async def test_a_hand_edited_status_is_put_right(autojump_clock):
 
 async def test_a_bug_in_one_reconcile_harms_no_other(autojump_clock, monkeypatch):
     """A service on which deriving raises is logged and retried, and its neighbour goes on."""
-    derive, broken = operator.derive_service_status, True
+    derive, broken = inference_services.derive_service_status, True
 
     def derive_or_raise(observed, *args, **kwargs):
         if broken and observed.key == CHAT:
             raise ZeroDivisionError("a bug")
         return derive(observed, *args, **kwargs)
 
-    monkeypatch.setattr(operator, "derive_service_status", derive_or_raise)
+    monkeypatch.setattr(inference_services, "derive_service_status", derive_or_raise)
     async with open_cluster() as cluster:
         with capture_logs() as logs:
             await cluster.create_service("chat")
@@ -418,18 +418,20 @@ async def test_nothing_is_written_before_everything_is_known(autojump_clock, slo
 
 async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
     """A service keeps its status while its Model has a shape that this version does not understand."""
-    queue, writer = (
-        new_queue(random.Random(0)),
-        StatusWriter(None, InferenceService),
-    )  # no client: nothing is sent
-    recorder = EventRecorder("test", "", utcnow, random.Random(0))
-    settings = ControllerSettings()
-    controller = operator._Controller(None, settings, utcnow, None, writer, queue, queue, queue, None, recorder)
+    informers, unused = Informers(), None  # no client: nothing is sent
+    reconciler = inference_services.ServiceReconciler(
+        ControllerSettings(),
+        utcnow,
+        informers,
+        HostWatch(unused, "llmkube-system", unused),
+        StatusWriter(unused, InferenceService),
+        unused,
+    )
     wire = encode(service())
-    controller.services.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
+    informers.services.cache.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
     newer = {"metadata": {"name": "phi", "namespace": "ml", "resourceVersion": "9"}, "spec": {"source": {"url": "x"}}}
-    controller.models.apply(WatchEvent(type="ADDED", kind=Model, raw=newer))
-    await controller.reconcile_service(CHAT)
-    controller.models.apply(WatchEvent(type="DELETED", kind=Model, raw=newer))
+    informers.models.cache.apply(WatchEvent(type="ADDED", kind=Model, raw=newer))
+    await reconciler.reconcile(CHAT)
+    informers.models.cache.apply(WatchEvent(type="DELETED", kind=Model, raw=newer))
     with pytest.raises(AttributeError, match="apply"):  # now it is missing, and that would be written
-        await controller.reconcile_service(CHAT)
+        await reconciler.reconcile(CHAT)

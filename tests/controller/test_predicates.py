@@ -1,9 +1,11 @@
+"""What a reconcile reads counts as a change, and nothing else does."""
+
 import pytest
 
-from llmkube.controller.predicates import Change, News
+from llmkube.controller.informer import Informer
+from llmkube.controller.predicates import Change, change_of
 from llmkube.k8s.client import Listing
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 
@@ -11,12 +13,13 @@ CHAT = Key("ml", "chat")
 
 
 class Told:
-    """A cache that is told of one service, version after version, and what its news are."""
+    """An informer that is told of one service, version after version, and how much has changed each time."""
 
     def __init__(self):
-        self.cache = Cache()
+        self.informer = Informer(InferenceService)
+        self.cache = self.informer.cache
         self.cache.replace(Listing(InferenceService, (), "1"))
-        self.news = News(self.cache)
+        self.changes = []
         self.version = 1
         self.raw = {
             "apiVersion": "inference.llmkube.dev/v1alpha1",
@@ -30,7 +33,8 @@ class Told:
         metadata = {**self.raw["metadata"], **metadata, "resourceVersion": str(self.version)}
         self.raw = {**self.raw, "metadata": metadata, "spec": spec or self.raw["spec"], "status": status or {}}
         self.cache.apply(WatchEvent(InferenceService, kind, self.raw))
-        return self.news.take(CHAT)
+        self.informer._deliver(lambda event: self.changes.append(change_of(event)), CHAT)
+        return self.changes[-1]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +50,8 @@ class Told:
         ({"uid": "b"}, Change.SPEC),
     ],
 )
-def test_only_what_a_reconcile_reads_is_news(change, expected):
-    """The first sight is news, the same again is none, and so are labels and annotations."""
+def test_only_what_a_reconcile_reads_counts(change, expected):
+    """The first sight is a change, the same again is none, and neither are labels and annotations."""
     told = Told()
     assert told.tell("ADDED") is Change.SPEC
     assert told.tell() is Change.NONE
@@ -55,7 +59,7 @@ def test_only_what_a_reconcile_reads_is_news(change, expected):
     assert told.tell(**change) is Change.NONE
 
 
-def test_what_has_gone_is_news_and_so_is_its_return():
+def test_what_has_gone_is_a_change_and_so_is_its_return():
     """A deletion is told once; an object of the same name after it is another one."""
     told = Told()
     told.tell("ADDED")
@@ -63,8 +67,8 @@ def test_what_has_gone_is_news_and_so_is_its_return():
     assert told.tell("ADDED") is Change.SPEC
 
 
-def test_after_what_cannot_be_read_everything_is_news():
-    """A state that cannot be read is news; and the next one, although the cache shows nothing new."""
+def test_after_what_cannot_be_read_everything_counts():
+    """A state that cannot be read is a change; and so is the next one, although the cache shows nothing new."""
     told = Told()
     told.tell("ADDED")
     for _ in range(2):

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.controller.metrics import ReconcileMetrics
-from llmkube.controller.reconciler import RECONCILE_SECONDS, Reconciler, leaves, new_queue
+from llmkube.controller.queues import new_queue
+from llmkube.controller.reconciler import RECONCILE_SECONDS, Reconciler, leaves
 from llmkube.k8s.resource import Key
 
 CHAT, EMBED = Key("ml", "chat"), Key("ml", "embed")

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from llmkube.controller import operator
+from llmkube.controller.reconcile import stale_endpoints
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
 from llmkube.supervisor.cluster import claimant, claims, drift_repair, host_lease
@@ -117,7 +117,7 @@ MUTANTS = {
         test_claims.test_two_replicas_run_on_two_hosts,
     ),
     "a dead host's endpoints stay": (
-        operator,
+        stale_endpoints,
         "is_in_service",
         always(False),
         test_claims.test_nobody_serves_from_a_dead_host,

@@ -1,16 +1,10 @@
-"""What does a change change? Much of what a watch tells is an edited label or annotation: no reconcile reads those."""
+"""How much of an object has changed? Many changes are of labels and annotations, which no reconcile reads. Pure."""
 
 import enum
-from typing import Generic, TypeVar
 
-import attrs
-
+from llmkube.controller.indexer import Event
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.reflector import Cache
-from llmkube.k8s.resource import Key
-
-T = TypeVar("T", Model, InferenceService)
 
 
 class Change(enum.IntEnum):
@@ -21,31 +15,23 @@ class Change(enum.IntEnum):
     SPEC = 2  # it has come, has gone, has another spec, or is another object of the same name
 
 
-@attrs.define(eq=False)
-class News(Generic[T]):
-    """The objects of a kind as they were when they were last asked about."""
+def change_of(event: Event[Model] | Event[InferenceService]) -> Change:
+    """Say how much has changed.
 
-    cache: Cache[T]
-    _known: dict[Key, T] = attrs.field(factory=dict, init=False)
-
-    def take(self, key: Key) -> Change:
-        """Say what has become of an object since the last call.
-
-        Of an object that cannot be read the cache has an older state: that is news, and so is whatever comes next.
-        """
-        before, now = self._known.pop(key, None), self.cache.get(key)
-        if self.cache.misfit(key) is not None:
-            return Change.STATE
-        if now is not None:
-            self._known[key] = now
-        if before is None or now is None or _identity(before) != _identity(now):
-            return Change.SPEC
-        return Change.NONE if _state(before) == _state(now) else Change.STATE
+    Of an object that cannot be read the cache has an older state, and no reconcile touches it: that matters, and so
+    does whatever comes next.
+    """
+    before, now = event.before, event.now
+    if not event.is_readable:
+        return Change.STATE
+    if not event.was_readable or before is None or now is None or _identity(before) != _identity(now):
+        return Change.SPEC
+    return Change.NONE if _state(before) == _state(now) else Change.STATE
 
 
-def _identity(obj: T) -> tuple[str, int]:
+def _identity(obj: Model | InferenceService) -> tuple[str, int]:
     return obj.metadata.uid, obj.metadata.generation
 
 
-def _state(obj: T) -> tuple[object, ...]:
+def _state(obj: Model | InferenceService) -> tuple[object, ...]:
     return obj.status, obj.metadata.deletion_timestamp, obj.metadata.finalizers

@@ -1,6 +1,5 @@
 """Work on one key at a time, again until it succeeds: a failure costs its own key a pause, and nobody else anything."""
 
-import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
@@ -8,7 +7,6 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, WorldError
 from llmkube.controller.metrics import ReconcileMetrics, Result
 from llmkube.k8s.errors import ConflictError, NotFoundError
@@ -16,9 +14,6 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workqueue import WorkQueue
 
 log = structlog.get_logger()
-
-RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
-"""Pauses after failures in a row; the cap is also how late a status may be once the API server is back."""
 
 RECONCILE_SECONDS: Final = 30.0
 """A reconcile that takes longer is given up and retried: a server that says nothing must not hold a worker."""
@@ -90,11 +85,6 @@ class Reconciler:
         else:
             log.error("bug in reconcile", exc_info=failure, **facts)
         return "error"
-
-
-def new_queue(rng: random.Random) -> WorkQueue[Key]:
-    """Return an empty queue whose failed keys come back after `RETRY`."""
-    return WorkQueue(rng, RETRY)
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -1,7 +1,7 @@
 """What the controller keeps of a service in pods from one reconcile to the next: one record, dropped with the service.
 
-Nothing in it is a fact of its own but `deferred_since`: the rest is computed from objects of the caches, and computed
-again as soon as one of those is another. Pure.
+Only `deferred_since` is a fact of its own. The rest is computed from objects of the caches, and computed again as soon
+as one of those is another. Pure.
 """
 
 from collections.abc import Callable
@@ -9,33 +9,39 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from llmkube.controller.render.manifests import Manifests
 from llmkube.controller.render.storage import Storage
-from llmkube.controller.status.pod_service_status import Scene
+from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
 
 V = TypeVar("V")
 
-WorkloadPlan = tuple[Scene, tuple[Storage, Storage] | None]
-"""What follows from the specs and the Models alone: a scene without pods, and the storage, if the weights are there."""
+
+@attrs.frozen(eq=False)
+class Weights:
+    """Where the pods of a service find the weights of its Model and of its draft."""
+
+    model: Storage
+    draft: Storage
 
 
 @attrs.frozen(eq=False)
-class Manifests:
-    """The objects that a service shall have; None where it shall have none."""
+class WorkloadPlan:
+    """What follows from the specs and the Models alone.
 
-    deployment: dict[str, Any]
-    front: dict[str, Any]
-    scaler: dict[str, Any] | None
-    budget: dict[str, Any] | None
-    monitor: dict[str, Any] | None
-    objective: dict[str, Any] | None
-    route: dict[str, Any] | None
+    Attributes:
+        facts: What the status will say of that, without anything that runs.
+        weights: Where the weights are; None while pods cannot be made, and `facts` says why.
+    """
+
+    facts: ServiceFacts
+    weights: Weights | None = None
 
 
 @attrs.define(eq=False)
 class Computed(Generic[V]):
-    """One value, kept for as long as what it was made from is the same; callers get the same one, and change it not."""
+    """One value, kept for as long as what it was made from is the same; callers share it and must not change it."""
 
     _kept: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
 
@@ -51,15 +57,15 @@ class ServiceRecord:
     """What is kept of one service.
 
     Attributes:
-        plan: Its container, from the specs and the header of the weights.
-        workload: Its container and storage, from the service's spec and the Models.
-        manifests: Its objects, from its workload and the number of pods.
+        container: From the specs and the header of the weights; or why there can be none.
+        workload: From the service's spec, the container and the Models.
+        manifests: From the workload and the number of pods.
         deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
             None when nothing waits. A controller that is started again begins that wait again.
         deferred_for: What that replacement waits for, as a sentence.
     """
 
-    plan: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
+    container: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
     workload: Computed[WorkloadPlan] = attrs.field(factory=Computed, init=False)
     manifests: Computed[Manifests] = attrs.field(factory=Computed, init=False)
     deferred_since: float | None = attrs.field(default=None, init=False)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.runtimes.container.images import Images
@@ -81,6 +82,10 @@ class ControllerSettings:
     identity: str = ""
     workers: int = 4
     workloads: WorkloadSettings | None = None
+
+    def is_for_hosts(self, model: Model) -> bool:
+        """Whether hosts serve a Model, and not pods."""
+        return model.spec.hardware.accelerator in self.host_accelerators
 
     @property
     def leader_lease(self) -> Key:

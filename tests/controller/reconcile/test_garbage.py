@@ -15,7 +15,7 @@ import trio
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.stories import STORIES
-from llmkube.controller.reconcile.model_files import Fetching
+from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.reconciler import Reconciler
 from llmkube.controller.render.storage import cache_claim
 from llmkube.controller.settings import ControllerSettings
@@ -207,10 +207,10 @@ class Defect:
 
 
 DEFECTS = (
-    Defect("crash before a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
-    Defect("crash after a write", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("crash before a write", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("crash after a write", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
     Defect("write refused", "labels come and go", Reconciler, "_failed", _give_up, begin=17),
-    Defect("answer to a write lost", "labels come and go", Fetching, "_ensure_cache", _insist_on_a_new_claim),
+    Defect("answer to a write lost", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
     Defect("watch breaks before an event", "labels come and go", _Collection, "open_watch", _watch_from_now),
     Defect("watch is forgotten before an event", "all is taken away", Cache, "replace", _keep_what_is_gone, begin=68),
 )

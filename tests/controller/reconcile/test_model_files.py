@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED
-from llmkube.controller.reconcile.model_files import FINALIZER
+from llmkube.controller.reconcile.pod_models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService

@@ -8,7 +8,7 @@ from controller.podcluster import KUBE, open_pods
 from controller.podobjects import FETCHED, SETTINGS
 from k8s.api_calls import undeclared
 from llmkube.controller.reconcile.pruning import PATIENCE_SECONDS
-from llmkube.controller.render.chores import PRUNE_JOB
+from llmkube.controller.render.jobs import PRUNE_JOB
 from llmkube.controller.render.storage import cache_key
 from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.client import Client

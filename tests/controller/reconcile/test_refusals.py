@@ -5,7 +5,7 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from llmkube.controller.writes.owned_objects import TAKEN_LOOK_SECONDS
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -31,7 +31,7 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
         assert (accepted.status, accepted.reason, accepted.message) == ("False", "Invalid", f"{resource} {WRONG}")
         assert not hands.cluster.reconciles("inferenceservice", "error")
         faults.refusals.clear()
-        await trio.sleep(TAKEN_LOOK_SECONDS)
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
         assert await hands.where() == "Creating/Creating"
 
 
@@ -56,7 +56,7 @@ async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_cloc
         assert degraded.message == QUOTA
         assert not hands.cluster.reconciles("inferenceservice", "error")
         faults.refusals.clear()
-        await trio.sleep(TAKEN_LOOK_SECONDS)
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
         assert await hands.where() == ("Pending/Pending" if resource == "jobs" else "Creating/Creating")
 
 
@@ -125,7 +125,7 @@ async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
         assert await hands.model_where() == "Failed/NameTaken"
         assert (await hands.json(Job, name))["spec"] == {"backoffLimit": 0}
         await hands.client.delete(Job, Key("ml", name))
-        await trio.sleep(TAKEN_LOOK_SECONDS)
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
         assert await hands.model_where() == "Pending/Pending"
         assert not await hands.exists(Deployment)
         assert not await hands.exists(Service)

@@ -5,7 +5,7 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from llmkube.controller.writes.owned_objects import Children
+from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -82,7 +82,7 @@ async def test_without_a_look_at_the_owner_controller_and_collector_take_turns(a
     async def believe(*_):
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Children, "_confirm_owner", believe)
+    monkeypatch.setattr(OwnedObjects, "_confirm_owner", believe)
     async with open_pods() as hands:
         await make_service(hands)
         assert await replaced_unheard(hands, InferenceService, Deployment) > 20

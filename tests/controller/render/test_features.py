@@ -15,14 +15,16 @@ import pytest
 import yaml
 
 from controller.podobjects import SETTINGS, cluster_model, pod_service
-from llmkube.controller.cluster_state import Cluster
-from llmkube.controller.reconcile.serving import Serving
+from llmkube.controller.informers import Informers, PodInformers
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.workload_plans import plan_workload, user_of
 from llmkube.controller.render.labels import DIGEST
+from llmkube.controller.render.manifests import render_manifests
 from llmkube.controller.render.storage import cache_key, fetch_job, published_name
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_model_status import choose_supply
+from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.reflector import Cache
 from llmkube.runtimes.registry import BUILT_IN
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import parse_source
@@ -149,20 +151,30 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     service = pod_service(**spec)
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-"))
     unused: Any = None
-    cluster = Cluster(
-        unused, settings, settings.workloads, unused, Cache(), Cache(), unused, unused, unused, unused, unused
+    context = PodContext(
+        unused, settings, settings.workloads, unused, Informers(), PodInformers(), unused, unused, unused, unused
     )
-    serving = Serving(cluster, unused)
-    scene, storage = serving._stage(service, model)
-    if scene.plan is None or storage is None:
-        return {"refused": scene.refusal or scene.model.message}
-    wanted = serving._wanted(service, scene.plan, storage)
+    workload = plan_workload(context, service, model)
+    facts = workload.facts
+    if facts.plan is None or workload.weights is None:
+        return {"refused": facts.refusal or facts.model.message}
+    replicas = desired_replicas(service, None)
+    wanted = render_manifests(
+        service,
+        facts.plan,
+        settings.workloads,
+        weights=workload.weights.model,
+        draft=workload.weights.draft,
+        replicas=replicas,
+        starting=replicas > 0,
+        restarted="",
+    )
     made = [one for one in attrs.astuple(wanted, recurse=False) if one]
-    if choose_supply(model, [cluster.user(service, model)], settings.workloads).by == "job":
+    if choose_supply(model, [user_of(context, service, model)], settings.workloads).by == "job":
         made.append(fetch_job(model, settings.workloads))
     for one in made:
         del one["metadata"]["annotations"][DIGEST]  # it repeats what the rest says
-    without = {"notHonoured": list(scene.plan.not_honoured)} if scene.plan.not_honoured else {}
+    without = {"notHonoured": list(facts.plan.not_honoured)} if facts.plan.not_honoured else {}
     return {**{one["kind"]: one for one in made}, **without}
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
-from llmkube.controller.cluster_state import RENDERED
-from llmkube.controller.render.chores import inspect_job, prune_job
+from llmkube.controller.reconcile.workload_plans import RENDERED
+from llmkube.controller.render.jobs import inspect_job, prune_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.monitoring import pod_monitor
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
@@ -26,7 +26,7 @@ from llmkube.controller.render.storage import (
     serving_storage,
     source_of,
 )
-from llmkube.controller.render.workload import deployment, front
+from llmkube.controller.render.workload import deployment, kubernetes_service
 from llmkube.controller.status.pod_model_status import User, choose_supply, without_effect
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
@@ -131,9 +131,9 @@ MANIFESTS = {
     "deployment-own-claim": lambda: in_pods(pod_service(modelCache={"claimName": "mine"}), plan(), settings=TUNED),
     "deployment-draft-elsewhere": lambda: with_draft("pvc://w/a/b.gguf", "pvc://d/c/small.gguf"),
     "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, replicas=1),
-    "service": lambda: front(pod_service(), plan(port=8000)),
-    "service-node-port": lambda: front(pod_service(**EVERYTHING), plan()),
-    "service-odd-name": lambda: front(pod_service("9.chat"), plan()),
+    "service": lambda: kubernetes_service(pod_service(), plan(port=8000)),
+    "service-node-port": lambda: kubernetes_service(pod_service(**EVERYTHING), plan()),
+    "service-odd-name": lambda: kubernetes_service(pod_service("9.chat"), plan()),
     "autoscaler": lambda: autoscaler(pod_service(autoscaling={"maxReplicas": 4}), plan()),
     "autoscaler-metrics": lambda: autoscaler(
         pod_service(
@@ -220,7 +220,7 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     assert container["image"]
     assert container["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
-    assert front(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
+    assert kubernetes_service(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
     supply = choose_supply(the_model, [User(brings_weights=not the_plan.needs_model_init)], SETTINGS)
     assert not without_effect(the_model, supply, the_plan.not_honoured)
 
@@ -291,7 +291,7 @@ def test_a_claims_path_stays_on_the_claim(source):
 
 def test_the_digest_is_of_all_that_the_manifest_says():
     """Another label makes another digest; the digest itself is no part of it."""
-    one, other = front(pod_service(), plan()), front(pod_service(modelRef="other"), plan())
+    one, other = kubernetes_service(pod_service(), plan()), kubernetes_service(pod_service(modelRef="other"), plan())
     assert one["metadata"]["annotations"][DIGEST] != other["metadata"]["annotations"][DIGEST]
 
 

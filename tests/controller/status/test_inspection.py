@@ -9,7 +9,7 @@ from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS, cluster_model, fetch_pod, job_of, unscheduled
-from llmkube.controller.render.chores import inspect_job
+from llmkube.controller.render.jobs import inspect_job
 from llmkube.controller.render.storage import cache_key, job_name
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import Seen

@@ -6,14 +6,14 @@ import pytest
 from controller.objects import NOW
 from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_service_status import Scene, derive_pod_status, desired_replicas, judge_pods
+from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, desired_replicas, judge_pods
 from llmkube.k8s.wire.conditions import Verdict
 
 FETCHED = Verdict("Ready", "ModelReady", "4 GiB")
 FETCHING = Verdict("Downloading", "DownloadStarted", "12 %")
 LOST = Verdict("Failed", "SourceNotFound", "no such file")
-SERVING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1, ready=1))
-STARTING = Scene(model=FETCHED, plan=plan(), deployment=deployment_of(1))
+SERVING = ServiceFacts(model=FETCHED, plan=plan(), deployment=deployment_of(1, ready=1))
+STARTING = ServiceFacts(model=FETCHED, plan=plan(), deployment=deployment_of(1))
 STUCK = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}]
 MOVING = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}]
 REFUSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota"}]
@@ -27,7 +27,7 @@ def scene(base=STARTING, **facts):
     ("spec", "given", "where"),
     [
         ({"suspend": True}, SERVING, "Suspended/Suspended"),
-        ({}, Scene(), "Pending/ModelNotFound"),
+        ({}, ServiceFacts(), "Pending/ModelNotFound"),
         ({}, scene(SERVING, model=None, plan=None), "Progressing/ModelNotFound"),
         ({}, scene(refusal="spec.runtime: no"), "Failed/Invalid"),
         ({}, scene(SERVING, refusal="spec.runtime: no"), "Ready/InferenceReady"),
@@ -39,8 +39,8 @@ def scene(base=STARTING, **facts):
         ({}, scene(SERVING, deployment=deployment_of(1, ready=1, updated=0)), "Progressing/Creating"),
         ({}, scene(SERVING, model=FETCHING), "Progressing/DownloadStarted"),
         ({}, scene(SERVING, model=LOST), "Progressing/SourceNotFound"),
-        ({}, Scene(model=FETCHING, plan=plan()), "Pending/DownloadStarted"),
-        ({}, Scene(model=LOST, plan=plan()), "Failed/SourceNotFound"),
+        ({}, ServiceFacts(model=FETCHING, plan=plan()), "Pending/DownloadStarted"),
+        ({}, ServiceFacts(model=LOST, plan=plan()), "Failed/SourceNotFound"),
         ({}, scene(plan=gpu_plan(), pods=(unscheduled(),)), "WaitingForGPU/WaitingForGPU"),
         ({}, scene(pods=(unscheduled(),)), "Creating/Unschedulable"),
         ({}, scene(pods=(waiting("CrashLoopBackOff"),)), "Failed/CrashLoopBackOff"),
@@ -83,7 +83,7 @@ def test_available_holds_exactly_while_something_answers(spec, model, ready):
     assert available["status"] == ("True" if wanted else "False")
 
 
-@pytest.mark.parametrize("given", [SERVING, STARTING, Scene(), scene(refusal="no")])
+@pytest.mark.parametrize("given", [SERVING, STARTING, ServiceFacts(), scene(refusal="no")])
 def test_every_condition_is_always_there(given):
     """The same six conditions, once each, about the generation that was looked at."""
     conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
@@ -99,7 +99,7 @@ def test_every_condition_is_always_there(given):
         (scene(plan=plan(not_honoured=("spec.x",))), ("False", "FieldsIgnored")),
         (scene(unmet=("spec.slo (no Pyrra)",)), ("False", "FieldsIgnored")),
         (scene(plan=None, refusal="spec.runtime: no"), ("False", "NotPlanned")),
-        (Scene(), ("False", "NotPlanned")),
+        (ServiceFacts(), ("False", "NotPlanned")),
     ],
 )
 def test_fields_are_called_honoured_only_where_there_is_a_plan(given, said):

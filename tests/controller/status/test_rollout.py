@@ -8,7 +8,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, deployment_of, plan, pod, pod_service
 from llmkube.controller.reconcile import idleness
-from llmkube.controller.reconcile.serving import IDLE_LOOK_SECONDS
+from llmkube.controller.reconcile.rollouts import IDLE_LOOK_SECONDS
 from llmkube.controller.render.labels import RESTARTED, TEMPLATE
 from llmkube.controller.render.workload import deployment
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, is_idle

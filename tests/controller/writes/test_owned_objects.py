@@ -5,9 +5,10 @@ import pytest
 from controller.cluster import open_cluster
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
+from llmkube.controller.informer import Informer
 from llmkube.controller.render.storage import fetch_job
-from llmkube.controller.render.workload import deployment, front
-from llmkube.controller.writes.owned_objects import Children, fits
+from llmkube.controller.render.workload import deployment, kubernetes_service
+from llmkube.controller.writes.owned_objects import OwnedObjects, fits
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -66,22 +67,22 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
     """What was made is known from the server's answer, before any watch has told of it; nobody looks for it first."""
     async with open_cluster() as cluster:
         client = Recording(cluster.client)
-        children = Children(client, InferenceService, Service)
-        manifest = front(await owner(cluster), plan())
-        first = await children.ensure(manifest)
-        assert await children.ensure(manifest) == first
+        owned = OwnedObjects(client, InferenceService, Informer(Service))
+        manifest = kubernetes_service(await owner(cluster), plan())
+        first = await owned.ensure(manifest)
+        assert await owned.ensure(manifest) == first
         assert client.calls == ["apply"]
 
 
 async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
     """What a write has left is our own; an edit, or an object that we have not made, is not."""
     async with open_cluster() as cluster:
-        children = Children(cluster.client, InferenceService, Service)
-        first = await children.ensure(front(await owner(cluster), plan()))
-        assert children.is_own(first)
+        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        first = await owned.ensure(kubernetes_service(await owner(cluster), plan()))
+        assert owned.is_own(first)
         labelled = await cluster.client.patch(Service, first.key, {"metadata": {"labels": {"edited": "yes"}}})
-        assert not children.is_own(labelled)
-        assert not Children(cluster.client, InferenceService, Service).is_own(first)
+        assert not owned.is_own(labelled)
+        assert not OwnedObjects(cluster.client, InferenceService, Informer(Service)).is_own(first)
 
 
 SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
@@ -90,7 +91,7 @@ SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
 def render(kind, service):
     """What the controller wants to have of this kind."""
     return {
-        Service: lambda: front(service, plan()),
+        Service: lambda: kubernetes_service(service, plan()),
         Deployment: lambda: deployment(service, plan(), SETTINGS, replicas=1),
         Job: lambda: fetch_job(cluster_model(), SETTINGS),
     }[kind]()
@@ -117,7 +118,7 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
         key = Key.of(wanted)
         before = await client.create(stranger(kind, key, spec), field_manager="somebody")
         with pytest.raises(NameTakenError, match="somebody else"):
-            await Children(client, InferenceService, kind).ensure(wanted)
+            await OwnedObjects(client, InferenceService, Informer(kind)).ensure(wanted)
         assert await client.get(kind, key) == before
         merged = await client.apply(kind, wanted, field_manager="who does not look", force=False)
         assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
@@ -126,10 +127,10 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
 async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
     """A stranger's object that stood in the way, and goes before we ask for it, is a conflict: that is tried again."""
     async with open_cluster() as cluster:
-        manifest = front(await owner(cluster), plan())
+        manifest = kubernetes_service(await owner(cluster), plan())
         await cluster.client.create(stranger(Service, Key.of(manifest), {"ports": [{"port": 9}]}))
         client = Recording(cluster.client)
-        children = Children(client, InferenceService, Service)
+        owned = OwnedObjects(client, InferenceService, Informer(Service))
 
         async def vanish(kind, key):
             await cluster.client.delete(kind, key)
@@ -137,19 +138,19 @@ async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
 
         client.get = vanish
         with pytest.raises(ConflictError):
-            await children.ensure(manifest)
-        assert (await children.ensure(manifest)).metadata.owner_references
+            await owned.ensure(manifest)
+        assert (await owned.ensure(manifest)).metadata.owner_references
 
 
 async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
     """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
     async with open_cluster() as cluster:
-        manifest = front(await owner(cluster), plan())
-        await Children(cluster.client, InferenceService, Service).ensure(manifest)
+        manifest = kubernetes_service(await owner(cluster), plan())
+        await OwnedObjects(cluster.client, InferenceService, Informer(Service)).ensure(manifest)
         bare = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
         await cluster.client.patch(Service, Key("ml", "chat"), bare, field_manager="somebody")
         client = Recording(cluster.client)
-        again = await Children(client, InferenceService, Service).ensure(manifest)
+        again = await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest)
         assert again.metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
         assert client.calls == ["apply", "get", "apply"]
 
@@ -157,42 +158,42 @@ async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
 async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
     """An object of this owner that a cache has not heard of yet, and that is as wanted, is not written again."""
     async with open_cluster() as cluster:
-        manifest = front(await owner(cluster), plan())
-        made = await Children(cluster.client, InferenceService, Service).ensure(manifest)
+        manifest = kubernetes_service(await owner(cluster), plan())
+        made = await OwnedObjects(cluster.client, InferenceService, Informer(Service)).ensure(manifest)
         client = Recording(cluster.client)
-        assert await Children(client, InferenceService, Service).ensure(manifest) == made
+        assert await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest) == made
         assert client.calls == ["apply", "get"]
 
 
 async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
     """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
     async with open_cluster() as cluster:
-        children = Children(cluster.client, InferenceService, Service)
-        await children.ensure(front(await owner(cluster), plan()))
+        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        await owned.ensure(kubernetes_service(await owner(cluster), plan()))
         await cluster.client.patch(Service, Key("ml", "chat"), {"metadata": {"labels": {"seen": "no"}}})
         with pytest.raises(ConflictError):
-            await children.ensure(front(await owner(cluster, endpoint={"port": 9000}), plan()))
+            await owned.ensure(kubernetes_service(await owner(cluster, endpoint={"port": 9000}), plan()))
         assert (await cluster.client.get(Service, Key("ml", "chat"))).spec.ports[0].port == 8080
 
 
 async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock):
     """A removal that comes late, when somebody has changed the object, is a conflict, and it stays."""
     async with open_cluster() as cluster:
-        children, key = Children(cluster.client, InferenceService, Service), Key("ml", "chat")
+        owned, key = OwnedObjects(cluster.client, InferenceService, Informer(Service)), Key("ml", "chat")
         service = await owner(cluster)
-        await children.ensure(front(service, plan()))
+        await owned.ensure(kubernetes_service(service, plan()))
         await cluster.client.patch(Service, key, {"metadata": {"labels": {"seen": "no"}}})
         with pytest.raises(ConflictError):
-            await children.remove(key, service.metadata.uid)
+            await owned.remove(key, service.metadata.uid)
         assert await cluster.client.get(Service, key)
 
 
 async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
     """An object with another owner of the same name is neither changed nor deleted."""
     async with open_cluster() as cluster:
-        children = Children(cluster.client, InferenceService, Service)
-        await children.ensure(front(await owner(cluster), plan()))
+        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        await owned.ensure(kubernetes_service(await owner(cluster), plan()))
         with pytest.raises(NameTakenError, match="another InferenceService"):
-            await children.ensure(front(pod_service(uid="new"), plan()))
-        await children.remove(Key("ml", "chat"), "new")
+            await owned.ensure(kubernetes_service(pod_service(uid="new"), plan()))
+        await owned.remove(Key("ml", "chat"), "new")
         assert await cluster.client.get(Service, Key("ml", "chat"))

@@ -6,9 +6,10 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podkinds import install
-from llmkube.controller.cluster_state import MONITOR_LOOK_SECONDS, NEEDS
+from llmkube.controller.informers import NEEDS
+from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
 from llmkube.controller.writes import owned_objects
-from llmkube.controller.writes.owned_objects import TAKEN_LOOK_SECONDS
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
@@ -26,7 +27,7 @@ EVERYTHING = {
 async def bring_up_with_latecomer(hands, kind):
     """Bring a service up while a stranger races the controller for one object; return that, before and after."""
     await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
-    await trio.sleep(MONITOR_LOOK_SECONDS)
+    await trio.sleep(INSTALLED_LOOK_SECONDS)
     faults = hands.cluster.faults
     faults.latecomers.add(kind.RESOURCE.plural)
     await hands.create_model()
@@ -49,7 +50,7 @@ async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
         where = hands.model_where if kind is Job else hands.where
         assert await where() == "Failed/NameTaken"
         await hands.client.delete(kind, key)
-        await trio.sleep(TAKEN_LOOK_SECONDS + SETTLED)
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS + SETTLED)
         assert (await hands.json(kind, key.name))["metadata"]["ownerReferences"]
         assert await where() != "Failed/NameTaken"
 

@@ -10,7 +10,7 @@ from typing import Final, Never
 
 import trio
 
-from llmkube.controller.cluster_state import Cluster
+from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.idleness import pod_url, read_text
 from llmkube.controller.render.storage import PROGRESS_PORT
 from llmkube.controller.status.job_result import ended_at
@@ -25,17 +25,17 @@ AT_A_TIME: Final = 16
 """Pods that are asked at the same time; one that does not answer takes five seconds."""
 
 
-async def run_progress(cluster: Cluster) -> Never:
-    """Keep `cluster.percents` true, and wake the Model of every step."""
+async def run_progress(context: PodContext) -> Never:
+    """Keep `context.percents` true, and wake the Model of every step."""
     while True:
         await trio.sleep(ASK_EVERY_SECONDS)
-        asked = dict(_fetching(cluster))
-        for ended in cluster.percents.keys() - asked.keys():
-            del cluster.percents[ended]
+        asked = dict(_fetching(context))
+        for ended in context.percents.keys() - asked.keys():
+            del context.percents[ended]
         limiter = trio.CapacityLimiter(AT_A_TIME)
         async with trio.open_nursery() as nursery:
             for job, pod in asked.items():
-                nursery.start_soon(_ask, cluster, job, pod, limiter)
+                nursery.start_soon(_ask, context, job, pod, limiter)
 
 
 def read_percent(text: str) -> int | None:
@@ -54,23 +54,23 @@ def read_percent(text: str) -> int | None:
     return int(100 * share) // STEP_PERCENT * STEP_PERCENT
 
 
-def _fetching(cluster: Cluster) -> Iterable[tuple[Key, Pod]]:
+def _fetching(context: PodContext) -> Iterable[tuple[Key, Pod]]:
     """Return the Jobs of Models that run now, each with its pod."""
-    for job in cluster.jobs.cache.values():
+    for job in context.pods.jobs.values():
         if ended_at(job) or controller_key(job, Model.RESOURCE.kind) is None:
             continue
-        for pod in cluster.pods_of(job):
+        for pod in context.pods.pods_of_job(job):
             if pod.status.phase == "Running" and pod.status.pod_ip and not pod.metadata.deletion_timestamp:
                 yield job.key, pod
 
 
-async def _ask(cluster: Cluster, job: Key, pod: Pod, limiter: trio.CapacityLimiter) -> None:
+async def _ask(context: PodContext, job: Key, pod: Pod, limiter: trio.CapacityLimiter) -> None:
     async with limiter:
         percent = read_percent(await read_text(pod_url(pod, PROGRESS_PORT, "/progress")))
-    if percent is None or percent == cluster.percents.get(job):
+    if percent is None or percent == context.percents.get(job):
         return
-    cluster.percents[job] = percent
-    live = cluster.jobs.get(job)
+    context.percents[job] = percent
+    live = context.owned.jobs.get(job)
     owner = controller_key(live, Model.RESOURCE.kind) if live is not None else None
     if owner is not None:
-        cluster.model_queue.add_nowait(owner)
+        context.queues.models.add_nowait(owner)

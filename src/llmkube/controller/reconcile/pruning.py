@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from llmkube.base.errors import LLMKubeError
-from llmkube.controller.cluster_state import Cluster
-from llmkube.controller.render.chores import PRUNE_JOB, PRUNED, prune_job
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.render.jobs import PRUNE_JOB, PRUNED, prune_job
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.render.storage import CACHE_CLAIM, CACHE_FOLDER, cache_key
 from llmkube.controller.status.job_result import ended_at, is_complete
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 class Pruner:
     """Remember which folders Models have named, and since when none does."""
 
-    cluster: Cluster
+    context: PodContext
     _named: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _since: dict[tuple[str, str], float] = attrs.field(factory=dict, init=False)  # by namespace and key
     _heard: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end is known
@@ -59,7 +59,7 @@ class Pruner:
     def _take_note(self) -> None:
         """Note which folders are named now, and begin or end the wait of the others."""
         named: dict[str, set[str]] = {}
-        for model in self.cluster.models.values():
+        for model in self.context.informers.models.values():
             named.setdefault(model.key.namespace, set()).update(_keys(model))
             if model.status.path.startswith(f"{CACHE_FOLDER}/"):
                 self._named.setdefault(model.key.namespace, set()).add(model.status.cache_key)
@@ -73,12 +73,12 @@ class Pruner:
 
     async def _tend(self, namespace: str) -> None:
         await trio.lowlevel.checkpoint()
-        claim = self.cluster.claims.get(Key(namespace, CACHE_CLAIM))
+        claim = self.context.pods.volume_claims.get(Key(namespace, CACHE_CLAIM))
         if claim is None:  # all of it went with the volume
             for key in self._named.pop(namespace):
                 self._since.pop((namespace, key), None)
             return
-        job = self.cluster.jobs.get(Key(namespace, PRUNE_JOB))
+        job = self.context.owned.jobs.get(Key(namespace, PRUNE_JOB))
         if job is not None and is_complete(job) and self._heard.get(namespace) != job.metadata.uid:
             self._heard[namespace] = job.metadata.uid
             keys = job.metadata.annotations.get(PRUNED, "").split(",")
@@ -92,17 +92,17 @@ class Pruner:
         if not doomed or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
             return  # a Job that has failed stays for a day, and is made again then
         if job is not None:
-            await self.cluster.jobs.remove(job.key, claim.metadata.uid)
+            await self.context.owned.jobs.remove(job.key, claim.metadata.uid)
             return
-        self.cluster.pruning.add(namespace)  # from here on no fetch begins
+        self.context.pruning.add(namespace)  # from here on no fetch begins
         try:
             doomed -= await self._in_use(namespace, doomed)
             if doomed:
-                await self.cluster.jobs.ensure(prune_job(claim, sorted(doomed), self.cluster.workloads))
+                await self.context.owned.jobs.ensure(prune_job(claim, sorted(doomed), self.context.workloads))
             else:
                 self._postpone(namespace)
         finally:
-            self.cluster.pruning.discard(namespace)
+            self.context.pruning.discard(namespace)
 
     def _postpone(self, namespace: str) -> None:
         """Begin all waits of a namespace anew."""
@@ -112,18 +112,18 @@ class Pruner:
 
     def _deployed(self, namespace: str, keys: set[str]) -> set[str]:
         """Return those that a Deployment names: its pods may not have been replaced yet."""
-        live = [encode(one) for one in self.cluster.deployments.cache.values() if one.key.namespace == namespace]
+        live = [encode(one) for one in self.context.pods.deployments.values() if one.key.namespace == namespace]
         return _mentioned(keys, live) if keys else set()
 
     def _is_fetching(self, namespace: str) -> bool:
         return any(
             job.key.namespace == namespace and job.key.name != PRUNE_JOB and not ended_at(job)
-            for job in self.cluster.jobs.cache.values()
+            for job in self.context.pods.jobs.values()
         )
 
     async def _in_use(self, namespace: str, keys: set[str]) -> set[str]:
         """Return those that a Model or a pod names, asked of the server; all of them if it cannot be known."""
-        client = self.cluster.client
+        client = self.context.client
         models = (await client.list(Model, namespace=namespace)).items  # DecodeError: one that could name any of them
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]

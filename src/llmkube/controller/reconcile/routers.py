@@ -7,13 +7,12 @@ from typing import Any, Final
 import attrs
 import trio
 
+from llmkube.controller.informer import Informer
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.rbac import FOLLOW, Need
-from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import AVAILABLE, Statement, settle
-from llmkube.k8s.workqueue import WorkQueue
 
 ACCEPTED: Final = "Accepted"
 NOT_SUPPORTED: Final = "NotSupported"
@@ -22,22 +21,21 @@ NEEDS: Final = (Need(ModelRouter, FOLLOW),)
 _MESSAGE: Final = "this version of LLMKube stores routers and runs none: clients have to ask the services themselves"
 
 
-@attrs.define(eq=False)
-class Routers:
-    """All routers; whoever applies one is told."""
+@attrs.frozen(eq=False)
+class RouterReconciler:
+    """Look after all routers: the status says that none of them runs."""
 
+    routers: Informer[ModelRouter]
     writer: StatusWriter[ModelRouter]
-    queue: WorkQueue[Key]
     utcnow: Callable[[], datetime.datetime]
-    cache: Cache[ModelRouter] = attrs.field(factory=Cache, init=False)
 
     async def reconcile(self, key: Key) -> None:
         """Write a router's status."""
         await trio.lowlevel.checkpoint()
-        cached = self.cache.get(key)
+        cached = self.routers.get(key)
         if cached is None:
             self.writer.forget(key)
-        elif not self.cache.misfit(key):
+        elif not self.routers.is_unreadable(key):
             await self.writer.write(cached, derive_router_status(self.writer.newest(cached), now=self.utcnow()))
 
 

@@ -63,7 +63,7 @@ def deployment(
     return manifest
 
 
-def front(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
+def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
     """Return the Service of an InferenceService; it finds the container's port by its name, whatever the number."""
     endpoint = service.spec.endpoint
     port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}

@@ -59,7 +59,7 @@ INVALID: Final = "Invalid"
 
 
 @attrs.frozen(kw_only=True)
-class Scene:
+class ServiceFacts:
     """All that a service's status is derived from.
 
     Attributes:
@@ -112,33 +112,33 @@ def count_pods(service: InferenceService, deployment: Deployment | None) -> Repl
     return Replicas(desired, deployment.status.replicas, deployment.status.ready_replicas)
 
 
-def judge_pods(service: InferenceService, scene: Scene) -> Verdict:
+def judge_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
     """Decide a service's phase; the table above, from top to bottom."""
-    replicas = count_pods(service, scene.deployment)
+    replicas = count_pods(service, facts.deployment)
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
         still = f"; {ready} still ready" if ready else ""
         return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
     if not ready:
-        if scene.model is None:
+        if facts.model is None:
             return _missing(service)
-        if scene.refusal:
-            return Verdict("Failed", INVALID, scene.refusal)
-        if scene.obstacle:
-            return Verdict("Pending" if scene.passing else "Failed", NameTakenError.reason, scene.obstacle)
+        if facts.refusal:
+            return Verdict("Failed", INVALID, facts.refusal)
+        if facts.obstacle:
+            return Verdict("Pending" if facts.passing else "Failed", NameTakenError.reason, facts.obstacle)
     if not desired:
         if ready:
             return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
         return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
-    model = scene.model or _missing(service)
-    if ready >= desired and model.phase == "Ready" and _is_rolled_out(scene):
+    model = facts.model or _missing(service)
+    if ready >= desired and model.phase == "Ready" and _is_rolled_out(facts):
         return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
-    return _judge_start(scene, model, desired, ready)
+    return _judge_start(facts, model, desired, ready)
 
 
 def derive_pod_status(
     service: InferenceService,
-    scene: Scene,
+    facts: ServiceFacts,
     settings: ControllerSettings,
     *,
     position: int = 0,
@@ -148,30 +148,30 @@ def derive_pod_status(
 
     Args:
         service: The service as observed.
-        scene: What it is derived from.
+        facts: What it is derived from.
         settings: For the endpoint's address.
         position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
         now: The time of a condition that flips here.
     """
-    replicas = count_pods(service, scene.deployment)
-    verdict = judge_pods(service, scene)
+    replicas = count_pods(service, facts.deployment)
+    verdict = judge_pods(service, facts)
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
         verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
-    statements = _statements(service, scene, verdict, replicas)
+    statements = _statements(service, facts, verdict, replicas)
     return {
         "phase": verdict.phase,
         "replicas": replicas.running,
         "selector": ",".join(f"{name}={value}" for name, value in selector(service).items()),
         "readyReplicas": replicas.ready,
         "desiredReplicas": replicas.desired,
-        "endpoint": _endpoint(service, scene.plan, settings),
-        "modelReady": scene.model is not None and scene.model.phase == "Ready",
+        "endpoint": _endpoint(service, facts.plan, settings),
+        "modelReady": facts.model is not None and facts.model.phase == "Ready",
         "mode": resolve_mode(service.spec),
         "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
         **({"queuePosition": position} if queued else {}),
-        **_scheduling(scene, verdict),
-        **_gateway(service, scene),
+        **_scheduling(facts, verdict),
+        **_gateway(service, facts),
         "conditions": settle(statements, service.status.conditions, generation=service.metadata.generation, now=now),
     }
 
@@ -181,9 +181,9 @@ def wanted_gpus(plan: ContainerPlan) -> str:
     return f"{plan.resources.gpu_resource}: {plan.resources.gpu_count}"
 
 
-def _is_rolled_out(scene: Scene) -> bool:
+def _is_rolled_out(facts: ServiceFacts) -> bool:
     """Whether every pod is of the newest template: those of an old one say nothing about the newest spec."""
-    deployment = scene.deployment
+    deployment = facts.deployment
     if deployment is None:
         return False
     status = deployment.status
@@ -198,7 +198,7 @@ def _missing(service: InferenceService) -> Verdict:
     return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
 
 
-def _judge_start(scene: Scene, model: Verdict, desired: int, ready: int) -> Verdict:
+def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) -> Verdict:
     """Say why not everything is ready."""
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"
@@ -206,18 +206,18 @@ def _judge_start(scene: Scene, model: Verdict, desired: int, ready: int) -> Verd
     if model.phase != "Ready":
         phase = broken if model.phase == "Failed" else ("Progressing" if ready else "Pending")
         return Verdict(phase, model.reason, model.message)
-    no_gpu = scene.no_gpu
-    if no_gpu and scene.plan is not None:
-        return Verdict(WAITING_FOR_GPU, WAITING_FOR_GPU, f"waits for {wanted_gpus(scene.plan)}; scheduler: {no_gpu}")
-    trouble = trouble_of(scene.pods)
+    no_gpu = facts.no_gpu
+    if no_gpu and facts.plan is not None:
+        return Verdict(WAITING_FOR_GPU, WAITING_FOR_GPU, f"waits for {wanted_gpus(facts.plan)}; scheduler: {no_gpu}")
+    trouble = trouble_of(facts.pods)
     if trouble is not None and not trouble.passing:
         return Verdict(broken, trouble.reason, trouble.message)
-    refused = find_condition(scene.deployment.status.conditions, "ReplicaFailure") if scene.deployment else None
+    refused = find_condition(facts.deployment.status.conditions, "ReplicaFailure") if facts.deployment else None
     if refused is not None and refused.status == "True":
         return Verdict(broken, "ReplicaFailure", refused.message or refused.reason)
     if trouble is not None:
         return Verdict(going, trouble.reason, trouble.message)
-    stuck = _standstill(scene.deployment)
+    stuck = _standstill(facts.deployment)
     if stuck is not None:
         return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
     return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
@@ -231,14 +231,16 @@ def _standstill(deployment: Deployment | None) -> Condition | None:
     return found if found is not None and found.status == "False" else None
 
 
-def _statements(service: InferenceService, scene: Scene, verdict: Verdict, replicas: Replicas) -> list[Statement]:
+def _statements(
+    service: InferenceService, facts: ServiceFacts, verdict: Verdict, replicas: Replicas
+) -> list[Statement]:
     """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0
     unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
-    wrong = scene.refusal or ("" if scene.passing else scene.obstacle)
-    wrong_reason = INVALID if scene.refusal else NameTakenError.reason
-    ignored = (*scene.plan.not_honoured, *scene.unmet) if scene.plan else ()
+    wrong = facts.refusal or ("" if facts.passing else facts.obstacle)
+    wrong_reason = INVALID if facts.refusal else NameTakenError.reason
+    ignored = (*facts.plan.not_honoured, *facts.unmet) if facts.plan else ()
     suspended = service.spec.suspend
     suspended_reason = "Suspended" if suspended else "NotSuspended"
     return [
@@ -247,13 +249,13 @@ def _statements(service: InferenceService, scene: Scene, verdict: Verdict, repli
         Statement(DEGRADED, bool(wrong) or phase == "Failed", wrong_reason if wrong else reason, wrong or message),
         Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
         Statement(ACCEPTED, not wrong, wrong_reason if wrong else ACCEPTED, wrong or "the spec can be served"),
-        _honoured(scene, ignored),
-        *_rollout(service, scene),
+        _honoured(facts, ignored),
+        *_rollout(service, facts),
     ]
 
 
-def _honoured(scene: Scene, ignored: tuple[str, ...]) -> Statement:
-    if scene.plan is None:
+def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
+    if facts.plan is None:
         message = "which fields have an effect is known once the spec can be made into pods"
         return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
     if ignored:
@@ -262,16 +264,16 @@ def _honoured(scene: Scene, ignored: tuple[str, ...]) -> Statement:
     return Statement(SPEC_HONOURED, holds=True, reason="Honoured", message="every given field has its effect")
 
 
-def _rollout(service: InferenceService, scene: Scene) -> list[Statement]:
+def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
     if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
         return []
-    reason, message = ("PodsBusy", scene.deferred) if scene.deferred else ("NothingWaits", "pods are as they should be")
-    return [Statement(ROLLOUT_DEFERRED, bool(scene.deferred), reason, message)]
+    reason, message = ("PodsBusy", facts.deferred) if facts.deferred else ("NothingWaits", "pods are as they should be")
+    return [Statement(ROLLOUT_DEFERRED, bool(facts.deferred), reason, message)]
 
 
-def _scheduling(scene: Scene, verdict: Verdict) -> dict[str, Any]:
-    if verdict.phase == WAITING_FOR_GPU and scene.plan is not None:
-        status = {"schedulingStatus": "InsufficientGPU", "waitingFor": wanted_gpus(scene.plan)}
+def _scheduling(facts: ServiceFacts, verdict: Verdict) -> dict[str, Any]:
+    if verdict.phase == WAITING_FOR_GPU and facts.plan is not None:
+        status = {"schedulingStatus": "InsufficientGPU", "waitingFor": wanted_gpus(facts.plan)}
     elif verdict.reason == UNSCHEDULABLE:
         status = {"schedulingStatus": UNSCHEDULABLE}
     else:
@@ -279,11 +281,11 @@ def _scheduling(scene: Scene, verdict: Verdict) -> dict[str, Any]:
     return {**status, "schedulingMessage": verdict.message}
 
 
-def _gateway(service: InferenceService, scene: Scene) -> dict[str, Any]:
+def _gateway(service: InferenceService, facts: ServiceFacts) -> dict[str, Any]:
     gateway = service.spec.endpoint.gateway
     if gateway is None or not gateway.enabled:
         return {}
-    return {"gateway": {"modelName": gateway_name(service.spec), "routeReady": is_accepted(scene.route)}}
+    return {"gateway": {"modelName": gateway_name(service.spec), "routeReady": is_accepted(facts.route)}}
 
 
 def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: ControllerSettings) -> str:

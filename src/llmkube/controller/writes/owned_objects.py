@@ -25,6 +25,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
+from llmkube.controller.informer import Informer
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import (
@@ -36,7 +37,7 @@ from llmkube.k8s.errors import (
     NotFoundError,
     SchemaMismatchError,
 )
-from llmkube.k8s.reflector import Cache, is_older
+from llmkube.k8s.reflector import is_older
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.wire.owners import controller_key, is_controlled_by
@@ -52,7 +53,7 @@ REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchE
 A quota that is used up, and most admission webhooks, say Forbidden: whoever made the service has to be told.
 """
 
-TAKEN_LOOK_SECONDS: Final = 60.0
+NAME_TAKEN_RETRY_SECONDS: Final = 60.0
 """Between two tries to make an object whose name is taken: what others make is not watched."""
 
 NO_VERSION: Final = str(2**63 - 1)
@@ -80,35 +81,36 @@ class _Record(Generic[T]):
 
 
 @attrs.define(eq=False)
-class Children(Generic[T]):
+class OwnedObjects(Generic[T]):
     """All objects of one kind that the controller has made.
 
     Attributes:
         client: The API server.
         owner: The kind of what they are made for.
-        kind: Their kind.
-        cache: Those with our label.
+        informer: Those with our label.
         sharer: How the field managers of another program begin that writes such objects for the same owners, if any.
-        vanished: Set by whoever hears that the server does not serve the kind any more.
     """
 
     client: Client
     owner: type[Object]
-    kind: type[T]
-    cache: Cache[T] = attrs.field(factory=Cache)
+    informer: Informer[T]
     sharer: str = ""
-    vanished: trio.Event = attrs.field(factory=trio.Event, init=False)
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
+
+    @property
+    def kind(self) -> type[T]:
+        """Their kind."""
+        return self.informer.kind
 
     def get(self, key: Key) -> T | None:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
-        cached, last = self.cache.get(key), self._records.get(key)
+        cached, last = self.informer.get(key), self._records.get(key)
         if last is None or not last.is_answer:
             return cached
         version = last.live.metadata.resource_version
         if cached is not None:
             return last.live if is_older(cached.metadata.resource_version, version) else cached
-        position = self.cache.position
+        position = self.informer.cache.position
         return last.live if not position or is_older(position, version) else None
 
     async def ensure(self, manifest: Mapping[str, Any]) -> T:

@@ -6,8 +6,10 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.controller.cluster_state import JOB_LABEL, Cluster
-from llmkube.controller.render.chores import inspect_job
+from llmkube.controller.informers import JOB_LABEL
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.workload_plans import user_of
+from llmkube.controller.render.jobs import inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
 from llmkube.controller.status.inspection import is_known
@@ -23,7 +25,7 @@ from llmkube.controller.status.pod_model_status import (
     look_in_seconds,
     weights_path,
 )
-from llmkube.controller.writes.owned_objects import REFUSED, TAKEN_LOOK_SECONDS
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -31,7 +33,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
 from llmkube.k8s.rbac import Need
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import VolumeSource
@@ -53,20 +55,20 @@ NEEDS: Final = (
 )
 
 
-@attrs.define(eq=False)
-class Fetching:
+@attrs.frozen(eq=False)
+class PodModels:
     """Look after the Models that pods serve."""
 
-    cluster: Cluster
+    context: PodContext
     writer: StatusWriter[Model]
 
     async def reconcile(self, cached: Model) -> None:
         """Have a Model's weights brought, and say how far that is."""
-        users = self.cluster.users(cached.key)
+        users = self.context.informers.users(cached.key)
         if await self._keep_in_use(cached, used=bool(users)):
             return  # the answer wakes it again
         supply = choose_supply(
-            cached, [self.cluster.user(service, cached) for service in users], self.cluster.workloads
+            cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
         )
         newest = self.writer.newest(cached)
         seen = await self._look(newest, supply)
@@ -77,41 +79,41 @@ class Fetching:
                 seen = attrs.evolve(seen, obstacle=await self._tend_jobs(newest, supply, seen))
             except NameTakenError as error:
                 supply = Supply("nobody", error.reason, str(error))
-                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)
+                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
             except REFUSED as error:
                 supply = Supply("nobody", "Invalid", error.message)
-                self.cluster.model_queue.add_after(cached.key, TAKEN_LOOK_SECONDS)  # a quota may be raised
-            seen = attrs.evolve(seen, job=self.cluster.jobs.get(Key(cached.key.namespace, job_name(cached))))
+                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)  # a quota may be raised
+            seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):
             seen = attrs.evolve(seen, job=None, pods=())
         names = [service.key.name for service in users]
-        status = derive_supplied_status(newest, supply, seen, users=names, now=self.cluster.utcnow())
+        status = derive_supplied_status(newest, supply, seen, users=names, now=self.context.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
-            self.cluster.model_queue.add_after(cached.key, CLAIM_LOOK_SECONDS)
-        if await self.writer.write(cached, status) and status["phase"] != newest.status.phase:
-            self.cluster.announce("model phase", newest, status)
+            self.context.queues.models.add_after(cached.key, CLAIM_LOOK_SECONDS)
+        if await self.writer.write(cached, status):
+            self.context.phase_changes.tell(newest, status)
 
     async def release(self, model: Model) -> bool:
         """Let go of a Model that a host serves now: its Jobs and its finalizer; True when it was written."""
-        for key in self.cluster.jobs_by_model.holders(model.key):
-            await self.cluster.jobs.remove(key, model.metadata.uid)
+        for key in self.context.pods.jobs_by_model.keys(model.key):
+            await self.context.owned.jobs.remove(key, model.metadata.uid)
         return await self._keep_in_use(model, used=False)
 
     async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
         """Put the finalizer on or take it off as the Model has users; True when something was written."""
         if used and model.metadata.deletion_timestamp:
             return False
-        return await put_finalizer(self.cluster.client, model, held=used)
+        return await put_finalizer(self.context.client, model, held=used)
 
     async def _look(self, model: Model, supply: Supply) -> Seen:
         key = Key(model.key.namespace, job_name(model))
-        job = self.cluster.jobs.get(key)
-        seen = Seen(job, self.cluster.pods_of(job), percent=self.cluster.percents.get(key))
+        job = self.context.owned.jobs.get(key)
+        seen = Seen(job, self.context.pods.pods_of_job(job), percent=self.context.percents.get(key))
         if supply.by == "node":
             return seen
         if supply.by != "claim":
             cache = Key(model.key.namespace, CACHE_CLAIM)
-            claim = self.cluster.claims.get(cache)
+            claim = self.context.pods.volume_claims.get(cache)
             if claim is None and supply.by == "job" and (ended_at(seen.job) or model.status.cache_volume):
                 claim = await self._read_claim(cache)  # an admin may have made it, without our label
             return attrs.evolve(seen, claim=claim)
@@ -119,12 +121,12 @@ class Fetching:
         assert isinstance(source, VolumeSource), "choose_supply has looked"
         claim = await self._read_claim(Key(model.key.namespace, claimed(source).claim))
         if claim is None:
-            self.cluster.model_queue.add_after(model.key, CLAIM_LOOK_SECONDS)
+            self.context.queues.models.add_after(model.key, CLAIM_LOOK_SECONDS)
         return attrs.evolve(seen, claim=claim)
 
     async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
         try:
-            return await self.cluster.client.get(PersistentVolumeClaim, key)
+            return await self.context.client.get(PersistentVolumeClaim, key)
         except NotFoundError:
             return None
 
@@ -136,30 +138,30 @@ class Fetching:
         """
         key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
         reads = has_header_read(model, supply)
-        for one in self.cluster.jobs_by_model.holders(model.key):
+        for one in self.context.pods.jobs_by_model.keys(model.key):
             if one != key or lost or not (reads or supply.by == "job"):
-                await self.cluster.jobs.remove(one, model.metadata.uid)
+                await self.context.owned.jobs.remove(one, model.metadata.uid)
         if lost:
             return ""  # it is on its way out, and its end wakes the Model
         if reads:
             return await self._inspect(model, supply, seen)
         if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
             return ""
-        wanted = fetch_job(model, self.cluster.workloads)
+        wanted = fetch_job(model, self.context.workloads)
         if seen.job is not None and _is_outdated(seen, wanted):
-            await self.cluster.jobs.remove(key, model.metadata.uid)
+            await self.context.owned.jobs.remove(key, model.metadata.uid)
         elif seen.job is not None:
             await self._clear_mute(model, seen)
-        elif self.cluster.is_pruning(model.key.namespace):
-            self.cluster.model_queue.add_after(model.key, PRUNING_LOOK_SECONDS)
+        elif self.context.is_pruning(model.key.namespace):
+            self.context.queues.models.add_after(model.key, PRUNING_LOOK_SECONDS)
         else:
             await self._ensure_cache(model.key.namespace)
-            await self.cluster.jobs.ensure(wanted)
+            await self.context.owned.jobs.ensure(wanted)
         return ""
 
     async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
         """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
-        beside = self.cluster.running_users(model.key)
+        beside = self._labels_of_running_users(model.key)
         if is_known(model, seen):
             return ""
         if seen.job is not None:
@@ -167,44 +169,48 @@ class Fetching:
         elif beside:
             try:
                 path = weights_path(model, supply)
-                await self.cluster.jobs.ensure(inspect_job(model, path, beside, self.cluster.workloads))
+                await self.context.owned.jobs.ensure(inspect_job(model, path, beside, self.context.workloads))
             except NameTakenError as error:
                 return str(error)
             except REFUSED as error:
                 return error.message
         return ""
 
+    def _labels_of_running_users(self, model: Key) -> list[str]:
+        users = self.context.informers.users(model)
+        return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
+
     async def _clear_mute(self, model: Model, seen: Seen) -> None:
         """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
         if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
             return
         if await self._is_mute(seen.job):
-            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
+            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
 
     async def _is_to_look(self, model: Model, seen: Seen) -> bool:
         """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
-        wait_seconds = look_in_seconds(model, seen.job, self.cluster.workloads, self.cluster.utcnow())
+        wait_seconds = look_in_seconds(model, seen.job, self.context.workloads, self.context.utcnow())
         if wait_seconds is None:
             return False
         if wait_seconds > 0:
-            self.cluster.model_queue.add_after(model.key, wait_seconds)
+            self.context.queues.models.add_after(model.key, wait_seconds)
             return False
         if seen.job is not None and ended_at(seen.job):
-            await self.cluster.jobs.remove(seen.job.key, model.metadata.uid)
+            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
             return False  # its end wakes the Model again
         return seen.job is None
 
     async def _is_mute(self, job: Job) -> bool:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
         selector = f"{JOB_LABEL}={job.key.name}"
-        pods = await self.cluster.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
+        pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
         return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
 
     async def _ensure_cache(self, namespace: str) -> None:
-        manifest = cache_claim(namespace, self.cluster.workloads)
+        manifest = cache_claim(namespace, self.context.workloads)
         claim = decode(PersistentVolumeClaim, manifest)
         try:
-            await self.cluster.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
+            await self.context.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
         except AlreadyExistsError:
             return
 

@@ -1,0 +1,152 @@
+"""Which objects are reconciled after a change: informers call these, so they are short and wait for nothing.
+
+| what has changed | what is reconciled |
+|---|---|
+| a Model | it, and the services that refer to it |
+| an InferenceService | it, and the Models that it refers to or has referred to |
+| an EndpointSlice, a claim (Lease) of a host | it (the slice), and the service that it names |
+| the set of live hosts | everything |
+| a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
+| a Job, its pods | the Model that owns it |
+| a pod of a service | the service, and its Models whose header is read once such a pod runs |
+| a PersistentVolumeClaim for weights | the Models of its namespace |
+"""
+
+from typing import Any, Final
+
+import attrs
+import structlog
+
+from llmkube.controller.indexer import Event
+from llmkube.controller.informers import (
+    Informers,
+    PodInformers,
+    claimed_service,
+    models_of,
+    owning_model,
+    owning_service,
+)
+from llmkube.controller.predicates import Change, change_of
+from llmkube.controller.queues import Queues
+from llmkube.controller.status.inspection import is_inspected
+from llmkube.controller.writes.owned_objects import OwnedObjects
+from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+
+USERS_SETTLE_SECONDS: Final = 0.2
+"""How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
+
+log = structlog.get_logger()
+
+
+@attrs.frozen(eq=False)
+class EventHandlers:
+    """The handlers of what users write and hosts say."""
+
+    informers: Informers
+    queues: Queues
+    service_writer: StatusWriter[InferenceService]
+
+    def on_model(self, event: Event[Model]) -> None:
+        """Reconcile a Model after whatever change: users' claims are not watched, and an edit makes us look at them."""
+        self.queues.models.add_nowait(event.key)
+        if change_of(event):
+            for service in self.informers.services_by_model.keys(event.key):
+                self.queues.services.add_nowait(service)
+
+    def on_service(self, event: Event[InferenceService]) -> None:
+        """Reconcile a service, unless nothing has changed that a reconcile reads, or only by our own status."""
+        change = change_of(event)
+        if not change and not self.queues.services.is_failing(event.key):
+            return  # of what fails, any change may be what it waits for
+        if change is Change.SPEC:
+            for model in self.informers.services_by_model.values(event):
+                # Who uses a Model decides who brings its weights, and whether it may go.
+                self.queues.models.add_after(model, USERS_SETTLE_SECONDS)
+        if event.now is None or not self.service_writer.is_own(event.now):  # the status is what a reconcile writes last
+            self.queues.services.add_nowait(event.key)
+
+    def on_router(self, event: Event[ModelRouter]) -> None:
+        """Reconcile a router."""
+        self.queues.routers.add_nowait(event.key)
+
+    def on_slice(self, event: Event[EndpointSlice]) -> None:
+        """Reconcile a slice, and the service whose endpoints it lists."""
+        self.queues.slices.add_nowait(event.key)
+        for label in self.informers.slices_by_label.values(event):
+            for service in self.informers.services_by_label.keys(label):
+                self.queues.services.add_nowait(service)
+
+    def on_host_claim(self, event: Event[Lease]) -> None:
+        """Reconcile the service that a host claims, or has claimed."""
+        if event.now is not None and not claimed_service(event.now):
+            log.warning("claim names no service", lease=str(event.key))
+        for service in self.informers.host_claims_by_service.values(event):
+            self.queues.services.add_nowait(service)
+
+    def wake_all(self) -> None:
+        """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
+        for model in self.informers.models.values():
+            self.queues.models.add_nowait(model.key)
+        self.wake_services()
+        for piece in self.informers.slices.values():
+            self.queues.slices.add_nowait(piece.key)
+
+    def wake_services(self) -> None:
+        """Reconcile every service: a kind that they may use has been installed or uninstalled."""
+        for service in self.informers.services.values():
+            self.queues.services.add_nowait(service.key)
+
+
+@attrs.frozen(eq=False)
+class PodEventHandlers:
+    """The handlers of what runs in pods."""
+
+    informers: Informers
+    pods: PodInformers
+    queues: Queues
+
+    def on_owned(self, owned: OwnedObjects[Any], event: Event[Any]) -> None:
+        """Reconcile the service of an object, unless the change is our own write."""
+        if event.now is None or not owned.is_own(event.now):
+            self._wake_services_of(event)
+
+    def on_job(self, event: Event[Job]) -> None:
+        """Reconcile the Model of a Job."""
+        for model in self.pods.jobs_by_model.values(event):
+            self.queues.models.add_nowait(model)
+
+    def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
+        """Reconcile the Models of a namespace whose claim for weights has come, changed or gone."""
+        for model in self.informers.models.values():
+            if model.key.namespace == event.key.namespace:
+                self.queues.models.add_nowait(model.key)
+
+    def on_pod(self, event: Event[Pod]) -> None:
+        """Reconcile the service of a pod, or the Model whose Job has made it."""
+        for label in self.pods.pods_by_service.values(event):
+            for service in self.informers.services_by_label.keys(label):
+                self.queues.services.add_nowait(service)
+                self._wake_uninspected(service)
+        for job_key in self.pods.pods_by_job.values(event):
+            job = self.pods.jobs.get(job_key)
+            for model in owning_model(job) if job is not None else ():
+                self.queues.models.add_nowait(model)
+
+    def _wake_services_of(self, event: Event[Any]) -> None:
+        owners = {key for obj in (event.before, event.now) if obj is not None for key in owning_service(obj)}
+        for service in owners:
+            self.queues.services.add_nowait(service)
+
+    def _wake_uninspected(self, key: Key) -> None:
+        """Reconcile those Models of a service whose header is read once a pod of it runs."""
+        service = self.informers.services.get(key)
+        for model_key in models_of(service) if service is not None else ():
+            model = self.informers.models.get(model_key)
+            if model is not None and model.status.gguf is None and is_inspected(model):
+                self.queues.models.add_nowait(model.key)

@@ -1,0 +1,87 @@
+"""The objects of one kind as the API server has them, their indexes, and a handler that hears of each change.
+
+What client-go calls a shared informer with indexers. A handler gets the object before and after the change, so neither
+handlers nor indexes remember anything of their own.
+"""
+
+import random
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Generic, Never, TypeVar
+
+import attrs
+import trio
+
+from llmkube.controller.indexer import Event, Index
+from llmkube.k8s.client import Client
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key, Object
+
+T = TypeVar("T", bound=Object)
+V = TypeVar("V", bound=Hashable)
+
+
+@attrs.define(eq=False)
+class Informer(Generic[T]):
+    """All objects of one kind, or those that a selector chooses.
+
+    Attributes:
+        kind: Their kind.
+        label_selector: Which of them, as kubectl takes it.
+        cache: The objects; read it, and leave writing to `run`.
+        uninstalled: Set when the API server turns out not to serve the kind any more.
+    """
+
+    kind: type[T]
+    label_selector: str = ""
+    cache: Cache[T] = attrs.field(factory=Cache, init=False)
+    uninstalled: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _indexes: list[Index[T, Any]] = attrs.field(factory=list, init=False)
+    _delivered: dict[Key, tuple[T | None, bool]] = attrs.field(factory=dict, init=False)
+
+    def add_index(self, values_of: Callable[[T], Iterable[V]]) -> Index[T, V]:
+        """Return an index that is kept up to date from now on; add it before the first object comes."""
+        index = Index(values_of)
+        self._indexes.append(index)
+        return index
+
+    def get(self, key: Key) -> T | None:
+        """Return an object as last seen, or None when there is none as far as the cache knows."""
+        return self.cache.get(key)
+
+    def values(self) -> tuple[T, ...]:
+        """Return all objects, as a snapshot."""
+        return self.cache.values()
+
+    def is_unreadable(self, key: Key) -> bool:
+        """Whether there is an object whose newest state this version cannot read."""
+        return self.cache.misfit(key) is not None
+
+    async def run(
+        self, client: Client, handle: Callable[[Event[T]], None], *, namespace: str | None, rng: random.Random
+    ) -> Never:
+        """Keep the cache and the indexes true until cancelled, and call `handle` for each change; it must not block."""
+        deliver = partial(self._deliver, handle)
+        await run_reflector(
+            client, self.kind, self.cache, deliver, namespace=namespace, label_selector=self.label_selector, rng=rng
+        )
+
+    def clear(self) -> None:
+        """Forget every object: the API server does not serve the kind any more, or serves it anew."""
+        self.cache, self.uninstalled = Cache(), trio.Event()
+        for key, (before, was_readable) in self._delivered.items():
+            self._index(Event(key, before, None, was_readable))
+        self._delivered.clear()
+
+    def _deliver(self, handle: Callable[[Event[T]], None], key: Key) -> None:
+        before, was_readable = self._delivered.pop(key, (None, True))
+        now, is_readable = self.cache.get(key), not self.is_unreadable(key)
+        if now is not None or not is_readable:
+            self._delivered[key] = now, is_readable
+        event = Event(key, before, now, was_readable, is_readable)
+        self._index(event)
+        handle(event)
+
+    def _index(self, event: Event[T]) -> None:
+        for index in self._indexes:
+            index.update(event)

@@ -1,0 +1,217 @@
+"""A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.rollouts import deployment_of, due_manifests
+from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload
+from llmkube.controller.render.monitoring import objective_name, objective_obstacle
+from llmkube.controller.render.storage import fetches_itself
+from llmkube.controller.service_record import Weights, WorkloadPlan
+from llmkube.controller.status.gpu_queue import GpuQueue, Waiting
+from llmkube.controller.status.pod_service_status import (
+    WAITING_FOR_GPU,
+    ServiceFacts,
+    derive_pod_status,
+    desired_replicas,
+    judge_pods,
+    wanted_gpus,
+)
+from llmkube.controller.status.rollout import waits_for_idle
+from llmkube.controller.status.service_status import PRIORITY_WEIGHTS
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
+from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ApiError, NameTakenError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, service_name
+from llmkube.k8s.wire.owners import is_controlled_by
+from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container.container_plan import ContainerPlan
+
+
+@attrs.frozen(eq=False)
+class PodServices:
+    """Look after the services that run as pods; `gpu_queue` holds those that find no GPU."""
+
+    context: PodContext
+    writer: StatusWriter[InferenceService]
+    gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
+
+    async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
+        """Have a service's pods made, and say how they do."""
+        workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
+        facts = await self._make_pods(cached, workload)
+        facts = self._observe(cached, facts)
+        key, newest, now = cached.key, self.writer.newest(cached), self.context.utcnow()
+        self._queue_up(newest, facts)
+        position = self.gpu_queue.position(key)
+        status = derive_pod_status(newest, facts, self.context.settings, position=position, now=now)
+        if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
+            self.context.phase_changes.tell(newest, status)
+
+    async def retire(self, service: InferenceService) -> None:
+        """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
+        uid, key = service.metadata.uid, service.key
+        for owned, name in self._owned(key):
+            await owned.remove(Key(key.namespace, name), uid)
+        self.forget(key)
+
+    def is_empty(self, service: InferenceService) -> bool:
+        """Whether a service has no pods of ours: without a Model nothing else says where it belongs."""
+        return deployment_of(self.context, service) is None
+
+    def forget(self, key: Key) -> None:
+        """Drop the records of a service that is gone; others move up in the queue for GPUs."""
+        self._wake(self.gpu_queue.put(key, None))
+        self.context.records.pop(key, None)
+        for owned, name in self._owned(key):
+            owned.forget(Key(key.namespace, name))
+
+    async def _make_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
+        """Write the objects of a service, if there can be any; return the facts, with what stood in the way."""
+        facts = workload.facts
+        try:
+            if facts.plan is not None and workload.weights is not None:
+                await self._apply(service, facts.plan, workload.weights)
+            else:
+                await self._hold(service)
+        except NameTakenError as error:
+            facts = attrs.evolve(facts, obstacle=str(error), passing=error.passing)
+        except REFUSED as error:
+            facts = attrs.evolve(facts, refusal=error.message)
+        else:
+            return facts
+        # What took the name is not watched, and a node port or a quota may become free.
+        self.context.queues.services.add_after(service.key, NAME_TAKEN_RETRY_SECONDS)
+        return facts
+
+    def _observe(self, service: InferenceService, facts: ServiceFacts) -> ServiceFacts:
+        """Add what runs."""
+        route = self.context.owned.routes.get(service.key)
+        return attrs.evolve(
+            facts,
+            deployment=deployment_of(self.context, service),
+            pods=self.context.pods.pods_of_service(service.key),
+            unmet=self._unmet(service, facts.plan),
+            deferred=self.context.records[service.key].deferred_for,
+            route=route if route is not None and is_controlled_by(route, service.metadata.uid) else None,
+        )
+
+    async def _apply(self, service: InferenceService, plan: ContainerPlan, weights: Weights) -> None:
+        """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
+        owned, key, uid = self.context.owned, service.key, service.metadata.uid
+        wanted = await due_manifests(self.context, service, plan, weights)
+        if wanted.autoscaler is None:  # first, or it would bring back what is scaled down here
+            await owned.autoscalers.remove(key, uid)
+        if self.context.records[key].deferred_since is not None:
+            await self._scale(service)
+        else:
+            await owned.deployments.ensure(wanted.deployment)
+        await owned.kubernetes_services.ensure(wanted.kubernetes_service)
+        if wanted.autoscaler is not None:
+            await owned.autoscalers.ensure(wanted.autoscaler)
+        await self._ensure_or_remove(owned.budgets, wanted.budget, key, uid)
+        await self._apply_optional(owned.monitors, wanted.monitor, key, uid)
+        await self._apply_optional(owned.routes, wanted.route, key, uid)
+        named = Key(key.namespace, objective_name(service))
+        for old in self.context.pods.objectives_by_service.keys(key) - {named}:
+            await self._apply_optional(owned.objectives, None, old, uid)
+        await self._apply_optional(owned.objectives, wanted.objective, named, uid)
+
+    async def _hold(self, service: InferenceService) -> None:
+        """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
+        self.context.records[service.key].stop_waiting()  # what waited is not wanted any more
+        if service.spec.suspend or not service.spec.replicas:
+            await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
+        await self._scale(service)
+
+    async def _scale(self, service: InferenceService) -> None:
+        """Give a Deployment its number of pods, and leave all else of it as it is."""
+        live = deployment_of(self.context, service)
+        if live is None:
+            return
+        replicas = desired_replicas(service, live)
+        if live.spec.replicas != replicas:
+            version = {"resourceVersion": live.metadata.resource_version}
+            patch = {"metadata": version, "spec": {"replicas": replicas}}
+            await self.context.client.patch(Deployment, live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
+    async def _ensure_or_remove(
+        self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str
+    ) -> None:
+        if manifest is None:
+            await owned.remove(key, uid)
+        else:
+            await owned.ensure(manifest)
+
+    async def _apply_optional(
+        self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str
+    ) -> None:
+        """Do the same of a kind that not every cluster has; that it was uninstalled fails no service."""
+        if not owned.informer.cache.synced.is_set():
+            return
+        try:
+            await self._ensure_or_remove(owned, manifest, key, uid)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            missing = error
+        else:
+            return
+        if await self.context.optional.serves(owned.kind):
+            raise missing
+        owned.informer.uninstalled.set()
+
+    def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
+        """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
+        found, spec, pods = [], service.spec, self.context.pods
+        if spec.slo is not None:
+            obstacle = objective_obstacle(service, plan) if plan is not None else ""
+            missing = "" if pods.objectives.cache.synced.is_set() else "spec.slo (Pyrra is not installed here)"
+            found.append(obstacle or missing)
+            if spec.slo.latency_threshold and spec.slo.indicator != "latency":
+                found.append("spec.slo.latencyThreshold (only of indicator latency)")
+        if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
+            there = pods.routes.cache.synced.is_set()
+            found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
+        if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
+            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} does not tell whether it has requests)")
+        if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
+            found.append("spec.resources.gpuSharing.mode (the operator names no nodes whose GPUs are shared)")
+        if fetches_itself(service) and plan is not None and not has_to_fetch(self.context, service, plan):
+            found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
+        return tuple(text for text in found if text)
+
+    def _owned(self, key: Key) -> tuple[tuple[OwnedObjects[Any], str], ...]:
+        """Return the kinds of objects that a service may have, each with its object's name."""
+        owned = self.context.owned
+        by_name: tuple[OwnedObjects[Any], ...] = (
+            owned.deployments,
+            owned.autoscalers,
+            owned.budgets,
+            owned.monitors,
+            owned.routes,
+        )
+        return (
+            *((one, key.name) for one in by_name),
+            *((owned.objectives, one.name) for one in self.context.pods.objectives_by_service.keys(key)),
+            (owned.kubernetes_services, service_name(key.name)),
+        )
+
+    def _queue_up(self, service: InferenceService, facts: ServiceFacts) -> None:
+        waits = None
+        if facts.plan is not None and judge_pods(service, facts).phase == WAITING_FOR_GPU:
+            weight = PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
+            since = service.metadata.creation_timestamp or ""
+            waits = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
+        self._wake(self.gpu_queue.put(service.key, waits))
+
+    def _wake(self, services: Iterable[Key]) -> None:
+        for key in services:
+            self.context.queues.services.add_nowait(key)

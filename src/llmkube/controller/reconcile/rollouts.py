@@ -1,0 +1,89 @@
+"""Where a service wants it, pods that have requests are replaced only once those have ended, or have had their time."""
+
+from typing import Final
+
+import trio
+
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.idleness import are_idle
+from llmkube.controller.render.labels import RESTARTED, TEMPLATE
+from llmkube.controller.render.manifests import Manifests, render_manifests
+from llmkube.controller.service_record import Weights
+from llmkube.controller.status.pod_service_status import desired_replicas
+from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, waits_for_idle
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.wire.owners import is_controlled_by
+from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container.container_plan import ContainerPlan
+
+IDLE_LOOK_SECONDS: Final = 5.0
+"""Between two looks whether pods that are to be replaced have requests."""
+
+
+async def due_manifests(
+    context: PodContext, service: InferenceService, plan: ContainerPlan, weights: Weights
+) -> Manifests:
+    """Return the objects of a service, its pods' replacement among them if it is due; note it while it has to wait.
+
+    While it waits, `records[…].deferred_since` says so, and the Deployment must not be applied. The wait is measured
+    from when this controller first saw the cause: its successor begins again.
+    """
+    key, spec, live = service.key, service.spec, deployment_of(context, service)
+    record = context.records[key]
+    annotations = live.metadata.annotations if live is not None else {}
+    wanted = _manifests(context, service, plan, weights, annotations.get(RESTARTED, ""))
+    if live is None or (spec.max_pod_lifetime_seconds is None and not waits_for_idle(service)):
+        record.stop_waiting()
+        return wanted
+    pods = context.pods.pods_of_service(key)
+    cause = "an edit"
+    patience: float | None = edit_patience_seconds(service)
+    if wanted.deployment["metadata"]["annotations"][TEMPLATE] == annotations.get(TEMPLATE):
+        now = context.utcnow()
+        due = aged_in_seconds(service, live, pods, now)
+        if due:
+            context.queues.services.add_after(key, due)
+        if due is None or due > 0:
+            record.stop_waiting()
+            return wanted
+        cause, patience = "their age", spec.max_pod_lifetime_idle_timeout_seconds
+        wanted = _manifests(context, service, plan, weights, timestamp(now))
+    since = trio.current_time() if record.deferred_since is None else record.deferred_since
+    over = patience is not None and trio.current_time() - since >= patience
+    if over or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
+        record.stop_waiting()
+        return wanted
+    record.deferred_since, record.deferred_for = since, f"pods are replaced for {cause} once they have no request"
+    context.queues.services.add_after(key, IDLE_LOOK_SECONDS)
+    return wanted
+
+
+def deployment_of(context: PodContext, service: InferenceService) -> Deployment | None:
+    """Return the Deployment of a service, if there is one of its own."""
+    live = context.owned.deployments.get(service.key)
+    return live if live is not None and is_controlled_by(live, service.metadata.uid) else None
+
+
+def _manifests(
+    context: PodContext, service: InferenceService, plan: ContainerPlan, weights: Weights, restarted: str
+) -> Manifests:
+    """Return the objects of a service, rendered anew only when something that they are made from has changed."""
+    live = deployment_of(context, service)
+    replicas = desired_replicas(service, live)
+    starting = (live.status.ready_replicas if live else 0) < replicas
+    meta = service.metadata
+    made_from = (meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted)
+    return context.records[service.key].manifests.get(
+        made_from,
+        lambda: render_manifests(
+            service,
+            plan,
+            context.workloads,
+            weights=weights.model,
+            draft=weights.draft,
+            replicas=replicas,
+            starting=starting,
+            restarted=restarted,
+        ),
+    )

@@ -1,0 +1,176 @@
+"""What the pods of a service are: its container, and where the weights are once its Models are ready.
+
+Decided from objects of the caches alone, and kept in the service's record until one of those is another.
+"""
+
+from typing import Final
+
+import attrs
+
+from llmkube.controller.informers import drafts_of
+from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
+from llmkube.controller.service_record import Weights, WorkloadPlan
+from llmkube.controller.status.inspection import is_mounted
+from llmkube.controller.status.pod_model_status import (
+    NO_RESULT,
+    User,
+    choose_supply,
+    is_remembered,
+    weights_path,
+    without_effect,
+)
+from llmkube.controller.status.pod_service_status import ServiceFacts
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current
+from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.registry import container_plan_for
+from llmkube.weights.errors import WeightsError
+
+RENDERED: Final = (
+    "spec.affinity",
+    "spec.autoscaling",
+    "spec.disruption",
+    "spec.endpoint.gateway",
+    "spec.endpoint.nodePort",
+    "spec.endpoint.port",
+    "spec.endpoint.type",
+    "spec.extraVolumeMounts",
+    "spec.extraVolumes",
+    "spec.imagePullSecrets",
+    "spec.maxPodLifetimeIdleTimeoutSeconds",
+    "spec.maxPodLifetimeSeconds",
+    "spec.modelCache",
+    "spec.nodeSelector",
+    "spec.podAnnotations",
+    "spec.podLabels",
+    "spec.podSecurityContext",
+    "spec.priority",
+    "spec.priorityClassName",
+    "spec.replicas",
+    "spec.revisionHistoryLimit",
+    "spec.rolloutPolicy",
+    "spec.runtimeClassName",
+    "spec.securityContext",
+    "spec.slo",
+    "spec.suspend",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+)
+"""Paths of a service's fields that take effect in the objects of the controller, and not in the container's plan."""
+
+
+def plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
+    """Return what the pods of a service are, or why there can be none yet."""
+    drafts = tuple(context.informers.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
+    made_from = (service.metadata.uid, service.metadata.generation, model, drafts)
+    return context.records[service.key].workload.get(made_from, lambda: _plan_workload(context, service, model))
+
+
+def plan_container(context: PodContext, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
+    """Return the container of a service, or why there can be none; made again when a spec or the header changes."""
+    mine, its = service.metadata, model.metadata
+    made_from = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
+    return context.records[service.key].container.get(made_from, lambda: _plan_container(context, service, model))
+
+
+def user_of(context: PodContext, service: InferenceService, model: Model) -> User:
+    """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
+    own = fetches_itself(service)
+    if service.spec.model_ref != model.key.name:  # it is the draft, and that is always a file
+        return User(fetches_itself=own)
+    plan = plan_container(context, service, model)
+    return User(brings_weights=isinstance(plan, ContainerPlan) and not plan.needs_model_init, fetches_itself=own)
+
+
+def has_to_fetch(context: PodContext, service: InferenceService, plan: ContainerPlan) -> bool:
+    """Whether there is anything that pods of a service could fetch into a volume of their own."""
+    if not plan.uses_weights and not plan.needs_model_init:
+        return False
+    names = filter(None, (service.spec.model_ref, plan.draft_model))
+    models = (context.informers.models.get(Key(service.key.namespace, name)) for name in names)
+    return not all(model is not None and is_mounted(model) for model in models)
+
+
+def _plan_container(context: PodContext, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
+    if model.status.gguf is not None and is_mounted(model):
+        # It is read beside pods that run: what it says comes too late for them, and must not replace them.
+        model = attrs.evolve(model, status=attrs.evolve(model.status, gguf=None))
+    try:
+        return container_plan_for(service, model, images=context.workloads.images, rendered=RENDERED)
+    except PlanError as error:
+        return error.with_traceback(None)  # it is kept, and its frames would keep these objects
+
+
+def _plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
+    plan = plan_container(context, service, model)
+    if isinstance(plan, PlanError):
+        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), refusal=str(plan)))
+    supply = choose_supply(model, [user_of(context, service, model)], context.workloads)
+    ignored = without_effect(model, supply, plan.not_honoured)
+    if ignored != plan.not_honoured:
+        plan = attrs.evolve(plan, not_honoured=ignored)
+    facts = ServiceFacts(plan=plan)
+    try:
+        verdict, weights = _find_weights(context, service, model, plan)
+        draft_verdict, draft = Verdict("Ready", "ModelReady", ""), Storage()
+        if plan.draft_model:
+            draft_verdict, draft = _find_draft(context, service, plan)
+    except (WeightsError, PlanError) as error:
+        return WorkloadPlan(attrs.evolve(facts, model=_verdict_on(model), refusal=str(error)))
+    worst = verdict if verdict.phase != "Ready" else draft_verdict
+    return WorkloadPlan(attrs.evolve(facts, model=worst), Weights(weights, draft) if worst.phase == "Ready" else None)
+
+
+def _find_weights(
+    context: PodContext, service: InferenceService, model: Model, plan: ContainerPlan
+) -> tuple[Verdict, Storage]:
+    """Say whether a service has to wait for a Model, and where its pods find the weights.
+
+    Raises:
+        WeightsError: The Model's source cannot be read.
+        PlanError: The engine wants a file that only a finished fetch could name.
+    """
+    if not plan.uses_weights and not plan.needs_model_init:
+        return Verdict("Ready", "RuntimeResolved", ""), Storage()
+    supply = choose_supply(model, [user_of(context, service, model)], context.workloads)
+    verdict = _verdict_on(model)
+    if supply.by == "pods":
+        verdict = Verdict("Ready", "WorkloadResolved", "")
+    elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
+        verdict = Verdict("Pending", "Pending", "waiting for the Job that fetches it")
+    if verdict.phase != "Ready":
+        return verdict, Storage()
+    path = weights_path(model, supply)
+    if path:
+        return verdict, serving_storage(service, model, path, context.workloads)
+    if plan.uses_weights:
+        raise PlanError(
+            f"{model.spec.source} names no single file, and {plan.runtime} is handed one: name it in "
+            "Model.spec.files, or set skipModelInit for an engine that fetches for itself",
+            field="Model.spec.source",
+        )
+    return verdict, Storage()
+
+
+def _find_draft(context: PodContext, service: InferenceService, plan: ContainerPlan) -> tuple[Verdict, Storage]:
+    model = context.informers.models.get(Key(service.key.namespace, plan.draft_model))
+    if model is None:
+        missing = f'there is no Model "{plan.draft_model}" in this namespace, the draft'
+        return Verdict("Pending", "ModelNotFound", missing), Storage()
+    return _find_weights(context, service, model, plan)
+
+
+def _verdict_on(model: Model) -> Verdict:
+    """Return what the Model's own status says of its newest spec."""
+    generation = model.metadata.generation
+    kinds = {"Ready": AVAILABLE, "Failed": DEGRADED}
+    said = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
+    if said is None:
+        return Verdict("Pending", "Pending", "waiting for the Model's status")
+    if said.reason == NO_RESULT or model.status.phase not in kinds:
+        return Verdict("Pending", said.reason, said.message)
+    return Verdict(model.status.phase, said.reason, said.message)

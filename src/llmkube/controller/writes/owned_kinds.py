@@ -1,0 +1,49 @@
+"""The kinds of objects that the controller makes for InferenceServices and Models in pods."""
+
+import attrs
+
+from llmkube.controller.informers import PodInformers
+from llmkube.controller.writes.owned_objects import OwnedObjects
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.names import AGENT_MANAGER
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    HTTPRoute,
+    Job,
+    PodDisruptionBudget,
+    PodMonitor,
+    ServiceLevelObjective,
+)
+
+
+@attrs.frozen(eq=False)
+class OwnedKinds:
+    """One `OwnedObjects` per kind; all but the Jobs belong to InferenceServices."""
+
+    deployments: OwnedObjects[Deployment]
+    kubernetes_services: OwnedObjects[Service]
+    autoscalers: OwnedObjects[HorizontalPodAutoscaler]
+    budgets: OwnedObjects[PodDisruptionBudget]
+    monitors: OwnedObjects[PodMonitor]
+    objectives: OwnedObjects[ServiceLevelObjective]
+    routes: OwnedObjects[HTTPRoute]
+    jobs: OwnedObjects[Job]
+
+    @classmethod
+    def on(cls, client: Client, informers: PodInformers) -> "OwnedKinds":
+        """Return what reads from these informers and writes to this API server."""
+        return cls(
+            deployments=OwnedObjects(client, InferenceService, informers.deployments),
+            # Agents list the port of their engine in the same Service while a Model moves to a host.
+            kubernetes_services=OwnedObjects(client, InferenceService, informers.kubernetes_services, AGENT_MANAGER),
+            autoscalers=OwnedObjects(client, InferenceService, informers.autoscalers),
+            budgets=OwnedObjects(client, InferenceService, informers.budgets),
+            monitors=OwnedObjects(client, InferenceService, informers.monitors),
+            objectives=OwnedObjects(client, InferenceService, informers.objectives),
+            routes=OwnedObjects(client, InferenceService, informers.routes),
+            jobs=OwnedObjects(client, Model, informers.jobs),
+        )

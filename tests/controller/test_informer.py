@@ -1,0 +1,56 @@
+"""An informer tells each change once, with the object before and after."""
+
+import itertools
+import random
+
+import trio
+
+from controller.cluster import SETTLED, open_cluster
+from controller.objects import service
+from llmkube.controller.informer import Informer
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+
+CHAT = Key("ml", "chat")
+
+
+async def test_a_handler_hears_what_was_and_what_is(autojump_clock):
+    """It comes with nothing before it, changes from one state to the next, and goes with nothing after it."""
+    heard = []
+    async with open_cluster() as cluster, trio.open_nursery() as nursery:
+        informer = Informer(InferenceService)
+        by_model = informer.add_index(lambda one: [one.spec.model_ref])
+        rng = random.Random(0)
+
+        async def follow():
+            await informer.run(cluster.client, heard.append, namespace=None, rng=rng)
+
+        nursery.start_soon(follow)
+        await cluster.create_service("chat")
+        await trio.sleep(SETTLED)
+        assert heard[0].before is None
+        assert by_model.keys("phi") == {CHAT}
+        del heard[:]
+        await cluster.client.patch(InferenceService, CHAT, {"spec": {"modelRef": "other"}})
+        await trio.sleep(SETTLED)
+        assert (heard[0].before.spec.model_ref, heard[0].now.spec.model_ref) == ("phi", "other")
+        assert all(one.now is two.before for one, two in itertools.pairwise(heard))
+        del heard[:]
+        await cluster.client.delete(InferenceService, CHAT)
+        await trio.sleep(SETTLED)
+        assert (heard[-1].before.spec.model_ref, heard[-1].now) == ("other", None)
+        assert not by_model.keys("other")
+        nursery.cancel_scope.cancel()
+
+
+def test_what_is_cleared_is_in_no_index():
+    """A kind that is not served any more leaves no object and no value behind."""
+    informer = Informer(InferenceService)
+    by_model = informer.add_index(lambda one: [one.spec.model_ref])
+    chat = service()
+    informer.cache._objects[CHAT] = chat
+    informer._deliver(lambda _: None, CHAT)
+    assert by_model.keys(chat.spec.model_ref) == {CHAT}
+    informer.clear()
+    assert not by_model.keys(chat.spec.model_ref)
+    assert informer.get(CHAT) is None
