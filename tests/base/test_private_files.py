@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.base.private_files import file_stem, remove_drafts, sync, write_private
+from llmkube.base.private_files import file_stem, remove_temporary_files, sync, write_private
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
@@ -47,9 +47,9 @@ def test_the_draft_of_a_killed_writer_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", lambda *_: os.kill)  # it never comes to that
     write_private(path, "new")
     assert len(list(tmp_path.iterdir())) == 2
-    remove_drafts(tmp_path)
+    remove_temporary_files(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
-    remove_drafts(tmp_path / "none")
+    remove_temporary_files(tmp_path / "none")
 
 
 @pytest.mark.parametrize("length", [1, 246, 247, 253])

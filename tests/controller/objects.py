@@ -8,14 +8,14 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.live_hosts import LiveHosts
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 
 NOW = datetime.datetime(2025, 6, 1, 12, 0, 0, tzinfo=datetime.UTC)
 EARLIER = "2025-06-01T11:00:00Z"
 
-STUDIO = Hosts({"studio": frozenset({"metal"})})
-NOBODY = Hosts()
+STUDIO = LiveHosts({"studio": frozenset({"metal"})})
+NOBODY = LiveHosts()
 
 
 def condition(

@@ -18,7 +18,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 from llmkube.k8s.wire.conditions import find_condition
@@ -423,7 +423,7 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
         ControllerSettings(),
         utcnow,
         informers,
-        HostWatch(unused, "llmkube-system", unused),
+        HostMonitor(unused, "llmkube-system", unused),
         StatusWriter(unused, InferenceService),
         unused,
     )

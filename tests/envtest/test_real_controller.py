@@ -26,7 +26,7 @@ from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, SchemaMismatchError, WatchSilentError
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.lease import LeaseLostError, held
+from llmkube.k8s.lease import LeaseLostError, hold_lease
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
@@ -153,13 +153,13 @@ async def test_a_lease_has_one_holder(client, namespace, monkeypatch):
         return (await client.get(Lease, key)).spec.holder_identity
 
     async def robbed():
-        async with held(client, key, "two", utcnow=utcnow, rng=random.Random(2)) as two:
+        async with hold_lease(client, key, "two", utcnow=utcnow, rng=random.Random(2)) as two:
             assert await holder() == two
             await client.patch(Lease, key, {"spec": {"holderIdentity": "somebody"}})
             await trio.sleep_forever()
 
     with trio.fail_after(WAIT_SECONDS):
-        async with held(client, key, "one", utcnow=utcnow, rng=random.Random(1)) as one:
+        async with hold_lease(client, key, "one", utcnow=utcnow, rng=random.Random(1)) as one:
             before = await client.get(Lease, key)
             assert before.spec.holder_identity == one
             await trio.sleep(1)
@@ -180,7 +180,7 @@ async def test_events_are_taken_and_counted(client, crds, namespace):
             for _ in range(2):
                 recorder.emit_nowait(model, "NotGGUF", "é" * 1000, type="Warning")
                 with trio.fail_after(WAIT_SECONDS):
-                    await recorder.wait_told()
+                    await recorder.wait_written()
             nursery.cancel_scope.cancel()
         assert recorder.dropped == 0
     events = (await client.list(Event, namespace=namespace)).items

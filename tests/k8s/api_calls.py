@@ -3,7 +3,7 @@
 import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 
-from llmkube.k8s.rbac import Need, Program
+from llmkube.k8s.rbac import Permission, Program
 from llmkube.k8s.request import APPLY_PATCH
 
 NAMED = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -36,7 +36,7 @@ class ApiCall:
             verbs.add("create")
         return cls(frozenset(verbs), group, steps[0] + subresource, namespace, name)
 
-    def is_of(self, need: Need, system_namespace: str) -> bool:
+    def is_of(self, need: Permission, system_namespace: str) -> bool:
         """Whether this need is about the resource of this call, at its place."""
         if (self.group, self.resource) != (need.resource.group, need.plural):
             return False

@@ -18,7 +18,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.meta import Condition, ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.placement import Hardware
-from llmkube.k8s.fields import IntOrString, slots
+from llmkube.k8s.fields import IntOrString, wire_fields
 from llmkube.k8s.wire.conditions import find_condition
 
 KINDS: list[Any] = [
@@ -58,7 +58,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 @st.composite
 def objects_of(draw: st.DrawFn, cls: Any) -> dict[str, Any]:
     """Any JSON object of a class: what it must have, some of what it may have, and what it has never heard of."""
-    rows = slots(cls)
+    rows = wire_fields(cls)
     optional = [slot for slot in rows if not slot.facts.required]
     chosen = draw(st.lists(st.sampled_from(optional), max_size=4, unique_by=lambda slot: slot.key)) if optional else []
     known = {slot.key for slot in rows} | {"apiVersion", "kind"}

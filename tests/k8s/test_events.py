@@ -19,11 +19,11 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.events import (
     BURST,
+    MAX_MESSAGES_PER_REASON,
+    MAX_PENDING,
+    MAX_PENDING_PER_OBJECT,
     REFILL_SECONDS,
-    SHELF,
-    SHELF_PER_OBJECT,
     STALE_SECONDS,
-    VARIETY,
     EventRecorder,
 )
 
@@ -141,10 +141,14 @@ async def test_words_that_always_differ_are_not_a_flood_either(autojump_clock):
             lab.recorder.emit_nowait(thing(), "EngineExited", f"pid {pid} exited")
             await trio.sleep(60)
         told = await lab.told()
-        assert [one[3] for one in told] == [1] * VARIETY + [1440 - VARIETY]
+        assert [one[3] for one in told] == [1] * MAX_MESSAGES_PER_REASON + [1440 - MAX_MESSAGES_PER_REASON]
         assert told[-1][2] == "pid 1439 exited"
         lab.recorder.emit_nowait(thing(), "EngineExited", "pid 0 exited")
-        assert [one[3] for one in await lab.told()] == [2, *[1] * (VARIETY - 1), 1440 - VARIETY]
+        assert [one[3] for one in await lab.told()] == [
+            2,
+            *[1] * (MAX_MESSAGES_PER_REASON - 1),
+            1440 - MAX_MESSAGES_PER_REASON,
+        ]
 
 
 async def test_one_object_does_not_crowd_out_another(autojump_clock):
@@ -161,18 +165,18 @@ async def test_one_object_does_not_crowd_out_another(autojump_clock):
         assert len(await lab.told()) == BURST + 6
 
 
-async def test_the_shelf_is_bounded(autojump_clock):
+async def test_pending_events_are_bounded(autojump_clock):
     """While the server is away, the oldest news goes: that of the loudest object first, and all is counted."""
     async with open_lab() as lab:
         lab.down = True
         await trio.sleep(1)
         for step in range(1000):
             lab.recorder.emit_nowait(thing("loud"), f"Noise{step}", "line")
-        assert lab.recorder.dropped == 1000 - SHELF_PER_OBJECT
-        for step in range(SHELF):
+        assert lab.recorder.dropped == 1000 - MAX_PENDING_PER_OBJECT
+        for step in range(MAX_PENDING):
             lab.recorder.emit_nowait(thing(f"t{step}"), "Noise", "hello")
         assert lab.recorder.dropped == 1000
-        assert len(lab.recorder._shelf) == SHELF
+        assert len(lab.recorder._pending) == MAX_PENDING
 
 
 async def test_an_outage_delays_and_merges(autojump_clock):
@@ -228,24 +232,24 @@ async def test_a_forgotten_event_begins_anew(autojump_clock):
 
 
 async def test_an_orderly_end_waits_for_the_last_words(autojump_clock):
-    """`wait_told` returns once the shelf is empty, and at once when it is."""
+    """`wait_written` returns once nothing is pending, and at once when it is."""
     async with open_lab() as lab:
-        await lab.recorder.wait_told()
+        await lab.recorder.wait_written()
         lab.recorder.emit_nowait(thing(), "Stopped", "bye")
-        await lab.recorder.wait_told()
+        await lab.recorder.wait_written()
         assert len((await lab.client.list(Event)).raw) == 1
 
 
 async def test_memory_is_bounded(autojump_clock, monkeypatch):
     """Of many objects and series only the latest are remembered."""
-    monkeypatch.setattr(events, "REMEMBERED", 5)
+    monkeypatch.setattr(events, "MAX_REMEMBERED", 5)
     async with open_lab() as lab:
         for step in range(50):
             lab.recorder.emit_nowait(thing(f"t{step}"), "Ready", "x")
             await trio.sleep(0.1)
         assert len(await lab.told()) == 50
-        assert (len(lab.recorder._told), len(lab.recorder._allowances)) == (5, 5)
-        assert (len(lab.recorder._shelf), len(lab.recorder._waiting)) == (0, 0)
+        assert (len(lab.recorder._written), len(lab.recorder._buckets)) == (5, 5)
+        assert (len(lab.recorder._pending), len(lab.recorder._pending_per_object)) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["a" * 253, "a." * 126 + "a", "chat.v2"])

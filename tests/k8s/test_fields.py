@@ -14,7 +14,7 @@ from llmkube.k8s.crd.model import ModelSpec, ModelStatus
 from llmkube.k8s.crd.modelrouter import JWT, Budget, Cost, Match
 from llmkube.k8s.crd.placement import GPUSharing
 from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMConfig
-from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, received, slots
+from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, received, wire_fields
 
 KINDS: list[Any] = [
     *definitions.KINDS,
@@ -57,9 +57,9 @@ def test_json_names_are_unique() -> None:
     while todo:
         cls = todo.pop()
         seen.add(cls)
-        keys = [slot.key for slot in slots(cls)]
+        keys = [slot.key for slot in wire_fields(cls)]
         assert len(keys) == len(set(keys)), cls
-        inner = [kind for slot in slots(cls) for kind in (slot.type, *typing.get_args(slot.type))]
+        inner = [kind for slot in wire_fields(cls) for kind in (slot.type, *typing.get_args(slot.type))]
         todo += [kind for kind in inner if attrs.has(kind) and kind not in seen]
 
 
@@ -91,7 +91,7 @@ def test_changed_paths(spec: dict[str, Any], paths: list[str]) -> None:
 
 def test_required_is_not_a_value() -> None:
     """A required field cannot be left out when an object is built in Python either."""
-    assert next(slot for slot in slots(ModelSpec) if slot.key == "source").default is REQUIRED
+    assert next(slot for slot in wire_fields(ModelSpec) if slot.key == "source").default is REQUIRED
     with pytest.raises(TypeError, match="source"):
         ModelSpec()
 

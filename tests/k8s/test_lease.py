@@ -19,7 +19,7 @@ from llmkube.apiserver.storage.revisions import Store
 from llmkube.k8s import lease
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
-from llmkube.k8s.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS, LeaseLostError, held
+from llmkube.k8s.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS, LeaseLostError, hold_lease
 from llmkube.k8s.resource import Key
 
 KEY = Key("llmkube-system", "llmkube-controller")
@@ -71,7 +71,7 @@ class Candidate:
             with self.life:
                 while True:
                     try:
-                        async with held(Client(http), KEY, self.name, utcnow=self.utcnow, rng=rng):
+                        async with hold_lease(Client(http), KEY, self.name, utcnow=self.utcnow, rng=rng):
                             await self._body()
                     except LeaseLostError:
                         self.lost += 1
@@ -311,7 +311,7 @@ async def test_what_the_body_raises_travels_up(autojump_clock):
     """An error of the body comes out in a group, after the Lease has been handed back."""
     async with open_lab() as lab:
         with pytest.RaisesGroup(ZeroDivisionError):
-            async with held(lab.client, KEY, "a", utcnow=clock, rng=random.Random(0)):
+            async with hold_lease(lab.client, KEY, "a", utcnow=clock, rng=random.Random(0)):
                 raise ZeroDivisionError
         assert not (await lab.lease()).spec.holder_identity
 

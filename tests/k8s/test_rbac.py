@@ -6,19 +6,19 @@ import pytest
 from k8s.api_calls import ApiCall, undeclared, unused
 from llmkube.k8s.builtins import ConfigMap, Lease, Namespace, Service
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.rbac import APPLY, FOLLOW, Need, Program, rbac_manifests
+from llmkube.k8s.rbac import APPLY, FOLLOW, Permission, Program, rbac_manifests
 from llmkube.k8s.request import APPLY_PATCH
 
 PROGRAM = Program(
     "tester",
     (
-        Need(Model, FOLLOW),
-        Need(Model, frozenset({"patch"}), subresource="status"),
-        Need(Service, APPLY),
-        Need(ConfigMap, APPLY),
-        Need(Service, frozenset({"delete"})),
-        Need(Lease, frozenset({"get"}), place="system"),
-        Need(Namespace, frozenset({"get", "create"}), place="system"),
+        Permission(Model, FOLLOW),
+        Permission(Model, frozenset({"patch"}), subresource="status"),
+        Permission(Service, APPLY),
+        Permission(ConfigMap, APPLY),
+        Permission(Service, frozenset({"delete"})),
+        Permission(Lease, frozenset({"get"}), place="system"),
+        Permission(Namespace, frozenset({"get", "create"}), place="system"),
     ),
 )
 MODELS = "inference.llmkube.dev"

@@ -13,7 +13,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
-from llmkube.router.gateway import Backend, Unavailable, gateway_handler
+from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -90,7 +90,7 @@ async def world(nursery):
 TWO = Models(
     chat=Backend("127.0.0.1", 1, "chat"),
     embed=Backend("::1", 2, "embed-alias"),
-    slow=Unavailable("Loading", "the engine loads its weights", retry_after_seconds=7),
+    slow=UnavailableModel("Loading", "the engine loads its weights", retry_after_seconds=7),
 )
 ONE = Models(only=Backend("127.0.0.1", 1, "only"))
 NONE = Models()
@@ -157,7 +157,7 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
 
 async def test_models_are_listed_from_the_directory(world):
     """`/v1/models` shows every model, ready or not, and one by its id, namespace and all."""
-    directory = Models(**{"a": Backend("h", 1, "a"), "ns/b": Unavailable("Loading", "")})
+    directory = Models(**{"a": Backend("h", 1, "a"), "ns/b": UnavailableModel("Loading", "")})
     gateway = await world(directory)
     listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
     assert listed["object"] == "list"

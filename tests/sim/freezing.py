@@ -16,7 +16,7 @@ from contextvars import ContextVar
 
 import trio
 
-from llmkube.base import tick
+from llmkube.base import coalesced_ticks
 
 
 class _Ticks:
@@ -32,12 +32,12 @@ class _Ticks:
         self.of_this_run.set(ticks)
 
 
-_ticks = tick._of_this_run = _Ticks(tick._of_this_run)
+_ticks = coalesced_ticks._of_this_run = _Ticks(coalesced_ticks._of_this_run)
 
 
 def be_a_program():
     """Have this task, and all that it starts, share nothing with others; return the task."""
-    _ticks.own.set(tick._Ticks())
+    _ticks.own.set(coalesced_ticks._Ticks())
     return trio.lowlevel.current_task()
 
 

@@ -28,7 +28,7 @@ from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.link import Link
+from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
@@ -325,7 +325,7 @@ class Host:
                     memory=machine.memory,
                     learned=machine.learned,
                 )
-                client = Client(Link(self.network, "http://apiserver"))
+                client = Client(TransportSender(self.network, "http://apiserver"))
                 await run_agent(client, self.settings, ports, task_status=task_status)
         self._stopped.set()
 
@@ -382,7 +382,7 @@ class Controller:
 
     async def _run(self):
         with self.scope:
-            client = Client(Link(self.network, "http://apiserver"))
+            client = Client(TransportSender(self.network, "http://apiserver"))
             await run_controller(client, self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
 
 
@@ -578,7 +578,7 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
         outer.start_soon(server.run_housekeeping)
         machine = Machine(outer, settings.grace_seconds, reach=reach)
         machine.memory = memory(machine) if memory else None
-        direct = Client(Link(transport, "http://apiserver"))
+        direct = Client(TransportSender(transport, "http://apiserver"))
         controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
         controller.start()
         first = Host(settings, machine, seed, transport, outer)

@@ -67,7 +67,7 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
         raise
 
 
-def remove_drafts(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove what writers have left in a folder that were killed; nobody else may be writing there now. Blocks."""
     for draft in folder.glob(f"{_DRAFT}*"):
         with contextlib.suppress(OSError):  # it harms nobody, and the next start tries again

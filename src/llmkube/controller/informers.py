@@ -22,7 +22,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.rbac import APPLY, FOLLOW, Need
+from llmkube.k8s.rbac import APPLY, FOLLOW, Permission
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
@@ -54,16 +54,16 @@ AGENTS: Final = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
 OPTIONAL_KINDS: Final = (PodMonitor, ServiceLevelObjective, HTTPRoute)
 """Kinds that a Prometheus operator, Pyrra and the Gateway API bring."""
 
-NEEDS: Final = (
-    *(Need(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
+PERMISSIONS: Final = (
+    *(Permission(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
     # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
-    Need(EndpointSlice, FOLLOW | {"patch"}),
+    Permission(EndpointSlice, FOLLOW | {"patch"}),
     *(
-        Need(kind, FOLLOW | APPLY | {"get", "delete"})
+        Permission(kind, FOLLOW | APPLY | {"get", "delete"})
         for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *OPTIONAL_KINDS)
     ),
-    Need(Pod, FOLLOW),
-    Need(PersistentVolumeClaim, FOLLOW),  # those for weights, by our label
+    Permission(Pod, FOLLOW),
+    Permission(PersistentVolumeClaim, FOLLOW),  # those for weights, by our label
 )
 
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it

@@ -51,8 +51,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import root_words
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.hostwatch import HostWatch
-from llmkube.k8s.lease import LeaseLostError, held
+from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.lease import LeaseLostError, hold_lease
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 log = structlog.get_logger()
@@ -74,7 +74,7 @@ class Controller:
     model_writer: StatusWriter[Model] = attrs.field(init=False)
     service_writer: StatusWriter[InferenceService] = attrs.field(init=False)
     handlers: EventHandlers = attrs.field(init=False)
-    hosts: HostWatch = attrs.field(init=False)
+    hosts: HostMonitor = attrs.field(init=False)
     pods: PodContext | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Controller:
         self.model_writer = StatusWriter(self.client, Model)
         self.service_writer = StatusWriter(self.client, InferenceService)
         self.handlers = EventHandlers(self.informers, self.queues, self.service_writer)
-        self.hosts = HostWatch(self.client, self.settings.lease_namespace, self.handlers.wake_all)
+        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.handlers.wake_all)
         workloads = self.settings.workloads
         self.pods = self._pod_context(workloads) if workloads is not None else None
 
@@ -240,7 +240,7 @@ async def _run_elected(
     """Act while the Lease is held, with nothing that an earlier turn has remembered; wait for the Lease in between."""
     while True:
         try:
-            async with held(client, settings.leader_lease, settings.identity, utcnow=utcnow, rng=rng):
+            async with hold_lease(client, settings.leader_lease, settings.identity, utcnow=utcnow, rng=rng):
                 await act()
         except* LeaseLostError as lost:
             log.warning("another controller may act now", error=root_words(lost))

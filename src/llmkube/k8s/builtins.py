@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import Condition, ObjectMeta, ObjectReference
-from llmkube.k8s.fields import REQUIRED, IntOrString, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 # -- core/v1 ----------------------------------------------------------------------------------------------------------
@@ -17,7 +17,7 @@ class NamespaceStatus:
     """Whether a namespace lives (`Active`) or is being emptied (`Terminating`)."""
 
     phase: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +29,7 @@ class Namespace:
     )
     metadata: ObjectMeta
     status: NamespaceStatus = NamespaceStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -47,7 +47,7 @@ class ServicePort:
     target_port: IntOrString | None = None
     node_port: int | None = None
     app_protocol: str | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +59,7 @@ class ServiceSpec:
     selector: Mapping[str, str] = field("", dict)
     cluster_ip: str = field("", "", name="clusterIP")
     cluster_ips: tuple[str, ...] = field("", (), name="clusterIPs")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +71,7 @@ class Service:
     )
     metadata: ObjectMeta
     spec: ServiceSpec = ServiceSpec()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -87,7 +87,7 @@ class EndpointAddress:
     hostname: str | None = None
     node_name: str | None = None
     target_ref: ObjectReference | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +98,7 @@ class EndpointPort:
     name: str = ""
     protocol: str = "TCP"
     app_protocol: str | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +108,7 @@ class EndpointSubset:
     addresses: tuple[EndpointAddress, ...] = ()
     not_ready_addresses: tuple[EndpointAddress, ...] = ()
     ports: tuple[EndpointPort, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +118,7 @@ class Endpoints:
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
     metadata: ObjectMeta
     subsets: tuple[EndpointSubset, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -136,7 +136,7 @@ class Secret:
     data: Mapping[str, str] = field("", dict, repr=False)  # values are base64
     string_data: Mapping[str, str] = field("", dict, repr=False)  # write-only: the server moves it into data
     immutable: bool | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -153,7 +153,7 @@ class ConfigMap:
     data: Mapping[str, str] = field("", dict)
     binary_data: Mapping[str, str] = field("", dict)  # values are base64
     immutable: bool | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -169,7 +169,7 @@ class ServiceAccount:
         "", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",)
     )
     metadata: ObjectMeta
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -183,7 +183,7 @@ class EventSource:
 
     component: str = ""
     host: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -204,7 +204,7 @@ class Event:
     source: EventSource = EventSource()
     reporting_component: str = ""
     reporting_instance: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -222,7 +222,7 @@ class EndpointConditions:
     ready: bool | None = None
     serving: bool | None = None
     terminating: bool | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -235,7 +235,7 @@ class Endpoint:
     node_name: str | None = None
     zone: str | None = None
     target_ref: ObjectReference | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -247,7 +247,7 @@ class EndpointSlice:
     address_type: str = field("", REQUIRED)  # IPv4, IPv6 or FQDN; immutable
     endpoints: tuple[Endpoint, ...] = field("", (), required=True)
     ports: tuple[EndpointPort, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -267,7 +267,7 @@ class LeaseSpec:
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -277,7 +277,7 @@ class Lease:
     RESOURCE: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "Lease", "leases")
     metadata: ObjectMeta
     spec: LeaseSpec = LeaseSpec()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -298,7 +298,7 @@ class CustomResourceNames:
     list_kind: str = ""
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -308,7 +308,7 @@ class CustomResourceVersion:
     name: str = field("", REQUIRED)
     served: bool = field("", REQUIRED)
     storage: bool = field("", REQUIRED)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -319,7 +319,7 @@ class CustomResourceDefinitionSpec:
     names: CustomResourceNames = field("", REQUIRED)
     scope: str = field("", REQUIRED)  # Namespaced or Cluster
     versions: tuple[CustomResourceVersion, ...] = field("", REQUIRED)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -327,7 +327,7 @@ class CustomResourceDefinitionStatus:
     """`Established` is True once the API server serves the kind."""
 
     conditions: tuple[Condition, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -347,7 +347,7 @@ class CustomResourceDefinition:
     metadata: ObjectMeta
     spec: CustomResourceDefinitionSpec
     status: CustomResourceDefinitionStatus = CustomResourceDefinitionStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:

@@ -38,7 +38,7 @@ from llmkube.k8s.errors import (
     excerpt,
     root_words,
 )
-from llmkube.k8s.link import Http, Link
+from llmkube.k8s.http_sender import HttpSender, TransportSender
 from llmkube.k8s.request import ApiRequest
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, has_name, resource_version_of
@@ -78,7 +78,7 @@ class Listing(Generic[T]):
 class Client:
     """Talk to one API server; `http` brings its address and its credentials."""
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: HttpSender) -> None:
         self._http = http
         self._server = str(http.base_url).rstrip("/")
         self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
@@ -291,7 +291,7 @@ async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
     """
     headers = {"User-Agent": f"llmkube/{__version__}", "Accept-Encoding": "gzip"}
     async with AuthTransport(config) as transport:
-        yield Client(Link(transport, config.server, headers))
+        yield Client(TransportSender(transport, config.server, headers))
 
 
 def _expect_kind(request: ApiRequest, answer: Any, *kinds: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import attrs
 import cattrs
 
 from llmkube.base.errors import UserError
-from llmkube.k8s.fields import REQUIRED, IntOrString, Wire, slots
+from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, wire_fields
 from llmkube.k8s.resource import Key, Object, Resource
 
 __all__ = ["DecodeError", "Object", "decode", "encode"]
@@ -45,7 +45,7 @@ class DecodeError(UserError):
     """A JSON object does not have the shape of its kind; `field` is the path of the first place that differs."""
 
 
-class _Misfit(Exception):  # noqa: N818 (never leaves this module: `decode` turns it into a DecodeError)
+class _Mismatch(Exception):  # noqa: N818 (never leaves this module: `decode` turns it into a DecodeError)
     """What was expected and what was there; each level on the way up adds its step to the path."""
 
     def __init__(self, expected: str, value: Any) -> None:
@@ -62,7 +62,7 @@ def decode(kind: type[W], data: Mapping[str, Any]) -> W:
     """
     try:
         decoded: W = _converter.get_structure_hook(kind)(data, kind)
-    except _Misfit as misfit:
+    except _Mismatch as misfit:
         path = "".join(reversed(misfit.path)).removeprefix(".")
         sentence = f"expected {misfit.expected}, got {_shown(misfit.value)}{_place(kind, data)}"
         raise DecodeError(sentence, field=path) from None
@@ -101,22 +101,22 @@ _ABSENT = _Absent()
 
 
 @functools.lru_cache(maxsize=4096)
-def _wire(given: frozenset[str]) -> Wire:
+def _wire(given: frozenset[str]) -> WireForm:
     """Objects that came with the same fields share one memory of it."""
-    return Wire(given=given)
+    return WireForm(given=given)
 
 
 def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
     shown = {attribute.name: attribute.repr for attribute in attrs.fields(cls)}
     table = {
         slot.key: (slot.attribute, _hook_for(slot.type, shown[slot.attribute], converter), slot.type)
-        for slot in slots(cls)
+        for slot in wire_fields(cls)
     }
-    required = {slot.attribute: slot.key for slot in slots(cls) if slot.default is REQUIRED}
+    required = {slot.attribute: slot.key for slot in wire_fields(cls) if slot.default is REQUIRED}
 
     def structure(data: Any, _: Any) -> Any:
         if not isinstance(data, Mapping):
-            raise _Misfit("an object", data)
+            raise _Mismatch("an object", data)
         values: dict[str, Any] = {}
         unknown: dict[str, Any] = {}
         for key, value in data.items():
@@ -127,13 +127,13 @@ def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
                 attribute, hook, type_ = row
                 try:
                     values[attribute] = hook(value, type_)
-                except _Misfit as misfit:
+                except _Mismatch as misfit:
                     raise _at(f".{key}", misfit) from None
         for attribute, key in required.items():
             if attribute not in values:
-                raise _at(f".{key}", _Misfit("a value", _ABSENT))
+                raise _at(f".{key}", _Mismatch("a value", _ABSENT))
         given = frozenset(values)
-        return cls(**values, wire=Wire(unknown, given) if unknown else _wire(given))
+        return cls(**values, wire=WireForm(unknown, given) if unknown else _wire(given))
 
     type_meta = _type_meta(cls)
     return _structure_kind(type_meta, structure) if type_meta else structure
@@ -144,10 +144,10 @@ def _structure_kind(type_meta: Mapping[str, str], structure: _Hook) -> _Hook:
 
     def structure_kind(data: Any, kind: Any) -> Any:
         if not isinstance(data, Mapping):
-            raise _Misfit("an object", data)
+            raise _Mismatch("an object", data)
         for key, word in type_meta.items():
             if data.get(key, word) != word:
-                raise _at(f".{key}", _Misfit(_shown(word), data[key]))
+                raise _at(f".{key}", _Mismatch(_shown(word), data[key]))
         return structure({key: value for key, value in data.items() if key not in type_meta}, kind)
 
     return structure_kind
@@ -158,7 +158,7 @@ def _type_meta(cls: Any) -> dict[str, str]:
     return {"apiVersion": resource.api_version, "kind": resource.kind} if resource else {}
 
 
-def _at(step: str, misfit: _Misfit) -> _Misfit:
+def _at(step: str, misfit: _Mismatch) -> _Mismatch:
     misfit.path.append(step)
     return misfit
 
@@ -169,12 +169,12 @@ def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
 
     def structure(data: Any, _: Any) -> tuple[Any, ...]:
         if not isinstance(data, list | tuple):
-            raise _Misfit("a list", data)
+            raise _Mismatch("a list", data)
         items = []
         for index, item in enumerate(data):
             try:
                 items.append(hook(item, item_type))
-            except _Misfit as misfit:
+            except _Mismatch as misfit:
                 raise _at(f"[{index}]", misfit) from None
         return tuple(items)
 
@@ -197,12 +197,12 @@ def _structure_mapping(cls: Any, converter: cattrs.Converter) -> _Hook:
 def _mapping_of(hook: _Hook, value_type: Any) -> _Hook:
     def structure(data: Any, _: Any) -> dict[str, Any]:
         if not isinstance(data, Mapping):
-            raise _Misfit("an object", data)
+            raise _Mismatch("an object", data)
         values = {}
         for key, value in data.items():
             try:
                 values[_shared(key)] = hook(value, value_type)
-            except _Misfit as misfit:
+            except _Mismatch as misfit:
                 raise _at(f"[{key}]", misfit) from None
         return values
 
@@ -217,7 +217,7 @@ def _shared(text: str) -> str:
 
 def _structure_string(value: Any, _: Any) -> Any:
     if type(value) is not str:
-        raise _Misfit("a string", value)
+        raise _Mismatch("a string", value)
     return _shared(value) if len(value) <= _SHARED_CHARACTERS else value
 
 
@@ -227,7 +227,7 @@ def _scalar(expected: str, *accepted: type) -> _Hook:
     def structure(value: Any, _: Any) -> Any:
         if type(value) in accepted:  # exact, since a bool is an int to Python
             return value
-        raise _Misfit(expected, value)
+        raise _Mismatch(expected, value)
 
     return structure
 
@@ -238,13 +238,13 @@ def _scalar(expected: str, *accepted: type) -> _Hook:
 def _unstructure_object(cls: Any, converter: cattrs.Converter) -> Callable[[Any], dict[str, Any]]:
     rows = [
         (slot.attribute, slot.key, slot.default, slot.facts.required, converter.get_unstructure_hook(slot.type))
-        for slot in slots(cls)
+        for slot in wire_fields(cls)
     ]
     type_meta = _type_meta(cls)
 
     def unstructure(obj: Any) -> dict[str, Any]:
         encoded: dict[str, Any] = dict(type_meta)
-        wire: Wire = obj.wire
+        wire: WireForm = obj.wire
         given = wire.given
         for attribute, key, default, required, hook in rows:
             value = getattr(obj, attribute)

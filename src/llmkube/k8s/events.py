@@ -2,10 +2,10 @@
 
 An event is news, not state: losing one is a pity, and holding up a service for one would be a mistake. So
 
-* `emit_nowait` only puts the news on a shelf of bounded size; what does not fit is dropped and counted;
-* the same news about the same object is one Event whose `count` rises, also while it still lies on the shelf;
-* words that differ each time (a pid, a number of attempts) do not help: beyond `VARIETY` messages with one reason, an
-  object's further ones share one Event that has the newest of them;
+* `emit_nowait` only puts it into a table of bounded size; what does not fit is dropped and counted;
+* the same news about the same object is one Event whose `count` rises, also while it still waits to be written;
+* words that differ each time (a pid, a number of attempts) do not help: beyond `MAX_MESSAGES_PER_REASON` messages with
+  one reason, an object's further ones share one Event that has the newest of them;
 * each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
   and a hundred different lines about one object do not crowd out those about another;
 * a server that is away is tried again with back-off; one that refuses is believed.
@@ -31,25 +31,25 @@ from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
-from llmkube.k8s.rbac import Need
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 
-NEEDS: Final = (Need(Event, frozenset({"create", "patch"})),)
+PERMISSIONS: Final = (Permission(Event, frozenset({"create", "patch"})),)
 
 EventType = Literal["Normal", "Warning"]
 
-SHELF: Final = 256
+MAX_PENDING: Final = 256
 """Different pieces of news that may wait to be written."""
 
-SHELF_PER_OBJECT: Final = 16
+MAX_PENDING_PER_OBJECT: Final = 16
 """Of these, about one object; the oldest makes room."""
 
-REMEMBERED: Final = 1024
+MAX_REMEMBERED: Final = 1024
 """Events whose counts can still be raised, and objects whose writes are counted; what is forgotten starts anew."""
 
-VARIETY: Final = 5
+MAX_MESSAGES_PER_REASON: Final = 5
 """Different messages with the same reason that an object may have as Events of their own."""
 
 BURST: Final = 10
@@ -72,14 +72,14 @@ _log = structlog.get_logger()
 class Series:
     """What makes two pieces of news the same: only time and number differ, and the words where `message` is empty."""
 
-    about: "Subject"
+    about: "InvolvedObject"
     type: EventType
     reason: str
     message: str
 
 
 @attrs.frozen
-class Subject:
+class InvolvedObject:
     """The object that news is about, in this life (uid)."""
 
     api_version: str
@@ -89,7 +89,7 @@ class Subject:
     uid: str
 
     @classmethod
-    def of(cls, obj: Object) -> "Subject":
+    def of(cls, obj: Object) -> "InvolvedObject":
         """Name a typed object."""
         resource, metadata = obj.RESOURCE, obj.metadata
         return cls(resource.api_version, resource.kind, metadata.namespace, metadata.name, metadata.uid)
@@ -99,24 +99,24 @@ class Subject:
 
 
 @attrs.define
-class _News:
+class _PendingEvent:
     """What happened since the last write, and when."""
 
     count: int
     first: datetime.datetime
     last: datetime.datetime
-    shelved_at: float  # monotonic
+    pending_since: float  # monotonic
     message: str  # the newest
 
 
 @attrs.frozen
-class _Told:
+class _WrittenEvent:
     key: Key
     count: int
 
 
 @attrs.define
-class _Allowance:
+class _TokenBucket:
     """How many writes an object may still cause, as of a moment of the monotonic clock."""
 
     left: float
@@ -140,12 +140,14 @@ class EventRecorder:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     dropped: int = attrs.field(default=0, init=False)
-    _shelf: OrderedDict[Series, _News] = attrs.field(factory=OrderedDict, init=False)
-    _waiting: Counter[Subject] = attrs.field(factory=Counter, init=False)
-    _messages: OrderedDict[tuple[Subject, EventType, str], list[str]] = attrs.field(factory=OrderedDict, init=False)
-    _told: OrderedDict[Series, _Told] = attrs.field(factory=OrderedDict, init=False)
-    _allowances: OrderedDict[Subject, _Allowance] = attrs.field(factory=OrderedDict, init=False)
-    _queue: WorkQueue[Subject] = attrs.field(init=False)
+    _pending: OrderedDict[Series, _PendingEvent] = attrs.field(factory=OrderedDict, init=False)
+    _pending_per_object: Counter[InvolvedObject] = attrs.field(factory=Counter, init=False)
+    _messages: OrderedDict[tuple[InvolvedObject, EventType, str], list[str]] = attrs.field(
+        factory=OrderedDict, init=False
+    )
+    _written: OrderedDict[Series, _WrittenEvent] = attrs.field(factory=OrderedDict, init=False)
+    _buckets: OrderedDict[InvolvedObject, _TokenBucket] = attrs.field(factory=OrderedDict, init=False)
+    _queue: WorkQueue[InvolvedObject] = attrs.field(init=False)
     _forbidden: bool = attrs.field(default=False, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -162,79 +164,79 @@ class EventRecorder:
             type: `Warning` for what somebody should look at.
         """
         words = shorten(redact(message), MAX_MESSAGE_BYTES)
-        self._put(self._series(Subject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
+        self._put(self._series(InvolvedObject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
 
     async def run(self, client: Client) -> Never:
-        """Write what is on the shelf until cancelled; no failure of the API server ends this."""
+        """Write what is pending until cancelled; no failure of the API server ends this."""
 
-        async def handle(about: Subject) -> float | None:
-            return await self._tell(client, about)
+        async def handle(about: InvolvedObject) -> float | None:
+            return await self._write_pending(client, about)
 
         await run_workers(self._queue, handle, workers=WORKERS)
 
-    async def wait_told(self) -> None:
-        """Return when nothing is left on the shelf; for an orderly end, with a deadline of the caller's."""
+    async def wait_written(self) -> None:
+        """Return when nothing is pending any more; for an orderly end, with a deadline of the caller's."""
         await trio.lowlevel.checkpoint()
-        while self._shelf:
+        while self._pending:
             await self._progress.wait()
 
-    def _series(self, about: Subject, type_: EventType, reason: str, message: str) -> Series:
+    def _series(self, about: InvolvedObject, type_: EventType, reason: str, message: str) -> Series:
         """Tell which series a message belongs to: one of its own, or that of all further ones."""
         known = self._messages.setdefault((about, type_, reason), [])
         self._messages.move_to_end((about, type_, reason))
-        if len(self._messages) > REMEMBERED:
+        if len(self._messages) > MAX_REMEMBERED:
             self._messages.popitem(last=False)
         if message not in known:
-            if len(known) >= VARIETY:
+            if len(known) >= MAX_MESSAGES_PER_REASON:
                 return Series(about, type_, reason, "")
             known.append(message)
         return Series(about, type_, reason, message)
 
     def _put(self, series: Series, message: str, now: datetime.datetime) -> None:
-        news = self._shelf.get(series)
-        if news is not None:
-            news.count += 1
-            news.last, news.message = now, message
+        pending = self._pending.get(series)
+        if pending is not None:
+            pending.count += 1
+            pending.last, pending.message = now, message
             return
-        if self._waiting[series.about] >= SHELF_PER_OBJECT:
-            self._drop(next(one for one in self._shelf if one.about == series.about))
-        elif len(self._shelf) >= SHELF:
-            self._drop(next(iter(self._shelf)))
-        self._shelf[series] = _News(1, now, now, trio.current_time(), message)
-        self._waiting[series.about] += 1
+        if self._pending_per_object[series.about] >= MAX_PENDING_PER_OBJECT:
+            self._drop(next(one for one in self._pending if one.about == series.about))
+        elif len(self._pending) >= MAX_PENDING:
+            self._drop(next(iter(self._pending)))
+        self._pending[series] = _PendingEvent(1, now, now, trio.current_time(), message)
+        self._pending_per_object[series.about] += 1
         self._queue.add_nowait(series.about)
 
     def _drop(self, series: Series) -> None:
         self.dropped += self._take(series).count
         _log.debug("event dropped", about=str(series.about), reason=series.reason, dropped=self.dropped)
 
-    def _take(self, series: Series) -> _News:
-        news = self._shelf.pop(series)
-        self._waiting[series.about] -= 1
-        if not self._waiting[series.about]:
-            del self._waiting[series.about]
+    def _take(self, series: Series) -> _PendingEvent:
+        pending = self._pending.pop(series)
+        self._pending_per_object[series.about] -= 1
+        if not self._pending_per_object[series.about]:
+            del self._pending_per_object[series.about]
         self._progress.set()
         self._progress = trio.Event()
-        return news
+        return pending
 
-    async def _tell(self, client: Client, about: Subject) -> float | None:
+    async def _write_pending(self, client: Client, about: InvolvedObject) -> float | None:
         """Write one object's news; return after how many seconds to go on, when its allowance is used up."""
-        while (series := next((one for one in self._shelf if one.about == about), None)) is not None:
+        while (series := next((one for one in self._pending if one.about == about), None)) is not None:
             pause_seconds = self._spend(about)
             if pause_seconds:
                 return pause_seconds
-            await self._tell_one(client, series)
+            await self._write_series(client, series)
         return None
 
-    async def _tell_one(self, client: Client, series: Series) -> None:
-        news = self._shelf[series]
-        if trio.current_time() - news.shelved_at > STALE_SECONDS:
+    async def _write_series(self, client: Client, series: Series) -> None:
+        pending = self._pending[series]
+        if trio.current_time() - pending.pending_since > STALE_SECONDS:
             self._drop(series)
             return
-        count, last = news.count, news.last  # both may grow while the write is on its way
+        count, last = pending.count, pending.last  # both may grow while the write is on its way
         try:
             with trio.fail_after(WRITE_SECONDS):
-                told = await self._write(client, series, attrs.evolve(news))
+                written = await self._write(client, series, attrs.evolve(pending))
         except (NotFoundError, ForbiddenError) as error:  # its namespace is gone or going, or we may not
             if isinstance(error, ForbiddenError) and not self._forbidden:
                 self._forbidden = True
@@ -250,11 +252,11 @@ class EventRecorder:
             _log.warning("event refused", about=str(series.about), reason=series.reason, error=str(refused))
             self._lose(series)
             return
-        self._told[series] = told
-        self._told.move_to_end(series)
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        left = self._shelf.get(series)
+        self._written[series] = written
+        self._written.move_to_end(series)
+        if len(self._written) > MAX_REMEMBERED:
+            self._written.popitem(last=False)
+        left = self._pending.get(series)
         if left is not None and left.count > count:
             left.count -= count
             left.first = last
@@ -262,30 +264,30 @@ class EventRecorder:
             self._take(series)
 
     def _lose(self, series: Series) -> None:
-        if series in self._shelf:  # a busy object's news may have been dropped while it was on its way
+        if series in self._pending:  # a busy object's news may have been dropped while it was on its way
             self._drop(series)
 
-    async def _write(self, client: Client, series: Series, news: _News) -> _Told:
+    async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> _WrittenEvent:
         """Raise the count of the Event that tells this already, or make a new one."""
-        told = self._told.get(series)
-        if told is not None:
-            count = told.count + news.count
-            patch = {"count": count, "lastTimestamp": timestamp(news.last), "message": news.message}
+        written = self._written.get(series)
+        if written is not None:
+            count = written.count + pending.count
+            patch = {"count": count, "lastTimestamp": timestamp(pending.last), "message": pending.message}
             try:
-                await client.patch(Event, told.key, patch)
+                await client.patch(Event, written.key, patch)
             except NotFoundError:  # the server forgets events after an hour; then the series begins anew
-                del self._told[series]
+                del self._written[series]
             else:
-                return _Told(told.key, count)
+                return _WrittenEvent(written.key, count)
         while True:
-            manifest = self._manifest(series, news)
+            manifest = self._manifest(series, pending)
             try:
                 await client.create(decode(Event, manifest))
             except AlreadyExistsError:  # another one drew the same 64 bits
                 continue
-            return _Told(Key.of(manifest), news.count)
+            return _WrittenEvent(Key.of(manifest), pending.count)
 
-    def _manifest(self, series: Series, news: _News) -> dict[str, Any]:
+    def _manifest(self, series: Series, pending: _PendingEvent) -> dict[str, Any]:
         about = series.about
         head = about.name[:230].rstrip(".-")  # with the suffix at most 253 characters, a DNS-1123 subdomain
         return {
@@ -302,24 +304,24 @@ class EventRecorder:
             },
             "type": series.type,
             "reason": series.reason,
-            "message": news.message,
-            "count": news.count,
-            "firstTimestamp": timestamp(news.first),
-            "lastTimestamp": timestamp(news.last),
+            "message": pending.message,
+            "count": pending.count,
+            "firstTimestamp": timestamp(pending.first),
+            "lastTimestamp": timestamp(pending.last),
             "source": {"component": self.component, "host": self.instance},
             "reportingComponent": self.component,
             "reportingInstance": self.instance,
         }
 
-    def _spend(self, about: Subject) -> float:
+    def _spend(self, about: InvolvedObject) -> float:
         """Take one write from an object's allowance, or return the seconds until there is one."""
         now = trio.current_time()
-        allowance = self._allowances.get(about, _Allowance(BURST, now))
-        left = min(float(BURST), allowance.left + (now - allowance.at) / REFILL_SECONDS)
+        bucket = self._buckets.get(about, _TokenBucket(BURST, now))
+        left = min(float(BURST), bucket.left + (now - bucket.at) / REFILL_SECONDS)
         granted = left >= 1.0
-        self._allowances[about] = _Allowance(left - granted, now)
-        self._allowances.move_to_end(about)
-        if len(self._allowances) > REMEMBERED:
-            self._allowances.popitem(last=False)
+        self._buckets[about] = _TokenBucket(left - granted, now)
+        self._buckets.move_to_end(about)
+        if len(self._buckets) > MAX_REMEMBERED:
+            self._buckets.popitem(last=False)
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
         return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0

@@ -1,6 +1,6 @@
 """A class attribute says everything about its JSON field: name, bounds, default, meaning.
 
-Every class that crosses the wire is written as a table of `field(...)` lines plus one `wire: Wire = received()` line:
+Every class that crosses the wire is a table of `field(...)` lines plus one `wire: WireForm = received()` line:
 
 ```python
 @attrs.frozen(kw_only=True)
@@ -9,12 +9,12 @@ class Autoscaling:
 
     max_replicas: int = field("Highest replica count.", REQUIRED, minimum=1, maximum=100)
     min_replicas: int = field("Lowest replica count.", 1, minimum=1, maximum=10)
-    wire: Wire = received()
+    wire: WireForm = received()
 ```
 
-The codec (`k8s.codec`) and the schema generator (`k8s.crd.schema`) read the same table through `slots()`, so what is
-decoded, what is encoded and what the API server enforces cannot drift apart. The JSON name is the attribute's name in
-camelCase unless `name=` spells it differently (`moeCPULayers`).
+The codec (`k8s.codec`) and the schema generator (`k8s.crd.definitions`) read the same table through `wire_fields()`,
+so what is decoded, what is encoded and what the API server enforces cannot drift apart. The JSON name is the
+attribute's name in camelCase unless `name=` spells it differently (`moeCPULayers`).
 """
 
 import functools
@@ -70,7 +70,7 @@ class Scale:
 
 
 @attrs.frozen(kw_only=True)
-class Facts:
+class SchemaFacts:
     """What the schema says about a field beyond its Python type; None and empty mean nothing is said.
 
     Args:
@@ -93,18 +93,18 @@ class Facts:
     pattern: str = ""
     format: str = ""
     list_map_keys: tuple[str, ...] = ()
-    items: "Facts | None" = None
+    items: "SchemaFacts | None" = None
     pod_part: str = ""
     atomic: bool = False
     apply_default: bool = False
     rules: tuple[Rule, ...] = ()
 
 
-_NO_FACTS: Final = Facts()
+_NO_FACTS: Final = SchemaFacts()
 
 
 @attrs.frozen
-class Wire:
+class WireForm:
     """What an object looked like as JSON, apart from its values.
 
     Args:
@@ -117,7 +117,7 @@ class Wire:
     given: frozenset[str] = attrs.field(default=frozenset(), eq=False)
 
 
-_BLANK: Final = Wire()
+_BLANK: Final = WireForm()
 
 
 def received() -> Any:
@@ -133,9 +133,9 @@ def field(description: str = "", default: Any = None, /, *, repr: bool = True, *
         default: The value when the field is absent: `REQUIRED`, a value, `dict` for an empty map, or a wire class for
             a block whose absence means all of its defaults.
         repr: False keeps secrets out of logs.
-        **facts: The rest of `Facts`. `required=True` with a default means: always written, tolerated when absent.
+        **facts: The rest of `SchemaFacts`. `required=True` with a default means: always written, tolerated when absent.
     """
-    known = Facts(description=description, **{"required": default is REQUIRED, **facts})
+    known = SchemaFacts(description=description, **{"required": default is REQUIRED, **facts})
     metadata = {_FACTS: known}
     if default is dict:
         return attrs.field(factory=dict, hash=False, repr=repr, metadata=metadata)
@@ -145,14 +145,14 @@ def field(description: str = "", default: Any = None, /, *, repr: bool = True, *
 
 
 @attrs.frozen
-class Slot:
+class WireField:
     """One JSON field of a class, resolved: what the codec and the schema generator walk over."""
 
     attribute: str
     key: str
     type: Any  # never `X | None`: absence is the codec's business
     default: Any  # REQUIRED when there is none
-    facts: Facts
+    facts: SchemaFacts
 
 
 def camel(snake: str) -> str:
@@ -162,7 +162,7 @@ def camel(snake: str) -> str:
 
 
 @functools.cache
-def slots(cls: type) -> tuple[Slot, ...]:
+def wire_fields(cls: type) -> tuple[WireField, ...]:
     """Every JSON field of a wire class, in the order of the source.
 
     Raises:
@@ -170,16 +170,16 @@ def slots(cls: type) -> tuple[Slot, ...]:
     """
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
     if all(attribute.name != "wire" for attribute in attributes):
-        raise TypeError(f"{cls.__name__} needs a line `wire: Wire = received()`")
+        raise TypeError(f"{cls.__name__} needs a line `wire: WireForm = received()`")
     return tuple(_slot(attribute) for attribute in attributes if attribute.name != "wire")
 
 
-def _slot(attribute: "attrs.Attribute[Any]") -> Slot:
-    facts: Facts = attribute.metadata.get(_FACTS, _NO_FACTS)
+def _slot(attribute: "attrs.Attribute[Any]") -> WireField:
+    facts: SchemaFacts = attribute.metadata.get(_FACTS, _NO_FACTS)
     default: Any = attribute.default
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # attrs types Factory as a function, it is a class
         default = default.factory()
-    return Slot(
+    return WireField(
         attribute=attribute.name,
         key=facts.name or camel(attribute.name),
         type=_without_none(attribute.type),
@@ -197,7 +197,7 @@ def _without_none(annotation: Any) -> Any:
 
 def json_name(cls: type, attribute: str) -> str:
     """The JSON spelling of an attribute: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
-    return next(slot.key for slot in slots(cls) if slot.attribute == attribute)
+    return next(slot.key for slot in wire_fields(cls) if slot.attribute == attribute)
 
 
 def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:
@@ -206,7 +206,7 @@ def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:
     A default that somebody wrote out is no change: the API server writes them all, and nobody asks for anything by it.
     Lists and maps are leaves.
     """
-    for slot in slots(obj.__class__):
+    for slot in wire_fields(obj.__class__):
         value = getattr(obj, slot.attribute)
         if value is None or value == slot.default:
             continue

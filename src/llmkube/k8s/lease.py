@@ -39,11 +39,11 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, NotFoundError
-from llmkube.k8s.rbac import Need
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import micro_timestamp
 
-NEEDS: Final = (Need(Lease, frozenset({"get", "create", "patch"}), place="system"),)
+PERMISSIONS: Final = (Permission(Lease, frozenset({"get", "create", "patch"}), place="system"),)
 
 DURATION_SECONDS: Final = 30
 """What stands in the Lease: how long candidates wait after the last change that they saw."""
@@ -190,7 +190,7 @@ class _Candidate:
 
 
 @asynccontextmanager
-async def held(
+async def hold_lease(
     client: Client,
     key: Key,
     identity: str,

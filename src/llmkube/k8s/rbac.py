@@ -1,8 +1,8 @@
 """What a program may do is what its code says that it does: rights are declared beside the calls, and rendered here.
 
-Each room that talks to the API server says so in a tuple of `Need`s; a program is the sum of those of its rooms. The
-manifests that `kubectl apply` takes are made from that, so a Role has neither too little nor too much by accident, and
-the tests compare it with what the programs call.
+Each room that talks to the API server says so in a tuple of `Permission`s; a program is the sum of those of its
+rooms. The manifests that `kubectl apply` takes are made from that, so a Role has neither too little nor too much by
+accident, and the tests compare it with what the programs call.
 
 Server-side apply is the verb `patch`, and `create` too where the object may not exist yet (Kubernetes, "Server-Side
 Apply": "requires both").
@@ -29,7 +29,7 @@ _PART_OF: Final = {"app.kubernetes.io/part-of": "llmkube"}
 
 
 @attrs.frozen
-class Need:
+class Permission:
     """Verbs that some code uses on a kind; of a cluster-scoped kind in `system`, on the system namespace itself."""
 
     kind: type[Object]
@@ -53,7 +53,7 @@ class Program:
     """One program with everything that its rooms need; its name is that of its ServiceAccount and of its roles."""
 
     name: str
-    needs: tuple[Need, ...]
+    needs: tuple[Permission, ...]
 
 
 def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | None = None) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | 
     ]
 
 
-def _rules(needs: Iterable[Need]) -> list[dict[str, Any]]:
+def _rules(needs: Iterable[Permission]) -> list[dict[str, Any]]:
     """Return one rule per API group and set of verbs, in a stable order."""
     verbs: dict[tuple[str, str], frozenset[str]] = {}
     for need in needs:
@@ -97,7 +97,7 @@ def _rules(needs: Iterable[Need]) -> list[dict[str, Any]]:
     ]
 
 
-def _named_rules(needs: Iterable[Need], name: str) -> list[dict[str, Any]]:
+def _named_rules(needs: Iterable[Permission], name: str) -> list[dict[str, Any]]:
     """Return rules about one object by its name; `create` knows no names, so it stands alone."""
     rules = []
     for rule in _rules(needs):

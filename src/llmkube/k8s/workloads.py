@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import Condition, ObjectMeta
-from llmkube.k8s.fields import REQUIRED, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 # -- core/v1: pods and claims -----------------------------------------------------------------------------------------
@@ -17,7 +17,7 @@ class ContainerWaiting:
 
     reason: str = ""
     message: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +25,7 @@ class ContainerRunning:
     """A container runs."""
 
     started_at: str | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class ContainerTerminated:
     reason: str = ""
     message: str = ""
     finished_at: str | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +47,7 @@ class ContainerState:
     waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
     terminated: ContainerTerminated | None = None
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +59,7 @@ class ContainerStatus:
     restart_count: int = 0
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,7 @@ class PodCondition:
     status: str = field("", REQUIRED)
     reason: str = ""
     message: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +84,7 @@ class PodStatus:
     conditions: tuple[PodCondition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -96,7 +96,7 @@ class Pod:
     )
     metadata: ObjectMeta
     status: PodStatus = PodStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -109,7 +109,7 @@ class ClaimStatus:
     """Whether a claim has its volume: `Pending`, `Bound` or `Lost`."""
 
     phase: str = ""
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +121,7 @@ class PersistentVolumeClaim:
     )
     metadata: ObjectMeta
     status: ClaimStatus = ClaimStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -137,7 +137,7 @@ class DeploymentSpec:
     """How many pods a Deployment keeps; everything else about them is only written, never read."""
 
     replicas: int = 1
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -150,7 +150,7 @@ class DeploymentStatus:
     ready_replicas: int = 0
     available_replicas: int = 0
     conditions: tuple[Condition, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +169,7 @@ class Deployment:
     metadata: ObjectMeta
     spec: DeploymentSpec = DeploymentSpec()
     status: DeploymentStatus = DeploymentStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -185,7 +185,7 @@ class JobStatus:
     active: int = 0
     succeeded: int = 0
     failed: int = 0
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -195,7 +195,7 @@ class Job:
     RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
     metadata: ObjectMeta
     status: JobStatus = JobStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -220,7 +220,7 @@ class HorizontalPodAutoscaler:
         categories=("all",),
     )
     metadata: ObjectMeta
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -241,7 +241,7 @@ class PodDisruptionBudget:
         subresources=("status",),
     )
     metadata: ObjectMeta
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -257,7 +257,7 @@ class PodMonitor:
         "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
     )
     metadata: ObjectMeta
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -276,7 +276,7 @@ class ServiceLevelObjective:
         "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
     )
     metadata: ObjectMeta
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:
@@ -289,7 +289,7 @@ class RouteParent:
     """What one Gateway says of a route."""
 
     conditions: tuple[Condition, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -297,7 +297,7 @@ class HTTPRouteStatus:
     """What the Gateways say of a route."""
 
     parents: tuple[RouteParent, ...] = ()
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -309,7 +309,7 @@ class HTTPRoute:
     )
     metadata: ObjectMeta
     status: HTTPRouteStatus = HTTPRouteStatus()
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:

@@ -15,7 +15,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.message import Headers, Request, Response
-from llmkube.router.origins import is_foreign
+from llmkube.router.origin_policy import is_foreign_origin
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT = """LLMKube gateway: an OpenAI-compatible API.
@@ -41,7 +41,7 @@ class Backend:
 
 
 @attrs.frozen
-class Unavailable:
+class UnavailableModel:
     """A model that exists and does not answer now.
 
     Attributes:
@@ -55,14 +55,14 @@ class Unavailable:
     retry_after_seconds: int = 5
 
 
-class Directory(Protocol):
+class ModelDirectory(Protocol):
     """What models there are and where; asked at every request, answers at once."""
 
     def model_ids(self) -> Sequence[str]:
         """Return the ids that clients may use, in order."""
         ...
 
-    def lookup(self, model_id: str) -> Backend | Unavailable | None:
+    def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
         """Return where a model answers or why it does not; None when there is no such model."""
         ...
 
@@ -75,7 +75,7 @@ class _RefusedError(Exception):
         self.response = response
 
 
-def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[], datetime]) -> Handler:
+def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime]) -> Handler:
     """Route `/v1` requests to engines by model name.
 
     Args:
@@ -102,13 +102,13 @@ def gateway_handler(directory: Directory, client: HttpClient, utcnow: Callable[[
 
 def _refuse_foreign(request: Request) -> None:
     """Let web pages from elsewhere use nothing here."""
-    if is_foreign(request):
+    if is_foreign_origin(request):
         page = request.headers.get("origin")
         ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
         raise _refused(403, f"the web page {page} may not use this gateway; {ways}", "origin_refused")
 
 
-def _answer_locally(request: Request, directory: Directory, created: int) -> Response | None:
+def _answer_locally(request: Request, directory: ModelDirectory, created: int) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
     path, reading = request.path.rstrip("/") or "/", request.method in ("GET", "HEAD")
     if path == "/" and reading:
@@ -135,7 +135,7 @@ def _model_object(model_id: str, created: int) -> dict[str, Any]:
     return {"id": model_id, "object": "model", "created": created, "owned_by": "llmkube"}
 
 
-def _route(request: Request, directory: Directory) -> tuple[Backend, bytes]:
+def _route(request: Request, directory: ModelDirectory) -> tuple[Backend, bytes]:
     """Choose the engine by the body's `model` and return the body as that engine wants it."""
     try:
         payload = json.loads(request.body)
@@ -151,14 +151,14 @@ def _route(request: Request, directory: Directory) -> tuple[Backend, bytes]:
     found = directory.lookup(model_id)
     if found is None:
         raise _no_such_model(model_id, directory)
-    if isinstance(found, Unavailable):
+    if isinstance(found, UnavailableModel):
         raise _not_ready(model_id, found)
     if payload.get("model") == found.alias:
         return found, request.body  # untouched: what a client wrote is what its engine reads
     return found, json.dumps({**payload, "model": found.alias}).encode()
 
 
-def _only_model(directory: Directory) -> str:
+def _only_model(directory: ModelDirectory) -> str:
     model_ids = directory.model_ids()
     if len(model_ids) == 1:
         return model_ids[0]
@@ -188,7 +188,7 @@ async def _forward(exchange: Exchange, client: HttpClient, backend: Backend, bod
         raise _refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc
 
 
-def _no_such_model(model_id: str, directory: Directory) -> _RefusedError:
+def _no_such_model(model_id: str, directory: ModelDirectory) -> _RefusedError:
     return _refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", "model_not_found")
 
 
@@ -196,7 +196,7 @@ def _there_is(model_ids: Sequence[str]) -> str:
     return f"there is {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
 
 
-def _not_ready(model_id: str, state: Unavailable) -> _RefusedError:
+def _not_ready(model_id: str, state: UnavailableModel) -> _RefusedError:
     message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
     return _refused(503, message, "model_not_ready", retry_after=str(state.retry_after_seconds))
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.k8s.fields import slots
+from llmkube.k8s.fields import wire_fields
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
 EXTRA_ARGS: Final = "spec.extraArgs"
@@ -73,7 +73,7 @@ class CommandLine:
         A switch's flag may be followed by `|` and the one that turns it off; either may be empty, where the engine
         does that anyway. What has its default is not written.
         """
-        for slot in slots(block.__class__):
+        for slot in wire_fields(block.__class__):
             value = getattr(block, slot.attribute)
             if slot.attribute not in flags or value is None or value == slot.default:
                 continue

@@ -22,7 +22,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Outbox
@@ -110,7 +110,7 @@ async def _run_shielded(
     def mark_all() -> None:
         roster.mark_all()
 
-    hosts = HostWatch(client, settings.lease_namespace, mark_all)
+    hosts = HostMonitor(client, settings.lease_namespace, mark_all)
     claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
     ledger = Ledger(settings.memory_rules, watched=ports.memory is not None)
@@ -171,7 +171,7 @@ async def _run_shielded(
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
                 await roster.outbox.wait_heard()
-                await events.wait_told()
+                await events.wait_written()
                 if not roster.parting.keep:
                     await withdraw_presence(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
@@ -195,7 +195,7 @@ async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[floa
             nursery.cancel_scope.cancel(reason="the host has slept")
 
 
-async def _run_second_words(hosts: HostWatch, host: str, outbox: Outbox) -> None:
+async def _run_second_words(hosts: HostMonitor, host: str, outbox: Outbox) -> None:
     """Never return: say what stands once more some time after other hosts have come or gone."""
     while True:
         version, before = hosts.news.version, _others(hosts, host)
@@ -206,8 +206,8 @@ async def _run_second_words(hosts: HostWatch, host: str, outbox: Outbox) -> None
         outbox.repeat_nowait()
 
 
-def _others(hosts: HostWatch, host: str) -> frozenset[str]:
-    return frozenset(hosts.book.hosts.accelerators) - {host}
+def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
+    return frozenset(hosts.tracker.hosts.accelerators) - {host}
 
 
 def _stop_seconds(settings: AgentSettings) -> float:

@@ -15,7 +15,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import open_http_client
-from llmkube.base.private_files import remove_drafts
+from llmkube.base.private_files import remove_temporary_files
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
@@ -196,7 +196,7 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     """End what nobody wants any more, and return what an earlier agent left; blocks for up to two graces."""
     notes = Strays(settings.state_dir / STRAYS)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
-        remove_drafts(folder)
+        remove_temporary_files(folder)
     entries = journal.read_all()
     left, strays = take_stock(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
     journal.clear(entries.keys() - left.keys())

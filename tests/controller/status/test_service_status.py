@@ -16,10 +16,10 @@ from llmkube.controller.status.service_status import (
     resolve_mode,
 )
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES, InferenceServiceStatus
-from llmkube.k8s.fields import slots
-from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.fields import wire_fields
+from llmkube.k8s.live_hosts import LiveHosts
 
-TWO_HOSTS = Hosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
+TWO_HOSTS = LiveHosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
 SETTINGS = ControllerSettings()
 
 
@@ -172,7 +172,7 @@ def test_phase_table(isvc, its_model, slices, hosts, expected):
         (service(loaded("Stopping")), [], STUDIO, Replicas(1, 1, 0)),
         (service(loaded("EngineExited")), [], STUDIO, Replicas(1, 0, 0)),
         (service(loaded("Loaded")), [], NOBODY, Replicas(1, 0, 0)),
-        (service(loaded("Loaded")), [], Hosts({"mini": frozenset({"cpu"})}), Replicas(1, 0, 0)),
+        (service(loaded("Loaded")), [], LiveHosts({"mini": frozenset({"cpu"})}), Replicas(1, 0, 0)),
     ],
 )
 def test_counting(isvc, slices, hosts, replicas):
@@ -326,7 +326,7 @@ def test_what_always_holds(isvc, its_model, slices, hosts):
 @given(SERVICES, MODELS, SLICES)
 def test_only_fields_of_the_schema_are_written(isvc, its_model, slices):
     """Every field that is derived exists in the schema: a misspelt one would be pruned and written for ever."""
-    known = {slot.key for slot in slots(InferenceServiceStatus)}
+    known = {slot.key for slot in wire_fields(InferenceServiceStatus)}
     assert derive_service_status(isvc, its_model, slices, STUDIO, SETTINGS, now=NOW).keys() <= known
 
 

@@ -6,7 +6,7 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podkinds import install
-from llmkube.controller.informers import NEEDS
+from llmkube.controller.informers import PERMISSIONS
 from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
 from llmkube.controller.writes import owned_objects
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
@@ -15,7 +15,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
 
 CHAT = Key("ml", "chat")
-MADE = [need.kind for need in NEEDS if "create" in need.verbs]
+MADE = [need.kind for need in PERMISSIONS if "create" in need.verbs]
 EVERYTHING = {
     "replicas": 2,
     "autoscaling": {"maxReplicas": 3},

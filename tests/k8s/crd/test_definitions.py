@@ -20,7 +20,7 @@ from llmkube.k8s.crd.modelrouter import Backend, ModelRouter
 from llmkube.k8s.crd.placement import Autoscaling, EnvVar
 from llmkube.k8s.crd.podparts import POD_PARTS, part_schema
 from llmkube.k8s.crd.serving import SPECULATION_TYPES, SpeculativeDecoding
-from llmkube.k8s.fields import Facts, IntOrString, Rule, Wire, field, received, slots
+from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, WireForm, field, received, wire_fields
 
 ROOTS = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in all_crds()]
 
@@ -191,7 +191,7 @@ def test_pod_parts_are_spelled_out() -> None:
 
 def test_every_pod_part_is_used() -> None:
     """Each part of a pod that is spelled out stands in some kind, under the name that a field gives it."""
-    used = {slot.facts.pod_part for cls in wire_classes() for slot in slots(cls) if slot.facts.pod_part}
+    used = {slot.facts.pod_part for cls in wire_classes() for slot in wire_fields(cls) if slot.facts.pod_part}
     assert used == set(POD_PARTS)
 
 
@@ -201,7 +201,7 @@ def wire_classes() -> list[Any]:
     while todo:
         cls = todo.pop()
         seen.append(cls)
-        inner = [kind for slot in slots(cls) for kind in (slot.type, *typing.get_args(slot.type))]
+        inner = [kind for slot in wire_fields(cls) for kind in (slot.type, *typing.get_args(slot.type))]
         todo += [kind for kind in inner if attrs.has(kind) and kind not in seen + todo]
     return seen
 
@@ -286,14 +286,14 @@ def test_autoscaling_rule(minimum: int, maximum: int, broken: list[str]) -> None
     assert broken_rules(Autoscaling, {"minReplicas": minimum, "maxReplicas": maximum}) == broken
 
 
-NEEDS, NONE, BOTH = (rule.message for rule in SpeculativeDecoding.RULES)
+PERMISSIONS, NONE, BOTH = (rule.message for rule in SpeculativeDecoding.RULES)
 FILE, REF = {"draftModel": "draft.gguf"}, {"draftModelRef": "small"}
 
 
 @pytest.mark.parametrize(
     ("value", "broken"),
     [
-        ({"type": "draft"}, [NEEDS]),
+        ({"type": "draft"}, [PERMISSIONS]),
         ({"type": "draft", **FILE}, []),
         ({"type": "draft-eagle3", **REF}, []),
         ({"type": "draft-simple", **FILE, **REF}, [BOTH]),
@@ -355,10 +355,10 @@ class Sample:
     condition: Condition | None = field("A block.", atomic=True, rules=(Rule("has(self.type)", "needs a type"),))
     share: float | None = field("A number.", minimum=0, exclusive_minimum=True)
     tags: tuple[str, ...] = field(
-        "Tags.", (), max_items=3, items=Facts(max_length=5, rules=(Rule("self != 'x'", "not x", ".y"),))
+        "Tags.", (), max_items=3, items=SchemaFacts(max_length=5, rules=(Rule("self != 'x'", "not x", ".y"),))
     )
     probe: Mapping[str, Any] | None = field("A part of a pod.", pod_part="Probe")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 def test_facts_reach_the_schema() -> None:
@@ -386,7 +386,7 @@ def test_a_type_without_a_schema_is_a_bug() -> None:
         """Holds what no schema can say."""
 
         value: complex = field("A number.", 0j)
-        wire: Wire = received()
+        wire: WireForm = received()
 
     with pytest.raises(TypeError, match="no schema for"):
         object_schema(Odd)
@@ -394,7 +394,7 @@ def test_a_type_without_a_schema_is_a_bug() -> None:
 
 def test_every_status_number_can_be_unknown() -> None:
     """A status number that nobody observed is None, so an observed 0 is written."""
-    numbers = [slot for slot in slots(InferenceServiceStatus) if slot.type is int]
+    numbers = [slot for slot in wire_fields(InferenceServiceStatus) if slot.type is int]
     assert numbers
     assert all(slot.default is None for slot in numbers)
     assert encode(InferenceServiceStatus(ready_replicas=0)) == {"readyReplicas": 0}

@@ -4,7 +4,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.k8s.fields import Wire, field, received
+from llmkube.k8s.fields import WireForm, field, received
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
 
@@ -18,7 +18,7 @@ class EchoConfig:
     prefix: str | None = field("What every answer begins with.", min_length=1)
     repeat: int = field("How often the question is said back.", 1, minimum=1, maximum=10)
     shout: bool | None = field("Answers in capitals.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 def plan(builder: ContainerBuilder) -> ContainerPlan:

@@ -39,7 +39,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 """Answers one request, in a cancel scope of its own: cancelled when the client goes away (half-closing counts)."""
 
 
-class Answer:
+class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
     Attributes:

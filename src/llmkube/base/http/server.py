@@ -19,7 +19,7 @@ import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES, WorldError
 from llmkube.base.http.errors import ClientGoneError
-from llmkube.base.http.exchange import Answer, Handler
+from llmkube.base.http.exchange import Handler, StreamExchange
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Request, Response, encode_response_head
 from llmkube.base.http.parser import HeadReader, MalformedError, RequestHead, request_body
@@ -131,7 +131,7 @@ class _Connection:
         self._early = b""  # received, and belongs to the next request
         self._stopping = False
         self._idle = trio.CancelScope()
-        self._answer: Answer | None = None
+        self._answer: StreamExchange | None = None
 
     def stop_nowait(self) -> None:
         """End the connection: at once when it is idle, else after the answer in progress."""
@@ -210,10 +210,10 @@ class _Connection:
         self._early = decoder.rest or b""
         return Request(head.method, head.target, head.headers, bytes(body))
 
-    async def _serve(self, request: Request, head: RequestHead) -> Answer:
+    async def _serve(self, request: Request, head: RequestHead) -> StreamExchange:
         """Run the handler while watching the client; ends in every case, with what became of the answer."""
         async with trio.open_nursery() as nursery:
-            answer = self._answer = Answer(
+            answer = self._answer = StreamExchange(
                 request,
                 self._stream,
                 self._limits,
@@ -239,7 +239,7 @@ class _Connection:
                 return
             self._early += data
 
-    async def _handle(self, answer: Answer) -> None:
+    async def _handle(self, answer: StreamExchange) -> None:
         """Contain a failing handler: it costs its own request and nothing else.
 
         This is the server's one broad catch. A request is a unit of failure: a bug that one client can trigger must not

@@ -14,7 +14,7 @@ from llmkube.controller.status.service_status import derive_service_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 
@@ -26,7 +26,7 @@ class ServiceReconciler:
     settings: ControllerSettings
     utcnow: Callable[[], datetime.datetime]
     informers: Informers
-    hosts: HostWatch
+    hosts: HostMonitor
     writer: StatusWriter[InferenceService]
     phase_changes: PhaseChanges
     in_pods: PodServices | None = None
@@ -63,7 +63,7 @@ class ServiceReconciler:
             newest,
             model,
             self.informers.slices_of(cached.key),
-            self.hosts.book.hosts,
+            self.hosts.tracker.hosts,
             self.settings,
             holders=self.informers.holders(cached.key),
             now=now,

@@ -14,7 +14,7 @@ from llmkube.controller.status.model_status import derive_model_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 
 
@@ -26,7 +26,7 @@ class ModelReconciler:
     settings: ControllerSettings
     utcnow: Callable[[], datetime.datetime]
     informers: Informers
-    hosts: HostWatch
+    hosts: HostMonitor
     writer: StatusWriter[Model]
     phase_changes: PhaseChanges
     in_pods: PodModels | None = None
@@ -54,6 +54,6 @@ class ModelReconciler:
             self.writer.forget(key)
             return
         newest = self.writer.newest(cached)
-        status = derive_model_status(newest, self.hosts.book.hosts, now=self.utcnow())
+        status = derive_model_status(newest, self.hosts.tracker.hosts, now=self.utcnow())
         if await self.writer.write(cached, status):
             self.phase_changes.tell(newest, status)

@@ -12,10 +12,10 @@ from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import AlreadyExistsError, ForbiddenError, NotFoundError
-from llmkube.k8s.rbac import Need
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 
-NEEDS: Final = (Need(Namespace, frozenset({"get", "create"}), place="system"),)
+PERMISSIONS: Final = (Permission(Namespace, frozenset({"get", "create"}), place="system"),)
 
 LOOK_SECONDS: Final = 600.0
 """Between two looks at a namespace that is there: nobody deletes it on purpose."""

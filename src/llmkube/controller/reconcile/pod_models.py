@@ -31,7 +31,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
-from llmkube.k8s.rbac import Need
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value
 from llmkube.k8s.wire.owners import is_controlled_by
@@ -47,11 +47,11 @@ CLAIM_LOOK_SECONDS: Final = 10.0
 PRUNING_LOOK_SECONDS: Final = 10.0
 """Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
 
-NEEDS: Final = (
+PERMISSIONS: Final = (
     # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
-    Need(PersistentVolumeClaim, frozenset({"get", "create"})),
+    Permission(PersistentVolumeClaim, frozenset({"get", "create"})),
     # The finalizer of a Model in use; nothing else of it is written but its status.
-    Need(Model, frozenset({"patch"})),
+    Permission(Model, frozenset({"patch"})),
 )
 
 

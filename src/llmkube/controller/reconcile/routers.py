@@ -10,13 +10,13 @@ import trio
 from llmkube.controller.informer import Informer
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.rbac import FOLLOW, Need
+from llmkube.k8s.rbac import FOLLOW, Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import AVAILABLE, Statement, settle
 
 ACCEPTED: Final = "Accepted"
 NOT_SUPPORTED: Final = "NotSupported"
-NEEDS: Final = (Need(ModelRouter, FOLLOW),)
+PERMISSIONS: Final = (Permission(ModelRouter, FOLLOW),)
 
 _MESSAGE: Final = "this version of LLMKube stores routers and runs none: clients have to ask the services themselves"
 

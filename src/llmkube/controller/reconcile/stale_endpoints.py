@@ -15,7 +15,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, HOST_LABEL
 
@@ -28,14 +28,14 @@ class SliceReconciler:
 
     client: Client
     informers: Informers
-    hosts: HostWatch
+    hosts: HostMonitor
 
     async def reconcile(self, key: Key) -> None:
         """Take a slice's endpoints out of service if its host is gone, and no program has written to it since."""
         await trio.lowlevel.checkpoint()
         piece = self.informers.slices.get(key)
         host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
-        if piece is None or not is_in_service(piece) or self.hosts.book.hosts.alive(host):
+        if piece is None or not is_in_service(piece) or self.hosts.tracker.hosts.alive(host):
             return
         # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
         # tell us the other way round.

@@ -15,7 +15,7 @@ import datetime
 from typing import Any, Final
 
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
 
 FETCHED: Final = "Fetched"
@@ -34,7 +34,7 @@ def accelerator_of(model: Model) -> str:
     return model.spec.hardware.accelerator
 
 
-def judge_model(model: Model, hosts: Hosts) -> Verdict:
+def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
     """Decide a Model's phase."""
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     if fetched is not None and fetched.status == "True":
@@ -73,7 +73,7 @@ def judge_quantization(model: Model, found: str) -> Statement:
     return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
 
 
-def derive_model_status(model: Model, hosts: Hosts, *, now: datetime.datetime) -> dict[str, Any]:
+def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the part of a Model's status that the controller owns.
 
     Args:

@@ -43,7 +43,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.hosts import Hosts
+from llmkube.k8s.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import (
     AVAILABLE,
     DEGRADED,
@@ -102,7 +102,7 @@ class Replicas:
 
 
 def count_replicas(
-    service: InferenceService, model: Model | None, slices: Iterable[EndpointSlice], hosts: Hosts
+    service: InferenceService, model: Model | None, slices: Iterable[EndpointSlice], hosts: LiveHosts
 ) -> Replicas:
     """Count engines by what hosts publish; a slice of a host that is gone counts for nothing.
 
@@ -131,7 +131,7 @@ def count_replicas(
 
 
 def judge_service(
-    service: InferenceService, model: Model | None, replicas: Replicas, hosts: Hosts, holders: Sequence[str] = ()
+    service: InferenceService, model: Model | None, replicas: Replicas, hosts: LiveHosts, holders: Sequence[str] = ()
 ) -> Verdict:
     """Decide a service's phase; the table above, from top to bottom."""
     desired, ready = replicas.desired, replicas.ready
@@ -160,7 +160,7 @@ def derive_service_status(
     service: InferenceService,
     model: Model | None,
     slices: Sequence[EndpointSlice],
-    hosts: Hosts,
+    hosts: LiveHosts,
     settings: ControllerSettings,
     *,
     holders: Sequence[str] = (),
@@ -202,7 +202,7 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
     return next(filter(None, said), None) or mode_of(spec)
 
 
-def _judge_start(service: InferenceService, model: Model, hosts: Hosts, holders: Sequence[str]) -> Verdict:
+def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
     """Say why nothing is ready although somebody could serve it."""
     generation = service.metadata.generation
     claimed = [host for host in holders if hosts.alive(host)]
@@ -282,7 +282,7 @@ def _unpublished(service: InferenceService) -> Condition | None:
     return published if published is not None and published.status == "False" else None
 
 
-def _somebody_serves(model: Model | None, hosts: Hosts) -> bool:
+def _somebody_serves(model: Model | None, hosts: LiveHosts) -> bool:
     return bool(hosts.serving(accelerator_of(model)) if model else hosts.accelerators)
 
 

@@ -24,15 +24,15 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
 from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
-from llmkube.k8s.fields import slots
-from llmkube.k8s.rbac import Need
+from llmkube.k8s.fields import wire_fields
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 T = TypeVar("T", Model, InferenceService, ModelRouter)
 
-NEEDS: Final = tuple(
-    Need(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService, ModelRouter)
+PERMISSIONS: Final = tuple(
+    Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService, ModelRouter)
 )
 
 _Fields = dict[str, Any]
@@ -134,6 +134,6 @@ class StatusWriter(Generic[T]):
     def _fields(typed: _Status, asked: Mapping[str, Any]) -> _Fields:
         """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
         kind: type = type(typed)
-        fields = {slot.key: getattr(typed, slot.attribute) for slot in slots(kind) if slot.key in asked}
+        fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in asked}
         found = {condition.type: condition for condition in typed.conditions}
         return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}

@@ -21,7 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.podparts import part_schema
-from llmkube.k8s.fields import REQUIRED, Column, Facts, IntOrString, Rule, Scale, Slot, slots
+from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, Scale, SchemaFacts, WireField, wire_fields
 from llmkube.k8s.resource import Object, Resource
 
 KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter)
@@ -104,16 +104,16 @@ def object_schema(cls: type) -> dict[str, Any]:
     schema: dict[str, Any] = {
         "type": "object",
         "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0],
-        "properties": {slot.key: _field_schema(slot) for slot in slots(cls)},
+        "properties": {slot.key: _field_schema(slot) for slot in wire_fields(cls)},
     }
-    required = [slot.key for slot in slots(cls) if slot.facts.required]
+    required = [slot.key for slot in wire_fields(cls) if slot.facts.required]
     if required:
         schema["required"] = required
     rules: tuple[Rule, ...] = getattr(cls, "RULES", ())
     return schema | _rules(rules)
 
 
-def _field_schema(slot: Slot) -> dict[str, Any]:
+def _field_schema(slot: WireField) -> dict[str, Any]:
     facts = slot.facts
     schema = _type_schema(slot.type, facts)
     schema.update(_bounds(facts))
@@ -129,7 +129,7 @@ def _field_schema(slot: Slot) -> dict[str, Any]:
     return schema
 
 
-def _type_schema(annotation: Any, facts: Facts) -> dict[str, Any]:
+def _type_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     if attrs.has(annotation):
@@ -146,13 +146,13 @@ def _type_schema(annotation: Any, facts: Facts) -> dict[str, Any]:
     raise TypeError(f"no schema for {annotation!r}")
 
 
-def _item_schema(annotation: Any, facts: Facts) -> dict[str, Any]:
+def _item_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
     """What one item of a list is; the rules of its class travel with it."""
     schema = _type_schema(annotation, facts)
     return schema if facts.items is None else {**schema, **_bounds(facts.items), **_rules(facts.items.rules)}
 
 
-def _bounds(facts: Facts) -> dict[str, Any]:
+def _bounds(facts: SchemaFacts) -> dict[str, Any]:
     said = {
         "format": facts.format,
         "enum": list(facts.enum),
@@ -178,7 +178,7 @@ def _rule(rule: Rule) -> dict[str, str]:
     return {**said, "fieldPath": rule.field_path} if rule.field_path else said
 
 
-def _default(slot: Slot) -> dict[str, Any]:
+def _default(slot: WireField) -> dict[str, Any]:
     """A scalar's default, or `{}` for a block that the API server is to fill in; nothing for empty and for None."""
     default = slot.default
     if default is REQUIRED or default is None or default in ("", ()) or slot.facts.required:

@@ -23,7 +23,7 @@ import attrs
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.fields import slots
+from llmkube.k8s.fields import wire_fields
 
 OLD_GROUP: Final = "llmkube.io"
 _SERVERS_OWN: Final = frozenset(
@@ -135,13 +135,13 @@ def _carry(old: "_Remaining", spec: JsonObject) -> None:
     rest = old.rest.get("spec")
     if not isinstance(rest, dict):
         return
-    for slot in slots(InferenceServiceSpec):
+    for slot in wire_fields(InferenceServiceSpec):
         if slot.key not in rest or slot.key == "modelRef":
             continue
         if not (isinstance(rest[slot.key], dict) and rest[slot.key] and attrs.has(slot.type)):
             spec[slot.key] = old.take("spec", slot.key)
             continue
-        for name in [inner.key for inner in slots(slot.type) if inner.key in rest[slot.key]]:
+        for name in [inner.key for inner in wire_fields(slot.type) if inner.key in rest[slot.key]]:
             block = spec.setdefault(slot.key, {})
             if name not in block:
                 block[name] = old.take("spec", slot.key, name)

@@ -17,7 +17,7 @@ from llmkube.k8s.crd.serving import (
     TGIConfig,
     VLLMConfig,
 )
-from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 POD_RUNTIMES: Final = (
@@ -146,7 +146,7 @@ class InferenceServiceSpec:
     extra_volume_mounts: tuple[PodPart, ...] = field(
         "Mounts added to the engine's container.", (), pod_part="VolumeMount"
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -156,7 +156,7 @@ class AccelerationStatus:
     device: str = field("Device that took the layers, or CPU.", "")
     layers_offloaded: int | None = field("Layers on the accelerator.")
     layers_total: int | None = field("Layers of the model.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -167,7 +167,7 @@ class GatewayStatus:
     endpoint: str = field("Address of the gateway; not told.", "")
     route_ready: bool | None = field("The gateway knows the route.")
     auth_enabled: bool | None = field("The gateway asks for credentials; not told.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -193,7 +193,7 @@ class InferenceServiceStatus:
     acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; not told.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -226,7 +226,7 @@ class InferenceService:
     metadata: ObjectMeta
     spec: InferenceServiceSpec
     status: InferenceServiceStatus = field("How serving goes.", InferenceServiceStatus)
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:

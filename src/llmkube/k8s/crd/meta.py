@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
 
 GROUP: Final = "inference.llmkube.dev"
 VERSION: Final = "v1alpha1"
@@ -36,7 +36,7 @@ class OwnerReference:
     uid: str = field("UID of the owner.", REQUIRED)
     controller: bool | None = field("True for the one owner that manages the object.")
     block_owner_deletion: bool | None = field("Hold a foreground deletion of the owner until this object is gone.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class ObjectMeta:
     finalizers: tuple[str, ...] = field("Who must act before removal.", ())
     owner_references: tuple[OwnerReference, ...] = field("Who owns the object.", ())
     managed_fields: tuple[Mapping[str, Any], ...] = field("Who set which field.", (), repr=False)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +85,7 @@ class Condition:
     observed_generation: int | None = field(
         "The generation of the spec that the statement is about.", minimum=0, format="int64"
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +93,7 @@ class LocalObjectReference:
     """Name an object in the same namespace."""
 
     name: str = field("Name of the object.", "", required=True, min_length=1, max_length=NAME_BYTES)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +103,7 @@ class SecretKeySelector:
     key: str = field("Key within the Secret.", REQUIRED, min_length=1, max_length=NAME_BYTES)
     name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
     optional: bool | None = field("Tolerate that the Secret or its key is missing.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -117,4 +117,4 @@ class ObjectReference:
     uid: str = field("UID, when a particular incarnation is meant.", "")
     resource_version: str = field("Version that was seen.", "")
     field_path: str = field("The part of the object that is meant.", "")
-    wire: Wire = received()
+    wire: WireForm = received()

@@ -7,7 +7,7 @@ import attrs
 
 from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
 from llmkube.k8s.crd.placement import Hardware, ModelResources
-from llmkube.k8s.fields import REQUIRED, Column, Facts, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
@@ -50,7 +50,7 @@ class ModelSpec:
     files: tuple[str, ...] = field(
         "Files to fetch from a repository or a folder of a bucket; the engine is given the first.",
         (),
-        items=Facts(min_length=1),
+        items=SchemaFacts(min_length=1),
     )
     mmproj: str | None = field("Multimodal projector file, fetched along with files.", min_length=1)
     prefetch: bool | None = field("Fetch the weights before any service asks for them.")
@@ -63,7 +63,7 @@ class ModelSpec:
         "IfNotPresent",
         enum=REFRESH_POLICIES,
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +80,7 @@ class GGUFStatus:
     tensor_count: int | None = field("Number of tensors.", format="int64")
     file_version: int | None = field("Version of the GGUF container.")
     license: str = field("License that the file names.", "")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -101,7 +101,7 @@ class ModelStatus:
     source_content_length: int | None = field("Length of the source when it was last looked at.", format="int64")
     last_revalidated: str | None = field("When the source was last compared with the copy.", format="date-time")
     last_updated: str | None = field("When the Model last became Ready.", format="date-time")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +124,7 @@ class Model:
     metadata: ObjectMeta
     spec: ModelSpec
     status: ModelStatus = field("What is known of the weights.", ModelStatus)
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:

@@ -16,7 +16,7 @@ from llmkube.k8s.crd.meta import (
     ObjectMeta,
 )
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
-from llmkube.k8s.fields import REQUIRED, Column, Facts, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 DATA_PLANES: Final = ("Proxy", "Gateway")
@@ -37,7 +37,7 @@ _MOST_BACKENDS: Final = 64
 _MOST_RULES: Final = 64
 _MOST_ROUTED: Final = 16
 _MOST_CLASSES: Final = 16
-_CLASS: Final = Facts(min_length=1, max_length=_NAME_CHARACTERS)
+_CLASS: Final = SchemaFacts(min_length=1, max_length=_NAME_CHARACTERS)
 _TIME_LIMITS: Final = (
     Rule(
         f"!self.matches('{DURATION}') || (duration(self) >= duration('100ms') && duration(self) <= duration('30m'))",
@@ -62,7 +62,7 @@ class ExternalBackend:
     credentials_secret_ref: LocalObjectReference | None = field(
         "Secret with the provider's usual key, such as ANTHROPIC_API_KEY.", atomic=True
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +72,7 @@ class HealthCheck:
     path: str | None = field("Path to ask; unset means the backend's own.")
     interval_seconds: int = field("Seconds between two probes.", 10, minimum=1)
     timeout_seconds: int = field("Seconds to wait for an answer.", 2, minimum=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class Cost:
 
     prompt_usd: str | None = field("Price of a million prompt tokens.", pattern=DECIMAL, name="promptUSD")
     completion_usd: str | None = field("Price of a million completion tokens.", pattern=DECIMAL, name="completionUSD")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +119,7 @@ class Backend:
     timeout: str | None = field("Longest wait for the first byte of an answer.", **_TIME)
     health_check: HealthCheck | None = field("How the backend is probed.")
     cost_per_million_tokens: Cost | None = field("Prices, for budgets.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def effective_tier(self) -> str:
@@ -141,7 +141,7 @@ class Match:
         items=_CLASS,
     )
     models: tuple[str, ...] = field(
-        "Patterns (* and ?) of which the request's model fits one.", (), max_items=64, items=Facts(min_length=1)
+        "Patterns (* and ?) of which the request's model fits one.", (), max_items=64, items=SchemaFacts(min_length=1)
     )
     headers: Mapping[str, str] = field("Headers with these values.", dict)
     required_capabilities: tuple[str, ...] = field(
@@ -149,7 +149,7 @@ class Match:
     )
     task_complexity: str | None = field("Complexity that the request declares.", enum=("simple", "moderate", "complex"))
     latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -161,10 +161,10 @@ class Route:
         REQUIRED,
         min_items=1,
         max_items=_MOST_ROUTED,
-        items=Facts(min_length=1, max_length=_NAME_CHARACTERS),
+        items=SchemaFacts(min_length=1, max_length=_NAME_CHARACTERS),
     )
     strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -176,7 +176,7 @@ class RouterRule:
     route: Route = field("Where the request goes.", REQUIRED)
     fail_closed: bool | None = field("Refuses when no backend of the route can answer, and never falls through.")
     timeout: str | None = field("Longest wait for the first byte of an answer; wins over the backend's.", **_TIME)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- policy -----------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Classification:
         max_items=_MOST_CLASSES,
         items=_CLASS,
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -206,7 +206,7 @@ class AuditLog:
     sink: str = field("Where entries go.", "stdout", enum=("stdout", "file", "otlp"))
     file_path: str | None = field("File for sink file.", min_length=1)
     include_request_body: bool | None = field("Writes requests down as a whole.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -218,7 +218,7 @@ class JWT:
     jwks_uri: str = field("URL of the issuer's keys.", REQUIRED, min_length=1, name="jwksURI")
     team_claim: str = field("Claim with the team.", REQUIRED, min_length=1)
     header_key: str | None = field("Header that carries the team on; unset means x-llmkube-team.", min_length=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -226,8 +226,8 @@ class Allowlist:
     """Models that a team may use."""
 
     team: str = field("Value of the team claim.", REQUIRED, min_length=1, max_length=253, pattern=r"^\S(.*\S)?$")
-    models: tuple[str, ...] = field("Models; none means all.", (), items=Facts(min_length=1))
-    wire: Wire = received()
+    models: tuple[str, ...] = field("Models; none means all.", (), items=SchemaFacts(min_length=1))
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -244,7 +244,7 @@ class Auth:
     allowlists: tuple[Allowlist, ...] = field(
         "Models per team; once there is one, a team without may use none.", (), list_map_keys=("team",)
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -262,7 +262,7 @@ class Budget:
     max_tokens: int | None = field("Most tokens in a window.", minimum=1, format="int64")
     max_usd: str | None = field("Most dollars in a window, as a decimal number.", pattern=DECIMAL, name="maxUSD")
     window_seconds: int = field("Length of the window in seconds.", 3600, minimum=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -273,7 +273,7 @@ class RouterPolicy:
     budgets: tuple[Budget, ...] = field("Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",))
     auth: Auth | None = field("Who may ask, and for what.")
     audit_log: AuditLog | None = field("Where decisions are written down.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -294,7 +294,7 @@ class ProxySpec:
         "How long a backend that failed is left alone.", pattern=DURATION, max_length=32
     )
     revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -302,7 +302,7 @@ class MCPServer:
     """Reserved."""
 
     enabled: bool | None = field("Reserved; nothing reads it.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- the kind ---------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class ModelRouterSpec:
     data_plane: str = field("Who routes: pods of ours, or an AI gateway.", "Proxy", enum=DATA_PLANES)
     gateway_ref: GatewayReference | None = field("Gateway to attach to, for dataPlane Gateway.")
     mcp_server: MCPServer | None = field("Reserved.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -389,7 +389,7 @@ class BackendStatus:
     healthy: bool | None = field("The backend can be used.")
     message: str = field("Why it cannot.", "")
     last_probe_time: str | None = field("When it was last looked at.", format="date-time")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -400,7 +400,7 @@ class BudgetStatus:
     tokens_used: int | None = field("Tokens in the current window.", format="int64")
     usd_used: str = field("Dollars in the current window.", "")
     utilization: str = field("Share that is used, as a decimal number.", "")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -415,7 +415,7 @@ class ModelRouterStatus:
     budget_utilization: tuple[BudgetStatus, ...] = field("How much of each budget is used.", ())
     gateway: GatewayStatus | None = field("How an AI gateway exposes the router.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -440,7 +440,7 @@ class ModelRouter:
     metadata: ObjectMeta
     spec: ModelRouterSpec
     status: ModelRouterStatus = field("How routing goes.", ModelRouterStatus)
-    wire: Wire = received()
+    wire: WireForm = received()
 
     @property
     def key(self) -> Key:

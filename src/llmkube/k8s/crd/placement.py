@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import NAME_BYTES, POSITIVE, QUANTITY
-from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
 
 ACCELERATORS: Final = ("cpu", "metal", "cuda", "rocm", "intel", "vulkan")
 GPU_VENDORS: Final = ("nvidia", "amd", "intel")
@@ -26,7 +26,7 @@ class Sharding:
 
     strategy: str = field("How the model is cut up.", "layer", enum=SPLIT_STRATEGIES)
     layer_split: tuple[str, ...] = field('Layer range per GPU, such as "0-24"; unset means equal shares.', ())
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +46,7 @@ class ResourceClaim:
     resource_claim_template_name: str | None = field(
         "ResourceClaimTemplate that each replica gets a claim of its own from.", min_length=1, max_length=NAME_BYTES
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class GPU:
     resource_claims: tuple[ResourceClaim, ...] = field(
         "Claims for devices, instead of an extended resource.", (), max_items=16, list_map_keys=("name",)
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -101,7 +101,7 @@ class Hardware:
     memory_fraction: float | None = field(
         "Share of the host's memory that the model may take.", minimum=0, exclusive_minimum=True, maximum=1
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +110,7 @@ class ModelResources:
 
     cpu: str | None = field("CPU request.", pattern=QUANTITY)
     memory: str | None = field("Memory request; leave room above the file's size for the KV cache.", pattern=QUANTITY)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- of an InferenceService -------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class GPUSharing:
     memory_limit_gib: int | None = field(
         "GiB of GPU memory that the service counts for.", minimum=1, name="memoryLimitGiB"
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -155,7 +155,7 @@ class ServiceResources:
     )
     gpu_memory: str | None = field("Memory that one GPU must have; a note for people.", pattern=QUANTITY)
     gpu_sharing: GPUSharing | None = field("Whether a replica has its GPU for itself.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -164,7 +164,7 @@ class GatewayReference:
 
     name: str = field("Name of the Gateway.", REQUIRED, min_length=1, max_length=NAME_BYTES)
     namespace: str | None = field("Namespace of the Gateway; unset means the object's own.", max_length=63)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -177,7 +177,7 @@ class GatewayExposure:
     enabled: bool | None = field("Turns the exposure on.")
     gateway_ref: GatewayReference | None = field("Gateway to attach to.")
     model_name: str | None = field("Model name that clients send; unset means the modelRef.", min_length=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -196,7 +196,7 @@ class EndpointSpec:
     node_port: int | None = field("Fixed port on every node, for type NodePort.", minimum=30000, maximum=32767)
     path: str = field("Path that is appended in status.endpoint.", "/v1/chat/completions")
     gateway: GatewayExposure | None = field("Leads clients of a Gateway to the service, by model name or path.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -226,7 +226,7 @@ class ScalingMetric:
         rules=(POSITIVE,),
     )
     target_average_utilization: int | None = field("Wanted percentage of the request, for type Resource.", minimum=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -239,7 +239,7 @@ class Autoscaling:
     metrics: tuple[ScalingMetric, ...] = field(
         "What to scale on; empty means the runtime's own queue metric.", (), max_items=16
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -251,7 +251,7 @@ class EnvVar:
     value_from: Mapping[str, Any] | None = field(
         "Where the value comes from, as in a pod: secretKeyRef and the like.", pod_part="EnvVarSource"
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -261,4 +261,4 @@ class ProbeOverrides:
     startup: Mapping[str, Any] | None = field("Replaces the startup probe.", pod_part="Probe")
     liveness: Mapping[str, Any] | None = field("Replaces the liveness probe.", pod_part="Probe")
     readiness: Mapping[str, Any] | None = field("Replaces the readiness probe.", pod_part="Probe")
-    wire: Wire = received()
+    wire: WireForm = received()

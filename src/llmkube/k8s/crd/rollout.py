@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES
-from llmkube.k8s.fields import REQUIRED, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
 
 CACHE_PERSISTENCE: Final = ("Cached", "Ephemeral")
 SLO_INDICATORS: Final = ("availability", "latency")
@@ -28,7 +28,7 @@ class ModelCache:
     claim_name: str | None = field(
         "PersistentVolumeClaim to use instead of the namespace's own.", min_length=1, max_length=NAME_BYTES
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +38,7 @@ class RolloutPolicy:
     wait_for_idle: bool | None = field("Holds an edit back until no replica has a request.")
     idle_timeout_seconds: int = field("Longest wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
     force: bool | None = field("Rolls at once, busy or not.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +47,7 @@ class Disruption:
 
     protect_startup: bool = field("Protects pods until the service is Ready.", True)
     protect_always: bool | None = field("Protects pods all the time.")
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -81,4 +81,4 @@ class SLO:
     )
     window: str = field("Rolling window.", "28d", pattern=r"^[0-9]+[mhdw]$")
     name: str | None = field("Name of the objective; unset means made up from the service's.", max_length=NAME_BYTES)
-    wire: Wire = received()
+    wire: WireForm = received()

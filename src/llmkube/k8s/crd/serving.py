@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, SecretKeySelector
-from llmkube.k8s.fields import REQUIRED, Facts, Rule, Wire, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, WireForm, field, received
 
 CACHE_TYPES: Final = ("f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 KV_DTYPES: Final = ("auto", "fp8_e5m2", "fp8_e4m3")
@@ -36,7 +36,7 @@ class RopeScaling:
     type: str = field("Method of stretching.", REQUIRED, enum=("linear", "yarn", "longrope"))
     factor: str | None = field("How far to stretch, as a decimal number.", pattern=DECIMAL)
     original_context: int | None = field("Trained context in tokens, for yarn.", minimum=128)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class SpeculativeDecoding:
     draft_model_ref: str | None = field("Name of a Model that holds the draft.", min_length=1, max_length=NAME_BYTES)
     n_draft_max: int | None = field("Most tokens to guess at once.", minimum=1)
     p_min: float | None = field("Least probability at which guessing goes on.", minimum=0, maximum=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class VLLMSpeculative:
     enabled: bool | None = field("Turns speculation on.")
     model: str | None = field("Draft model, as vLLM names it.", min_length=1)
     num_speculative_tokens: int = field("Tokens to guess at once.", 4, minimum=1, maximum=16)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -101,7 +101,7 @@ class VLLMConfig:
     enable_expert_parallel: bool | None = field("Spread experts over GPUs.")
     speculative: VLLMSpeculative | None = field("Speculative decoding.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- SGLang -----------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class LoRAAdapter:
 
     name: str = field("Name that requests ask for.", REQUIRED, min_length=1)
     path: str = field("Where the adapter lies in the container.", REQUIRED, min_length=1)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +139,7 @@ class SGLangSpeculative:
     accept_threshold_acc: float | None = field(
         "Accumulated probability from which guesses are taken.", minimum=0, maximum=1
     )
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -167,12 +167,14 @@ class SGLangConfig:
     trust_remote_code: bool | None = field("Run code that comes with the model.")
     log_level: str | None = field("What the engine logs.", enum=("debug", "info", "warning", "error"))
     lora_adapters: tuple[LoRAAdapter, ...] = field("Adapters to load at start; they win over loraModules by name.", ())
-    lora_modules: tuple[str, ...] = field("Adapters to load at start: NAME=PATH.", (), items=Facts(min_length=1))
-    lora_target_modules: tuple[str, ...] = field("Layers that adapters may change.", (), items=Facts(min_length=1))
+    lora_modules: tuple[str, ...] = field("Adapters to load at start: NAME=PATH.", (), items=SchemaFacts(min_length=1))
+    lora_target_modules: tuple[str, ...] = field(
+        "Layers that adapters may change.", (), items=SchemaFacts(min_length=1)
+    )
     max_lora_rank: int | None = field("Highest rank of an adapter.", minimum=1)
     speculative: SGLangSpeculative | None = field("Speculative decoding.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- TGI --------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class TGIConfig:
     max_input_length: int | None = field("Most tokens in a prompt.", minimum=1)
     max_total_tokens: int | None = field("Most tokens in a prompt and its answer.", minimum=1)
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token.", atomic=True)
-    wire: Wire = received()
+    wire: WireForm = received()
 
 
 # -- PersonaPlex ------------------------------------------------------------------------------------------------------
@@ -209,4 +211,4 @@ class PersonaPlexConfig:
     )
     cpu_offload: bool | None = field("Keep part of the weights in host memory.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: Wire = received()
+    wire: WireForm = received()

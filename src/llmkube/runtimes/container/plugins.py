@@ -16,7 +16,7 @@ from llmkube.base.errors import UserError
 from llmkube.k8s.crd.definitions import object_schema
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import FORMATS
-from llmkube.k8s.fields import slots
+from llmkube.k8s.fields import wire_fields
 from llmkube.runtimes.container.builder import Runtime
 
 GROUP: Final = "llmkube.runtimes"
@@ -120,7 +120,7 @@ def _problem(name: str, runtime: Any) -> str:
         return "config and config_key go together"
     if runtime.config is None:
         return ""
-    if runtime.config_key in {slot.key for slot in slots(InferenceServiceSpec)}:
+    if runtime.config_key in {slot.key for slot in wire_fields(InferenceServiceSpec)}:
         return f"spec.{runtime.config_key} is a field already"
     try:
         object_schema(runtime.config)

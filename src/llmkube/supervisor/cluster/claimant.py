@@ -22,7 +22,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
-from llmkube.k8s.hostwatch import HostWatch
+from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, is_older, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, host_id
@@ -72,7 +72,7 @@ class Claimant:
 
     client: Client
     settings: AgentSettings
-    hosts: HostWatch
+    hosts: HostMonitor
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     has_file: Callable[[Model], Awaitable[bool]]
@@ -147,7 +147,7 @@ class Claimant:
 
     def held(self) -> list[Key]:
         """The services of which this host holds a claim, or one that is gone."""
-        alive = self.hosts.book.hosts.accelerators.keys() - {self.host}
+        alive = self.hosts.tracker.hosts.accelerators.keys() - {self.host}
         return sorted({claim.service for claim in self._claims.values() if claim.holder not in alive})
 
     async def run_reflector(self) -> Never:
@@ -197,16 +197,16 @@ class Claimant:
 
     def _left_behind(self, key: Key) -> list[Claim]:
         """The claims on a service whose holders are gone."""
-        alive = self.hosts.book.hosts.accelerators.keys() | {self.host}
+        alive = self.hosts.tracker.hosts.accelerators.keys() | {self.host}
         return [claim for claim in self._of(key) if claim.holder not in alive]
 
     def _judge(self, wish: Desired) -> claims.Decision:
-        return claims.judge(self.host, slots(wish), self._of(wish.key), self.hosts.book.hosts.accelerators)
+        return claims.judge(self.host, slots(wish), self._of(wish.key), self.hosts.tracker.hosts.accelerators)
 
     def _rivals(self, wish: Desired) -> Mapping[str, int]:
         """The other live hosts that serve the accelerator, with their free memory in bytes."""
-        free = self.hosts.book.free_bytes
-        serving = self.hosts.book.hosts.serving(accelerator(wish.model))
+        free = self.hosts.tracker.free_bytes
+        serving = self.hosts.tracker.hosts.serving(accelerator(wish.model))
         return {host: free.get(host, 0) for host in serving - {self.host}}
 
     # -- what is done about it ----------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Claimant:
             if not rivals:
                 self._due[wish.key] = (take, now + LEISURE_SECONDS)
                 return LEISURE_SECONDS
-            mine = self.hosts.book.free_bytes.get(self.host, 0)
+            mine = self.hosts.tracker.free_bytes.get(self.host, 0)
             place = claims.rank(self.host, {**rivals, self.host: mine})
             has_file = interest.running or await self.has_file(wish.model)
             seconds = claims.hesitation_seconds(place, len(rivals) + 1, has_file=has_file, running=interest.running)

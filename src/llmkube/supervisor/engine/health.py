@@ -12,11 +12,11 @@ from typing import Final, Literal
 import attrs
 import trio
 
+from llmkube.base.coalesced_ticks import skips_so_far, wait_tick
 from llmkube.base.errors import NOT_ASKED
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.tick import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load
 
@@ -176,7 +176,7 @@ async def watch(
     state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine), ""
     skips = skips_so_far()
 
-    def content() -> bool:
+    def is_idle() -> bool:
         """Take one look, unless something follows from it: then it is for the task to take."""
         nonlocal state
         if glance is None or inquiry.is_open or (seen := glance()) is None:
@@ -191,7 +191,7 @@ async def watch(
         while not hung:
             if state.stopped_looks:
                 await trio.sleep(SECOND_LOOK_SECONDS)
-            elif await wait_tick(limits.tick_seconds, skips=skips, content=content):
+            elif await wait_tick(limits.tick_seconds, skips=skips, is_idle=is_idle):
                 # the machine has slept: what was said is old
                 skips = skips_so_far()
                 state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)

@@ -1,7 +1,7 @@
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.router.gateway import Backend, Unavailable
+from llmkube.router.gateway import Backend, UnavailableModel
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 READY = ServiceView(Reason.LOADED, "", "127.0.0.1", 51234, 7, "chat")
@@ -34,7 +34,7 @@ def test_an_ambiguous_name_is_no_model():
 def test_a_loading_service_says_so():
     """A service that is not ready is unavailable, with its reason and the first line of its message."""
     found = directory(default__embed=LOADING).lookup("embed")
-    assert found == Unavailable("Loading", "the engine is loading", 2)
+    assert found == UnavailableModel("Loading", "the engine is loading", 2)
 
 
 def test_an_unknown_name_is_no_model():
@@ -48,6 +48,6 @@ def test_every_lookup_sees_the_present():
     """The directory keeps nothing: a service that becomes ready is found at the next look."""
     services = {Key("default", "chat"): LOADING}
     found = AgentDirectory(lambda: services)
-    assert isinstance(found.lookup("chat"), Unavailable)
+    assert isinstance(found.lookup("chat"), UnavailableModel)
     services[Key("default", "chat")] = READY
     assert isinstance(found.lookup("chat"), Backend)

@@ -3,13 +3,13 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube.cli.commands.services.field_flags import FLAGS, field_options, given_fields, put
-from llmkube.k8s.fields import Slot
+from llmkube.k8s.fields import WireField
 
 
 @pytest.mark.parametrize("field", FLAGS, ids=lambda each: each.flag)
 def test_every_flag_stands_for_a_field(field):
     """Each path leads to a field of its kind, so a renamed field breaks here and not at a user's."""
-    assert isinstance(field.slot, Slot)
+    assert isinstance(field.slot, WireField)
     assert field.slot.key == field.path.rpartition(".")[2]
 
 

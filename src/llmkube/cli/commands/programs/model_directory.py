@@ -7,7 +7,7 @@ from typing import Protocol
 import attrs
 
 from llmkube.k8s.resource import Key
-from llmkube.router.gateway import Backend, Unavailable
+from llmkube.router.gateway import Backend, UnavailableModel
 
 _PATIENCE_SECONDS: Mapping[str, int] = {"Loading": 2, "Restarting": 2, "Pending": 2, "ScaledToZero": 60, "Invalid": 60}
 
@@ -61,7 +61,7 @@ class AgentDirectory:
         times = Counter(key.name for key in keys)
         return sorted(key.name if times[key.name] == 1 else str(key) for key in keys)
 
-    def lookup(self, model_id: str) -> Backend | Unavailable | None:
+    def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
         """Return where the model is served, why it is not, or None if the id names no service or more than one."""
         found = [view for key, view in self.services().items() if model_id in {key.name, str(key)}]
         if len(found) != 1:
@@ -70,4 +70,4 @@ class AgentDirectory:
         if view.ready:
             return Backend(view.host, view.port, view.alias)
         message = view.message.partition("\n")[0] or f"model {model_id} is not ready"
-        return Unavailable(view.reason or "Pending", message, _PATIENCE_SECONDS.get(view.reason, 5))
+        return UnavailableModel(view.reason or "Pending", message, _PATIENCE_SECONDS.get(view.reason, 5))

@@ -13,7 +13,7 @@ from llmkube.cli.options import Decorator, NumberRange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import QUANTITY
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.fields import Slot, slots
+from llmkube.k8s.fields import WireField, wire_fields
 
 
 @attrs.frozen
@@ -42,11 +42,11 @@ class FieldFlag:
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> WireField:
         """What the class says about the field."""
         owner: Any = self.kind
         for name in self.path.split("."):
-            found = next(each for each in slots(owner) if each.key == name)
+            found = next(each for each in wire_fields(owner) if each.key == name)
             owner = found.type
         return found
 

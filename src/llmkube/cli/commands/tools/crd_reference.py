@@ -19,7 +19,7 @@ from llmkube.k8s.crd.definitions import KINDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import DECIMAL, DURATION, QUANTITY
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.fields import REQUIRED, Facts, IntOrString, Rule, Slot, slots
+from llmkube.k8s.fields import REQUIRED, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.runtimes.container.builder import Runtime
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.registry import plan_for
@@ -80,7 +80,7 @@ def _kind(kind: Any) -> Iterator[str]:
     resource = kind.RESOURCE
     yield f"## {resource.kind}\n"
     yield f"{inspect.cleandoc(kind.__doc__)} `kubectl get {resource.plural}`, short `{resource.short_names[0]}`.\n"
-    parts = {slot.key: slot.type for slot in slots(kind)}
+    parts = {slot.key: slot.type for slot in wire_fields(kind)}
     planned = kind in {Model, InferenceService}
     if not planned:
         yield f"{_STORED}\n"
@@ -114,9 +114,9 @@ def _table(cls: Any, path: str, planned: str) -> Iterator[str]:
         yield f"| {' | '.join(map(_cell, row))} |"
 
 
-def _walk(cls: Any, path: str, *, listed: bool = False) -> Iterator[tuple[str, Slot, bool]]:
+def _walk(cls: Any, path: str, *, listed: bool = False) -> Iterator[tuple[str, WireField, bool]]:
     """Yield every field, with whether it is within the items of a list: a list takes effect as a whole."""
-    for slot in slots(cls):
+    for slot in wire_fields(cls):
         below = f"{path}.{slot.key}"
         yield below, slot, listed
         item = _item(slot.type)
@@ -135,7 +135,7 @@ def _is_block(annotation: Any) -> bool:
 
 def _rules(cls: Any, path: str) -> Iterator[tuple[str, Rule]]:
     yield from ((path, rule) for rule in getattr(cls, "RULES", ()))
-    for slot in slots(cls):
+    for slot in wire_fields(cls):
         below = f"{path}.{slot.key}"
         yield from ((below, rule) for rule in slot.facts.rules)
         item = _item(slot.type)
@@ -143,7 +143,7 @@ def _rules(cls: Any, path: str) -> Iterator[tuple[str, Rule]]:
             yield from _rules(item, below if item is slot.type else f"{below}[]")
 
 
-def _type(slot: Slot) -> str:
+def _type(slot: WireField) -> str:
     annotation, facts = slot.type, slot.facts
     if facts.pod_part:
         return f"{'list of ' if _item(annotation) is not annotation else ''}{facts.pod_part}, as in a pod"
@@ -159,7 +159,7 @@ def _type(slot: Slot) -> str:
     return _ODD_NAMES.get(annotation, "texts by name")
 
 
-def _default(slot: Slot) -> str:
+def _default(slot: WireField) -> str:
     if slot.facts.required:
         return "required"
     if slot.default in (None, (), "", REQUIRED) or isinstance(slot.default, Mapping) or attrs.has(type(slot.default)):
@@ -167,7 +167,7 @@ def _default(slot: Slot) -> str:
     return f"`{str(slot.default).lower() if isinstance(slot.default, bool) else slot.default}`"
 
 
-def _bounds(facts: Facts) -> str:
+def _bounds(facts: SchemaFacts) -> str:
     said = [", ".join(f"`{value}`" for value in facts.enum)] if facts.enum else []
     said += _range("", facts.minimum, facts.maximum, above=facts.exclusive_minimum)
     said += _range(" characters", facts.min_length, facts.max_length)
@@ -208,7 +208,7 @@ def honoured_on_hosts(path: str) -> bool:
         Model: {"source": "/m.gguf", "hardware": {"accelerator": "metal"}},
         InferenceService: {"modelRef": "m"},
     }
-    root = next(slot.type for slot in slots(owner) if slot.key == "spec")
+    root = next(slot.type for slot in wire_fields(owner) if slot.key == "spec")
     spec[owner] = _merged({**spec[owner], **_COMPANIONS.get(path, {})}, _given(root, steps, path))
     model, service = (_object(kind, spec[kind]) for kind in (Model, InferenceService))
     facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
@@ -233,12 +233,12 @@ def _object(kind: Any, spec: Mapping[str, Any]) -> Any:
 def _given(cls: Any, steps: list[str], path: str) -> dict[str, Any]:
     """Return the block with a value at the end of the steps, and with what it cannot be without."""
     step, *rest = steps
-    block = {slot.key: _sample(slot, "") for slot in slots(cls) if slot.facts.required and slot.key != step}
-    slot = next(slot for slot in slots(cls) if slot.key == step)
+    block = {slot.key: _sample(slot, "") for slot in wire_fields(cls) if slot.facts.required and slot.key != step}
+    slot = next(slot for slot in wire_fields(cls) if slot.key == step)
     return {**block, step: _given(slot.type, rest, path) if rest else _sample(slot, path)}
 
 
-def _sample(slot: Slot, path: str) -> Any:
+def _sample(slot: WireField, path: str) -> Any:
     """Return a value that is not the default."""
     if path in _SAMPLES:
         return _SAMPLES[path]
@@ -261,7 +261,7 @@ def _sample(slot: Slot, path: str) -> Any:
 
 
 def _block(cls: Any) -> dict[str, Any]:
-    return {slot.key: _sample(slot, "") for slot in slots(cls) if slot.facts.required}
+    return {slot.key: _sample(slot, "") for slot in wire_fields(cls) if slot.facts.required}
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

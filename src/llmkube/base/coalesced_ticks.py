@@ -1,4 +1,4 @@
-"""Periodic work of everybody on one host happens together, so that an idle machine sleeps in between."""
+"""Periodic work of all tasks of one process happens together, so that an idle machine sleeps in between."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ class _Waiter:
 
     Attributes:
         due: When.
-        content: Says at the tick whether to sleep on.
+        is_idle: Says at the tick whether to sleep on.
         call: Set when there is something to do: the tick is over for it, or somebody has to sleep for all.
         over: Its wait is over.
         early: Somebody has called `skip_ticks`.
     """
 
     due: float
-    content: Callable[[], bool] | None
+    is_idle: Callable[[], bool] | None
     call: trio.Event = attrs.field(factory=trio.Event)
     over: bool = False
     early: bool = False
@@ -67,15 +67,15 @@ class _Period:
                 await waiter.call.wait()
         finally:
             self.sleeper = None
-        self._strike()
+        self._end_due()
 
-    def _strike(self) -> None:
-        """End the waits that are due, but for those of who is content."""
+    def _end_due(self) -> None:
+        """End the waits that are due, except those of waiters that are idle."""
         now, due = trio.current_time(), self.next_due()
         for each in tuple(self.waiting):
             if each.due > now or each.over:
                 continue
-            if each.content is not None and _asks(each.content):
+            if each.is_idle is not None and _is_idle(each.is_idle):
                 each.due = due
             else:
                 each.end()
@@ -89,11 +89,11 @@ class _Ticks:
     skips: int = 0
 
 
-_of_this_run: trio.lowlevel.RunVar[_Ticks] = trio.lowlevel.RunVar("llmkube.base.tick")
+_of_this_run: trio.lowlevel.RunVar[_Ticks] = trio.lowlevel.RunVar("llmkube.base.coalesced_ticks")
 
 
 async def wait_tick(
-    period_seconds: float, *, skips: int | None = None, content: Callable[[], bool] | None = None
+    period_seconds: float, *, skips: int | None = None, is_idle: Callable[[], bool] | None = None
 ) -> bool:
     """Sleep until Trio's clock next reaches a multiple of the period: all who share a period wake in one wake-up.
 
@@ -101,7 +101,7 @@ async def wait_tick(
         period_seconds: How long between two of them.
         skips: What `skips_so_far` said when the caller took note of them last; one that came while it was busy with
             something else is then not lost on it.
-        content: Called at the tick, by whoever sleeps for all; if it returns True the caller sleeps on until the next
+        is_idle: Called at the tick, by whoever sleeps for all; if it returns True the caller sleeps on until the next
             one. For hundreds who nearly always find nothing to do: a call costs a tenth of what waking a task costs.
             It must not wait. What it raises ends the wait like False, and the caller finds the cause by itself.
 
@@ -115,7 +115,7 @@ async def wait_tick(
     period = ticks.periods.get(period_seconds)
     if period is None:
         period = ticks.periods[period_seconds] = _Period(period_seconds)
-    waiter = _Waiter(period.next_due(), content)
+    waiter = _Waiter(period.next_due(), is_idle)
     try:
         await period.wait(waiter)
     finally:
@@ -139,9 +139,9 @@ def skips_so_far() -> int:
     return _ticks().skips
 
 
-def _asks(content: Callable[[], bool]) -> bool:
+def _is_idle(is_idle: Callable[[], bool]) -> bool:
     try:
-        return content()
+        return is_idle()
     except Exception:  # noqa: BLE001 - it is called in somebody else's task, and its own task comes to the same place
         return False
 

@@ -9,7 +9,7 @@ import pytest
 from k8s.scripted import Body, ScriptedServer, config_map, ok
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
-from llmkube.k8s.link import Http, Link
+from llmkube.k8s.http_sender import HttpSender, TransportSender
 from llmkube.k8s.resource import Key
 
 KEY = Key("default", "a")
@@ -17,11 +17,11 @@ SERVER = "https://user@rancher:8443/k8s/clusters/c-1/"
 HEADERS = {"User-Agent": "test", "X-Extra": "1", "Accept": "text/html"}
 
 
-def over_link(server: ScriptedServer) -> Http:
-    return Link(server, SERVER, HEADERS)
+def over_link(server: ScriptedServer) -> HttpSender:
+    return TransportSender(server, SERVER, HEADERS)
 
 
-def over_httpx(server: ScriptedServer) -> Http:
+def over_httpx(server: ScriptedServer) -> HttpSender:
     return httpx.AsyncClient(transport=server, base_url=SERVER, headers=HEADERS)
 
 
@@ -60,6 +60,8 @@ async def test_a_compressed_answer_is_read(link):
 async def test_a_body_is_read_where_it_is_asked_for():
     """Without `stream` the answer comes with its body; with it, it knows the request that it belongs to."""
     request = httpx.Request("GET", "http://apiserver/x")
-    link = Link(ScriptedServer(*(httpx.Response(200, stream=Body([b"a", b"b"])) for _ in range(2))), "http://apiserver")
+    link = TransportSender(
+        ScriptedServer(*(httpx.Response(200, stream=Body([b"a", b"b"])) for _ in range(2))), "http://apiserver"
+    )
     assert (await link.send(request, stream=False)).content == b"ab"
     assert (await link.send(request, stream=True)).request is request

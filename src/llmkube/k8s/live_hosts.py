@@ -24,7 +24,7 @@ _MAX_DIGITS: Final = 19
 
 
 @attrs.frozen
-class Hosts:
+class LiveHosts:
     """The hosts that are alive, each with the accelerators that it serves."""
 
     accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
@@ -39,7 +39,7 @@ class Hosts:
 
 
 @attrs.frozen
-class _Sighting:
+class _ObservedLease:
     host: str
     accelerators: frozenset[str]
     version: str
@@ -50,34 +50,35 @@ class _Sighting:
 
 
 @attrs.define(eq=False)
-class LeaseBook:
+class LeaseTracker:
     """Remember when each Lease was last seen to change; every time is a reading of one monotonic clock, in seconds.
 
-    Nothing expires by itself: `overdue` names the Leases to look at again, and whoever looked calls `see` or `bury`.
+    Nothing expires by itself: `overdue` names the Leases to read again, and who has read one calls `observe` or
+    `mark_gone`.
     """
 
-    _sightings: dict[Key, _Sighting] = attrs.field(factory=dict, init=False)
+    _observed: dict[Key, _ObservedLease] = attrs.field(factory=dict, init=False)
 
     @property
-    def hosts(self) -> Hosts:
+    def hosts(self) -> LiveHosts:
         """The hosts that are alive."""
         merged: dict[str, frozenset[str]] = {}
-        for sighting in self._sightings.values():
-            if sighting.alive:
-                merged[sighting.host] = merged.get(sighting.host, frozenset()) | sighting.accelerators
-        return Hosts(merged)
+        for observed in self._observed.values():
+            if observed.alive:
+                merged[observed.host] = merged.get(observed.host, frozenset()) | observed.accelerators
+        return LiveHosts(merged)
 
     @property
     def free_bytes(self) -> dict[str, int]:
         """How much memory each live host has said to have free; 0 where it has not said."""
-        return {s.host: s.free_bytes for s in self._sightings.values() if s.alive}
+        return {s.host: s.free_bytes for s in self._observed.values() if s.alive}
 
     @property
     def next_deadline(self) -> float:
         """When the next Lease becomes overdue; infinity when none can."""
-        return min((s.deadline for s in self._sightings.values() if s.alive), default=math.inf)
+        return min((s.deadline for s in self._observed.values() if s.alive), default=math.inf)
 
-    def see(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
+    def observe(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
         """Take note of a Lease; only a change, or `renewed`, gives it a new life.
 
         Args:
@@ -87,34 +88,34 @@ class LeaseBook:
         """
         host = lease.metadata.labels.get(HOST_LABEL, "")
         if not host:
-            self._sightings.pop(lease.key, None)
+            self._observed.pop(lease.key, None)
             return
-        before = self._sightings.get(lease.key)
+        before = self._observed.get(lease.key)
         version = f"{lease.metadata.uid}/{lease.metadata.resource_version}"
         if before is not None and before.version == version and not renewed:
             return
         duration = float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
         listed = lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "")
         served = frozenset(word.strip() for word in listed.split(",") if word.strip())
-        self._sightings[lease.key] = _Sighting(host, served, version, duration, now + duration, _free_bytes(lease))
+        self._observed[lease.key] = _ObservedLease(host, served, version, duration, now + duration, _free_bytes(lease))
 
     def forget(self, key: Key) -> None:
         """Drop a Lease that was deleted: its host is gone at once."""
-        self._sightings.pop(key, None)
+        self._observed.pop(key, None)
 
     def overdue(self, now: float) -> tuple[Key, ...]:
         """The Leases of hosts held to be alive that have not changed for their whole duration."""
-        return tuple(key for key, s in self._sightings.items() if s.alive and s.deadline <= now)
+        return tuple(key for key, s in self._observed.items() if s.alive and s.deadline <= now)
 
     def postpone(self, key: Key, until: float) -> None:
         """Look again at a later time: whether the host is alive cannot be told now."""
-        if key in self._sightings:
-            self._sightings[key] = attrs.evolve(self._sightings[key], deadline=until)
+        if key in self._observed:
+            self._observed[key] = attrs.evolve(self._observed[key], deadline=until)
 
-    def bury(self, key: Key) -> None:
+    def mark_gone(self, key: Key) -> None:
         """Hold a host for dead until its Lease changes again."""
-        if key in self._sightings:
-            self._sightings[key] = attrs.evolve(self._sightings[key], alive=False)
+        if key in self._observed:
+            self._observed[key] = attrs.evolve(self._observed[key], alive=False)
 
 
 def _free_bytes(lease: Lease) -> int:

@@ -1,7 +1,7 @@
 """What a client needs of HTTP is little: an address, headers that go with every request, and somebody who sends.
 
 `httpx.AsyncClient` offers that, and does more: it merges defaults, keeps cookies, follows redirects, runs hooks. API
-servers use none of it, and it took a sixth of the processor time of a request. A `Link` leaves it out.
+servers use none of it, and it took a sixth of the processor time of a request. A `TransportSender` leaves it out.
 """
 
 from typing import Protocol
@@ -10,7 +10,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 
 
-class Http(Protocol):
+class HttpSender(Protocol):
     """Sends requests; an `httpx.AsyncClient` is one."""
 
     @property
@@ -26,7 +26,7 @@ class Http(Protocol):
 
 
 @attrs.frozen
-class Link:
+class TransportSender:
     """A transport with an address, and nothing between the two; whoever opened the transport closes it."""
 
     transport: httpx.AsyncBaseTransport

@@ -2,7 +2,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.base.tick import skip_ticks, skips_so_far, wait_tick
+from llmkube.base.coalesced_ticks import skip_ticks, skips_so_far, wait_tick
 
 
 async def test_all_who_share_a_period_wake_together(autojump_clock):
@@ -81,11 +81,11 @@ async def test_a_skip_is_not_lost_on_who_was_busy(autojump_clock):
     assert trio.current_time() > before
 
 
-async def test_who_is_content_sleeps_on(autojump_clock):
-    """While `content` says True the caller is not woken, and is asked once per tick; the others wake as always."""
+async def test_an_idle_waiter_sleeps_on(autojump_clock):
+    """While `is_idle` says True the caller is not woken, and is asked once per tick; the others wake as always."""
     asked, woken = [], []
 
-    def content():
+    def is_idle():
         asked.append(trio.current_time())
         return len(asked) < 4
 
@@ -96,22 +96,22 @@ async def test_who_is_content_sleeps_on(autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_twice)
-        assert not await wait_tick(10, content=content)
+        assert not await wait_tick(10, is_idle=is_idle)
     assert asked == [10, 20, 30, 40]
     assert woken == [10, 20]
     assert trio.current_time() == 40
 
 
-async def test_the_content_are_asked_on_when_the_one_who_sleeps_for_all_goes(autojump_clock):
+async def test_idle_waiters_are_asked_on_when_the_one_who_sleeps_for_all_goes(autojump_clock):
     """Whoever sleeps for all may be woken or cancelled: another one takes over, and nobody is asked twice or missed."""
     asked = {name: [] for name in "abc"}
 
     async def doze(name, ticks):
-        def content():
+        def is_idle():
             asked[name].append(trio.current_time())
             return len(asked[name]) < ticks
 
-        await wait_tick(10, content=content)
+        await wait_tick(10, is_idle=is_idle)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(doze, "a", 1)
@@ -121,7 +121,7 @@ async def test_the_content_are_asked_on_when_the_one_who_sleeps_for_all_goes(aut
     assert asked == {"a": [10], "b": [10, 20, 30], "c": [10]}
 
 
-async def test_an_error_in_content_is_its_own_callers(autojump_clock):
+async def test_an_error_in_is_idle_is_its_own_callers(autojump_clock):
     """Nobody else meets it, and the caller wakes to find it by itself."""
     others = []
 
@@ -131,13 +131,13 @@ async def test_an_error_in_content_is_its_own_callers(autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
         await trio.testing.wait_all_tasks_blocked()
-        assert not await wait_tick(10, content=lambda: 1 / 0)
+        assert not await wait_tick(10, is_idle=lambda: 1 / 0)
         assert trio.current_time() == 10
     assert others == [False]
 
 
-async def test_a_skip_wakes_the_content(autojump_clock):
-    """After a sleep of the machine nobody sleeps on, whatever it was content with."""
+async def test_a_skip_wakes_idle_waiters(autojump_clock):
+    """After a sleep of the machine nobody sleeps on, however idle it was."""
     async with trio.open_nursery() as nursery:
 
         async def skip():
@@ -145,7 +145,7 @@ async def test_a_skip_wakes_the_content(autojump_clock):
             skip_ticks()
 
         nursery.start_soon(skip)
-        assert await wait_tick(10, content=lambda: True)
+        assert await wait_tick(10, is_idle=lambda: True)
     assert trio.current_time() == 25
 
 

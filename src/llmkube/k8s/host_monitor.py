@@ -19,22 +19,22 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.hosts import LeaseBook
-from llmkube.k8s.rbac import FOLLOW, Need
+from llmkube.k8s.live_hosts import LeaseTracker
+from llmkube.k8s.rbac import FOLLOW, Permission
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL
 
 log = structlog.get_logger()
 
-NEEDS: Final = (Need(Lease, FOLLOW | {"get"}, place="system"),)
+PERMISSIONS: Final = (Permission(Lease, FOLLOW | {"get"}, place="system"),)
 
 READ_SECONDS: Final = 5.0
 """How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
 
 
 @attrs.define(eq=False)
-class HostWatch:
+class HostMonitor:
     """The hosts of one cluster.
 
     Attributes:
@@ -50,7 +50,7 @@ class HostWatch:
     namespace: str
     changed: Callable[[], None]
     leases: Cache[Lease] = attrs.field(factory=Cache)
-    book: LeaseBook = attrs.field(factory=LeaseBook)
+    tracker: LeaseTracker = attrs.field(factory=LeaseTracker)
     news: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _unread: set[Key] = attrs.field(factory=set)
 
@@ -70,11 +70,11 @@ class HostWatch:
         """Never return: declare a host gone when its Lease has not changed for its duration and a read confirms it."""
         while True:
             version = self.news.version
-            overdue = self.book.overdue(trio.current_time())
+            overdue = self.tracker.overdue(trio.current_time())
             for key in overdue:
-                await self._look_again(key)
+                await self._confirm_gone(key)
             if not overdue:
-                with trio.move_on_at(self.book.next_deadline):
+                with trio.move_on_at(self.tracker.next_deadline):
                     await self.news.wait_newer(version)
 
     async def wait_gone(self, host: str) -> bool:
@@ -87,46 +87,46 @@ class HostWatch:
         try:
             lease = await self.client.get(Lease, key)
         except NotFoundError:
-            self._judged(partial(self.book.forget, key))
+            self._update(partial(self.tracker.forget, key))
             return True
-        self._judged(partial(self.book.see, lease, trio.current_time()))
-        return not self.book.hosts.alive(host)
+        self._update(partial(self.tracker.observe, lease, trio.current_time()))
+        return not self.tracker.hosts.alive(host)
 
     def _on_lease(self, key: Key) -> None:
         lease = self.leases.get(key)
         if lease is None:
-            self._judged(partial(self.book.forget, key))
+            self._update(partial(self.tracker.forget, key))
         else:
-            self._judged(partial(self.book.see, lease, trio.current_time()))
+            self._update(partial(self.tracker.observe, lease, trio.current_time()))
 
-    async def _look_again(self, key: Key) -> None:
+    async def _confirm_gone(self, key: Key) -> None:
         try:
             with trio.fail_after(READ_SECONDS):
                 lease = await self.client.get(Lease, key)
         except NotFoundError:
-            self._judged(partial(self.book.forget, key))
+            self._update(partial(self.tracker.forget, key))
         except (LLMKubeError, trio.TooSlowError) as error:
             log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
             self._unread.add(key)
-            self.book.postpone(key, trio.current_time() + READ_SECONDS)
+            self.tracker.postpone(key, trio.current_time() + READ_SECONDS)
             return
         else:
             now = trio.current_time()
-            before = self.book.hosts
-            self.book.see(lease, now, renewed=key in self._unread)
-            if key in self.book.overdue(now):
-                self.book.bury(key)
+            before = self.tracker.hosts
+            self.tracker.observe(lease, now, renewed=key in self._unread)
+            if key in self.tracker.overdue(now):
+                self.tracker.mark_gone(key)
                 log.warning("host is gone: its lease was not renewed", lease=str(key))
-            if self.book.hosts != before:
+            if self.tracker.hosts != before:
                 self.news.put_nowait(None)
                 self.changed()
         self._unread.discard(key)
 
-    def _judged(self, note: Callable[[], None]) -> None:
-        before, deadline = self.book.hosts, self.book.next_deadline
+    def _update(self, note: Callable[[], None]) -> None:
+        before, deadline = self.tracker.hosts, self.tracker.next_deadline
         note()
-        changed = self.book.hosts != before
-        if changed or self.book.next_deadline < deadline:  # most are renewals, which wake nobody
+        changed = self.tracker.hosts != before
+        if changed or self.tracker.next_deadline < deadline:  # most are renewals, which wake nobody
             self.news.put_nowait(None)
         if changed:
             self.changed()

@@ -18,7 +18,7 @@ _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan"
 """Names below these are nobody's on the internet (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
 
-def is_foreign(request: Request) -> bool:
+def is_foreign_origin(request: Request) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
     A page that came over https by the very name that it asks is behind a proxy of the user's: nobody moves a name to a
