@@ -27,7 +27,7 @@ import trio
 from fake import write_engine
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube import weights
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.cli.program import settle_heap

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.apiserver.storage.write_ahead_log import JournalError
+from llmkube.apiserver.storage.write_ahead_log import StorageError
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -43,7 +43,7 @@ class SlowDisk:
 
     async def commit(self, changes):
         if self.full:
-            raise JournalError("disk full")
+            raise StorageError("disk full")
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 60):  # as a thread that is waited for
             await trio.sleep(1)
         self.committed += changes

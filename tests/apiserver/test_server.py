@@ -67,7 +67,7 @@ async def test_a_taken_port_is_an_error_that_names_the_flag(tmp_path):
 
 async def test_the_handler_in_process_needs_no_token(tmp_path):
     """Callers in this process use the same server over memory."""
-    from llmkube.apiserver.mount import open_transport
+    from llmkube.apiserver.memory_transport import open_transport
 
     async with (
         open_api_server(tmp_path, port=0) as handle,

@@ -11,7 +11,7 @@ from kubernetes.client import models
 from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
-from llmkube.apiserver.values.labels import Requirement
+from llmkube.apiserver.values.label_requirements import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli

@@ -19,7 +19,7 @@ from contracts.check_api_server import CHECKS, check_api_server
 from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import install, open_lab
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server, open_memory_api_server
 from llmkube.apiserver.storage.revisions import Store
 

@@ -17,10 +17,10 @@ from contracts.lab import Lab, open_lab
 from contracts.nouns import Chapter
 from contracts.playing import open_embedded, play
 from contracts.recording import load
-from llmkube.apiserver.protocol import answers
+from llmkube.apiserver.protocol import responses
 from llmkube.apiserver.schema import defaults
 from llmkube.apiserver.storage.revisions import Change, Store
-from llmkube.apiserver.writes import applying, preparation, strategy, writing
+from llmkube.apiserver.writes import apply_planner, preparation, strategy, write_planner
 
 # httpx nests generators that a watch which is left half-way leaves to the garbage collector
 pytestmark = [
@@ -49,7 +49,7 @@ def _whole_object(obj: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     return {**obj, "metadata": {**obj["metadata"], "uid": old["metadata"]["uid"]}}
 
 
-def _backwards(self: answers.EventLines, revision: int) -> dict[str, Any]:
+def _backwards(self: responses.EventLines, revision: int) -> dict[str, Any]:
     resource = self.view.kind.resource
     metadata = {"resourceVersion": str(revision - 1)}
     return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
@@ -71,7 +71,7 @@ _APPLY = Store.apply
 MUTANTS = [
     Mutant(
         "a stale resourceVersion is accepted",
-        writing,
+        write_planner,
         "check_version",
         _accept_stale,
         checks=(check_writes.check_updates_need_the_current_version,),
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "an apply does not look at the version",
-        applying,
+        apply_planner,
         "check_version",
         _accept_stale,
         checks=(
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bookmark goes backwards",
-        answers.EventLines,
+        responses.EventLines,
         "bookmark",
         _backwards,
         checks=(check_reads.check_bookmarks_do_not_go_backwards,),

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from k8s.api_calls import ApiCall
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings

@@ -11,7 +11,7 @@ import trio
 
 from k8s.scripted import status
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.k8s import events
 from llmkube.k8s.builtins import ConfigMap, Event

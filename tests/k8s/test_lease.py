@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.k8s import lease
 from llmkube.k8s.builtins import Lease

@@ -16,7 +16,7 @@ import httpx
 import trio
 
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.http.client import open_http_client
 from llmkube.controller.operator import run_controller

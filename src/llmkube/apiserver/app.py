@@ -1,13 +1,13 @@
 """The embedded API server: a handler that answers as kube-apiserver does, from a store in memory.
 
 ```
-request ── routes ── catalog ─┬─ documents     what the server says about itself
-                              ├─ get, list     reading, from the store
-                              ├─ watch         watching, from the store's log
-                              └─ the rest      rest decides ─ journal makes it durable ─ store shows it ─ watchers wake
+request ── routes ── catalog ─┬─ server_info   what the server says about itself
+                              ├─ get, list     list_query, from the store
+                              ├─ watch         watch_stream, from the store's log
+                              └─ the rest      rest_handlers decide ─ the log makes it durable ─ the store shows it
 ```
 
-Every write is decided on the state that all writes before it have left, made durable, then shown (`committing`).
+Every write is decided on the state that all writes before it have left, made durable, then shown (`storage/committer`).
 """
 
 import contextlib
@@ -22,13 +22,13 @@ import trio
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.kinds.workload_kinds import WORKLOAD_KINDS
-from llmkube.apiserver.protocol import discovery, documents
-from llmkube.apiserver.protocol.answers import JSON_HEADERS, EventLines, View, answer, answer_encoded
+from llmkube.apiserver.protocol import discovery, server_info
+from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
-from llmkube.apiserver.protocol.reading import ListQuery, check_reached, read_page
+from llmkube.apiserver.protocol.responses import JSON_HEADERS, EventLines, View, answer, answer_encoded
 from llmkube.apiserver.protocol.routes import Route, parse_path
-from llmkube.apiserver.protocol.watching import Signal, Watch
-from llmkube.apiserver.storage.commits import Committer
+from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
+from llmkube.apiserver.storage.committer import Committer
 from llmkube.apiserver.storage.encoding import encode
 from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store
@@ -42,9 +42,9 @@ from llmkube.apiserver.values.api_errors import (
     warning,
 )
 from llmkube.apiserver.values.selectors import Predicate, field_selector, label_selector, not_known
-from llmkube.apiserver.writes.garbage_collector import Collector
-from llmkube.apiserver.writes.request_target import Answered, Target
-from llmkube.apiserver.writes.rest import Rest
+from llmkube.apiserver.writes.garbage_collector import GarbageCollector
+from llmkube.apiserver.writes.request_target import Outcome, Target
+from llmkube.apiserver.writes.rest_handlers import RestHandlers
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.base.http.exchange import Exchange
 from llmkube.base.http.message import Headers, Request, Response
@@ -88,11 +88,11 @@ class ApiServer:
         self._catalog = Catalog((*BUILTIN_KINDS, *(WORKLOAD_KINDS if workloads else ())))
         for _, crd in store.list(CRDS):
             self._catalog.learn(crd)
-        self._rest = Rest(self._catalog, utcnow, rng)
-        self._collector = Collector(self._catalog)
-        self._collector.look_at_everything(store)
+        self._rest = RestHandlers(self._catalog, utcnow, rng)
+        self._collector = GarbageCollector(self._catalog)
+        self._collector.enqueue_all(store)
         self._littered = trio.Event()
-        self._signal = Signal()
+        self._signal = ChangeSignal()
         self._committer = Committer(store, durable, self._show)
         self._open = True
 
@@ -126,7 +126,7 @@ class ApiServer:
             try:
                 await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
             except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
-                self._collector.look_at_everything(self._store)
+                self._collector.enqueue_all(self._store)
                 await trio.sleep(_RETRY_SECONDS)
 
     async def _run_expiry(self) -> NoReturn:
@@ -152,7 +152,7 @@ class ApiServer:
                 raise no_such_path()
             metadata = manifest["metadata"]
             ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
-            apply = partial(self._rest.applying.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
+            apply = partial(self._rest.apply_planner.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
             await self._committer.write(apply)
 
     async def ensure_namespaces(self) -> None:
@@ -171,11 +171,11 @@ class ApiServer:
         request = exchange.request
         route = parse_path(request.raw_path)
         if route is None:
-            await exchange.respond(documents.about(request, self._catalog))
+            await exchange.respond(server_info.about(request, self._catalog))
             return
         kind = self._catalog.find(route.group, route.version, route.plural)
         if kind is None:
-            await exchange.respond(documents.review(request, route))
+            await exchange.respond(server_info.review(request, route))
             return
         _check_route(kind, route)
         if request.method in {"GET", "HEAD"}:
@@ -202,7 +202,7 @@ class ApiServer:
     async def _watch(self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate) -> None:
         lines = EventLines(view)
         kind = view.kind.resource
-        watch = Watch(
+        watch = WatchStream(
             store=self._store,
             signal=self._signal,
             kind=kind.full_name,
@@ -271,7 +271,7 @@ def refusal(exc: RequestRefusedError) -> Response:
     return Response(response.status, Headers([*response.headers, *headers]), response.body)
 
 
-def _shown(view: View, done: Answered) -> bytes:
+def _shown(view: View, done: Outcome) -> bytes:
     return view.encoded(done.object) if done.is_object else encode(done.object)
 
 

@@ -20,19 +20,19 @@ import httpx
 import structlog
 import trio
 
-from llmkube.apiserver.access import ensure_token, guarded, write_kubeconfig
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
-from llmkube.apiserver.protocol.bodies import MAX_BODY_BYTES
+from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.apiserver.storage.write_ahead_log import (
-    Journal,
-    JournalDamagedError,
-    ThreadedJournal,
+    StorageDamagedError,
+    ThreadedWriteAheadLog,
+    WriteAheadLog,
     move_aside,
-    open_journal,
+    open_write_ahead_log,
 )
+from llmkube.apiserver.token_auth import ensure_token, guarded, write_kubeconfig
 from llmkube.base.http.exchange import Handler
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
@@ -141,24 +141,24 @@ async def open_memory_api_server(
 async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
     """Start on the database, or on a new one when that is damaged: a machine that serves nothing helps nobody."""
     try:
-        journal, store = await _open_database(stack, path)
-    except JournalDamagedError as exc:
+        write_ahead_log, store = await _open_database(stack, path)
+    except StorageDamagedError as exc:
         kept = move_aside(path, utcnow())
         log.error(  # noqa: TRY400  # a trace says nothing about a damaged file
             "the database is damaged and was moved aside; starting with an empty one, apply your manifests again",
             error=str(exc),
             moved_to=str(kept),
         )
-        journal, store = await _open_database(stack, path)
-    server = ApiServer(store, durable=ThreadedJournal(journal), utcnow=utcnow, rng=rng)
+        write_ahead_log, store = await _open_database(stack, path)
+    server = ApiServer(store, durable=ThreadedWriteAheadLog(write_ahead_log), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
 
 
-async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[Journal, Store]:
-    """Return an open journal, to be closed with the stack, and what it holds; when it fails, it is closed already."""
+async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[WriteAheadLog, Store]:
+    """Return an open log, to be closed with the stack, and what it holds; when it fails, it is closed already."""
     with ExitStack() as opened:
-        journal = opened.enter_context(open_journal(path))
-        store = await trio.to_thread.run_sync(journal.load)
+        write_ahead_log = opened.enter_context(open_write_ahead_log(path))
+        store = await trio.to_thread.run_sync(write_ahead_log.load)
         stack.push(opened.pop_all())
-    return journal, store
+    return write_ahead_log, store

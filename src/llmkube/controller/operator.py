@@ -6,7 +6,7 @@
  EndpointSlice ─────┼ (caches,  ──▶ (what to ───┼─▶ slices queue ───▶ SliceReconciler ───▶ endpoints out of service
  Lease (claim) ─────┤  indexes)      reconcile) └─▶ routers queue ──▶ RouterReconciler ──▶ status
  Deployment, Pod … ─┘                    ▲
- Lease (host) ─────▶ HostWatch ──────────┘   a silent Lease is read once more before its host counts as gone
+ Lease (host) ─────▶ HostMonitor ────────┘   a silent Lease is read once more before its host counts as gone
 ```
 
 Where several controllers may run, all of this happens only while the Lease `llmkube-controller` is held.

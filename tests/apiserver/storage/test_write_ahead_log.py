@@ -13,11 +13,11 @@ import trio
 
 from llmkube.apiserver.storage.revisions import Ref, Transaction
 from llmkube.apiserver.storage.write_ahead_log import (
-    JournalDamagedError,
-    JournalError,
-    ThreadedJournal,
+    StorageDamagedError,
+    StorageError,
+    ThreadedWriteAheadLog,
     move_aside,
-    open_journal,
+    open_write_ahead_log,
 )
 from llmkube.k8s.resource import Key
 
@@ -30,42 +30,42 @@ def thing(value):
 
 def test_what_was_written_is_loaded_again(tmp_path):
     """Objects, removals and the revision are there after the file is closed and opened."""
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
         for value in ("ü", 2):
             tx = Transaction(store)
             tx.put(REF, thing(value))
             journal.write(tx.changes)
             store.apply(tx.changes)
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
         assert store.get(REF) == {**thing(2), "metadata": {**thing(2)["metadata"], "resourceVersion": "2"}}
         tx = Transaction(store)
         tx.remove(REF, store.get(REF))
         journal.write(tx.changes)
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
         assert (store.get(REF), store.revision) == (None, 3)
 
 
 def test_the_file_is_private(tmp_path):
     """Nobody else may read the database: it holds Secrets."""
-    with open_journal(tmp_path / "db"):
+    with open_write_ahead_log(tmp_path / "db"):
         assert (tmp_path / "db").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_server_on_the_same_file_is_refused(tmp_path):
     """Two servers on one database would hand out the same resourceVersions."""
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         journal.load()
-        with pytest.raises(JournalError, match="locked"), open_journal(tmp_path / "db", patience_seconds=0):
+        with pytest.raises(StorageError, match="locked"), open_write_ahead_log(tmp_path / "db", patience_seconds=0):
             pass
 
 
 def test_a_damaged_file_is_an_error_with_a_sentence(tmp_path):
     """A file that is no database is named as such, not crashed on."""
     (tmp_path / "db").write_bytes(b"this is not a database, " * 100)
-    with pytest.raises(JournalError, match="not a database"), open_journal(tmp_path / "db"):
+    with pytest.raises(StorageError, match="not a database"), open_write_ahead_log(tmp_path / "db"):
         pass
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_moved_aside_and_kept(tmp_path):
 @pytest.mark.parametrize("page", [0, 1, 2])
 def test_a_page_of_rubbish_is_damage(tmp_path, page):
     """A page that was overwritten is found at the latest when the objects are loaded, and is no passing error."""
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
         for value in range(20):
             tx = Transaction(store)
@@ -96,27 +96,27 @@ def test_a_page_of_rubbish_is_damage(tmp_path, page):
     content = bytearray((tmp_path / "db").read_bytes())
     content[page * 4096 : page * 4096 + 4096] = b"\xa5" * 4096
     (tmp_path / "db").write_bytes(content)
-    with pytest.raises(JournalDamagedError), open_journal(tmp_path / "db") as journal:
+    with pytest.raises(StorageDamagedError), open_write_ahead_log(tmp_path / "db") as journal:
         journal.load()
 
 
 def test_a_newer_format_is_left_alone(tmp_path):
     """A database of a later version is refused, not misread."""
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         journal._connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(JournalError, match="format 99"), open_journal(tmp_path / "db"):
+    with pytest.raises(StorageError, match="format 99"), open_write_ahead_log(tmp_path / "db"):
         pass
 
 
 async def test_a_cancelled_commit_is_still_waited_for(tmp_path):
     """Once a commit has begun, cancelling its caller neither abandons nor hides it."""
-    with open_journal(tmp_path / "db") as journal:
+    with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
         tx = Transaction(store)
         tx.put(REF, thing(1))
         done = False
         with trio.CancelScope() as scope:
-            slow = ThreadedJournal(_Cancelling(journal, scope, trio.lowlevel.current_trio_token()))
+            slow = ThreadedWriteAheadLog(_Cancelling(journal, scope, trio.lowlevel.current_trio_token()))
             await slow.commit(tx.changes)
             done = True
         assert done
@@ -136,11 +136,11 @@ WRITER = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from llmkube.apiserver.storage.write_ahead_log import open_journal
+    from llmkube.apiserver.storage.write_ahead_log import open_write_ahead_log
     from llmkube.apiserver.storage.revisions import Ref, Transaction
     from llmkube.k8s.resource import Key
 
-    with open_journal(Path(sys.argv[1])) as journal:
+    with open_write_ahead_log(Path(sys.argv[1])) as journal:
         store = journal.load()
         while True:
             tx = Transaction(store)
@@ -172,7 +172,7 @@ def test_acknowledged_writes_survive_sigkill(tmp_path):
             acknowledged = int(line) if line.endswith("\n") else acknowledged
         writer.wait()
         writer.stdout.close()
-        with open_journal(tmp_path / "db") as journal:
+        with open_write_ahead_log(tmp_path / "db") as journal:
             store = journal.load()
         assert store.revision >= acknowledged
         pair = [store.get(Ref("things", Key("", name))) for name in ("a", "b")]

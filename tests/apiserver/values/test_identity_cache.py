@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmkube.apiserver.values.identity_cache import ByIdentity
+from llmkube.apiserver.values.identity_cache import IdentityCache
 
 
 def test_a_value_is_worked_on_once():
@@ -13,7 +13,7 @@ def test_a_value_is_worked_on_once():
         seen.append(value)
         return sum(value)
 
-    total = ByIdentity(make, capacity=2)
+    total = IdentityCache(make, capacity=2)
     one, equal = [1, 2], [1, 2]
     assert (total(one), total(one), total(equal)) == (3, 3, 3)
     assert [value is one for value in seen] == [True, False]
@@ -21,13 +21,13 @@ def test_a_value_is_worked_on_once():
 
 def test_an_identity_is_not_used_twice():
     """Short-lived values, whose addresses Python gives out again, never get each other's results."""
-    text = ByIdentity(str, capacity=4)
+    text = IdentityCache(str, capacity=4)
     assert all(text([number]) == f"[{number}]" for number in range(1000))
 
 
 def test_what_is_known_need_not_be_made():
     """A remembered result is returned as it is, until newer ones have taken its place."""
-    text = ByIdentity(str, capacity=1)
+    text = IdentityCache(str, capacity=1)
     value, other = [1], [2]
     text.remember(value, "one")
     assert text(value) == "one"

@@ -12,7 +12,7 @@ import attrs
 
 from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.schema.structural import JsonObject
-from llmkube.apiserver.values.identity_cache import ByIdentity
+from llmkube.apiserver.values.identity_cache import IdentityCache
 from llmkube.apiserver.values.json_values import is_object
 
 Operation = Literal["Apply", "Update"]
@@ -141,7 +141,7 @@ def capped(managers: Managers) -> Managers:
     return kept
 
 
-_fields: Final = ByIdentity(FieldSet.parse, capacity=512)
+_fields: Final = IdentityCache(FieldSet.parse, capacity=512)
 """Reads an entry's `fieldsV1`: most writes leave the entries of all other managers as they are."""
 
 

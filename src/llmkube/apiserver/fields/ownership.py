@@ -16,7 +16,7 @@ from llmkube.apiserver.fields import fieldset, managed_fields
 from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.fields.managed_fields import Entry, Managers, Writer
 from llmkube.apiserver.fields.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
-from llmkube.apiserver.fields.renewal import Renewal, renew
+from llmkube.apiserver.fields.value_only_apply import ValueOnlyChange, apply_values_only
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values.json_values import is_object, same
 from llmkube.base.errors import UserError
@@ -262,12 +262,12 @@ def _renewed(
     *,
     schema: Schema,
     reset: FieldSet,
-) -> Renewal | None:
+) -> ValueOnlyChange | None:
     """Return what comes of an apply that only renews values of its manager's own; None if it may do more."""
     last = managers[writer]
     if last.api_version != applied.get("apiVersion") or last.fields.elements & reset.members:
         return None
-    renewed = renew(base, applied, last.fields, schema)
+    renewed = apply_values_only(base, applied, last.fields, schema)
     if renewed is None or last.fields.intersection(_IDENTITY):
         return None
     others = [entry.fields for other, entry in managers.items() if other != writer]

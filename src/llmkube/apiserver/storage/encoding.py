@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from llmkube.apiserver.values.identity_cache import ByIdentity
+from llmkube.apiserver.values.identity_cache import IdentityCache
 
 _COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -13,5 +13,5 @@ def encode(content: Any) -> bytes:
     return _COMPACT.encode(content).encode()
 
 
-encoded: Final = ByIdentity(encode, capacity=32)
+encoded: Final = IdentityCache(encode, capacity=32)
 """Returns the bytes of a stored object; those of the newest few are remembered, for as long as a write is news."""

@@ -55,7 +55,7 @@ class CompactedError(Exception):
 
 
 @attrs.define(eq=False)
-class _Shelf:
+class _KindHistory:
     """All objects of one kind, and its log: `floor` is the newest revision that the log has forgotten."""
 
     floor: int
@@ -78,11 +78,11 @@ class Store:
         self._revision = revision
         self._start = revision
         self._window = window
-        self._shelves: dict[str, _Shelf] = {}
+        self._histories: dict[str, _KindHistory] = {}
         self._by_uid: dict[str, Ref] = {}
         self._dependents: dict[str, set[Ref]] = {}
         for ref, stored in objects:
-            self._shelf(ref.kind).objects[ref.key] = stored
+            self._history(ref.kind).objects[ref.key] = stored
             self._index(ref, None, stored)
 
     @property
@@ -92,16 +92,16 @@ class Store:
 
     def get(self, ref: Ref) -> Object | None:
         """Return the object, or None."""
-        shelf = self._shelves.get(ref.kind)
-        return None if shelf is None else shelf.objects.get(ref.key)
+        history = self._histories.get(ref.kind)
+        return None if history is None else history.objects.get(ref.key)
 
     def list(self, kind: str, namespace: str = "") -> list[tuple[Key, Object]]:
         """Return the objects of a kind by key; the empty namespace means all of them."""
-        shelf = self._shelves.get(kind)
-        if shelf is None:
+        history = self._histories.get(kind)
+        if history is None:
             return []
         return sorted(
-            ((key, stored) for key, stored in shelf.objects.items() if not namespace or key.namespace == namespace),
+            ((key, stored) for key, stored in history.objects.items() if not namespace or key.namespace == namespace),
             key=_by_name,
         )
 
@@ -128,12 +128,12 @@ class Store:
         Raises:
             CompactedError: The log no longer reaches back that far.
         """
-        shelf = self._shelves.get(kind)
-        floor = self._start if shelf is None else shelf.floor
+        history = self._histories.get(kind)
+        floor = self._start if history is None else history.floor
         if revision < floor:
             raise CompactedError(revision, floor)
         newer: list[Change] = []
-        for change in reversed(shelf.log if shelf is not None else ()):
+        for change in reversed(history.log if history is not None else ()):
             if change.revision <= revision:
                 break
             newer.append(change)
@@ -144,28 +144,28 @@ class Store:
         """Make committed changes visible; their revisions follow the current one."""
         for change in changes:
             assert change.revision > self._revision, "resourceVersions only grow"
-            shelf = self._shelf(change.ref.kind)
+            history = self._history(change.ref.kind)
             if change.removed:
-                shelf.objects.pop(change.ref.key, None)
+                history.objects.pop(change.ref.key, None)
             else:
-                shelf.objects[change.ref.key] = change.after
+                history.objects[change.ref.key] = change.after
             self._index(change.ref, change.before, None if change.removed else change.after)
-            shelf.log.append(change)
-            while len(shelf.log) > self._window:
-                shelf.floor = shelf.log.popleft().revision
+            history.log.append(change)
+            while len(history.log) > self._window:
+                history.floor = history.log.popleft().revision
             self._revision = change.revision
 
     def compact(self) -> None:
         """Forget the past: every watch that is behind, and every continue token, gets 410 and lists again."""
-        for shelf in self._shelves.values():
-            shelf.log.clear()
-            shelf.floor = self._revision
+        for history in self._histories.values():
+            history.log.clear()
+            history.floor = self._revision
         self._start = self._revision
 
-    def twin(self) -> "Store":
+    def replica(self) -> "Store":
         """Return another store with the same objects and revision, and without a past."""
-        shelves = self._shelves.items()
-        objects = ((Ref(kind, key), stored) for kind, shelf in shelves for key, stored in shelf.objects.items())
+        histories = self._histories.items()
+        objects = ((Ref(kind, key), stored) for kind, history in histories for key, stored in history.objects.items())
         return Store(self._revision, objects, window=0)
 
     def by_uid(self, uid: str) -> Ref | None:
@@ -178,15 +178,15 @@ class Store:
 
     def refs(self) -> Iterator[Ref]:
         """Yield the place of every object."""
-        for kind, shelf in self._shelves.items():
-            for key in shelf.objects:
+        for kind, history in self._histories.items():
+            for key in history.objects:
                 yield Ref(kind, key)
 
-    def _shelf(self, kind: str) -> _Shelf:
-        shelf = self._shelves.get(kind)
-        if shelf is None:
-            shelf = self._shelves[kind] = _Shelf(floor=self._start)
-        return shelf
+    def _history(self, kind: str) -> _KindHistory:
+        history = self._histories.get(kind)
+        if history is None:
+            history = self._histories[kind] = _KindHistory(floor=self._start)
+        return history
 
     def _index(self, ref: Ref, before: Object | None, after: Object | None) -> None:
         if before is not None:

@@ -1,4 +1,4 @@
-"""The journal makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
+"""The write-ahead log makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
 
 SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
 show it in memory, then answer. A crash in between leaves a write that nobody was told about, which is allowed; the
@@ -42,11 +42,11 @@ _Row = tuple[tuple[str, str, str], str | None]
 """A place, and the JSON of what is there from now on; None when nothing is."""
 
 
-class JournalError(WorldError):
+class StorageError(WorldError):
     """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
 
 
-class JournalDamagedError(JournalError):
+class StorageDamagedError(StorageError):
     """The file is no database any more, or what is in it makes no sense: no later attempt will read it."""
 
 
@@ -57,7 +57,7 @@ class Durable(Protocol):
         """Return when the changes would survive a power cut; raise JournalError with nothing written otherwise."""
 
 
-class Journal:
+class WriteAheadLog:
     """The objects and the revision counter in one SQLite file. Synchronous; used by one thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -73,7 +73,7 @@ class Journal:
         with _translated("read"):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise JournalDamagedError(f"the API server's database is damaged: {found}")
+                raise StorageDamagedError(f"the API server's database is damaged: {found}")
             (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
             rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
             objects = [(Ref(kind, Key(namespace, name)), json.loads(text)) for kind, namespace, name, text in rows]
@@ -104,7 +104,7 @@ class Journal:
 
 
 @contextmanager
-def open_journal(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[Journal]:
+def open_write_ahead_log(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[WriteAheadLog]:
     """Open or create the database at `path`, readable by its owner alone.
 
     Args:
@@ -117,12 +117,12 @@ def open_journal(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS)
     """
     path.touch(mode=0o600, exist_ok=True)
     with _translated("open"):
-        # Trio uses whichever worker thread is idle; the limiter in ThreadedJournal makes it one at a time
+        # Trio uses whichever worker thread is idle; the limiter in ThreadedWriteAheadLog makes it one at a time
         connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
     try:
         with _translated("open"):
             _prepare(connection)
-        yield Journal(connection)
+        yield WriteAheadLog(connection)
     finally:
         connection.close()
 
@@ -136,23 +136,23 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        raise JournalError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
+        raise StorageError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
     connection.executescript(_TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-class ThreadedJournal:
-    """A journal behind a worker thread: the event loop never waits for a disk. Implements `Durable`."""
+class ThreadedWriteAheadLog:
+    """A write-ahead log behind a worker thread: the event loop never waits for a disk. Implements `Durable`."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, write_ahead_log: WriteAheadLog) -> None:
+        self._write_ahead_log = write_ahead_log
         self._limiter = trio.CapacityLimiter(1)
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Write in a thread that is waited for even when cancelled, so that the outcome is always known."""
         rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
         await trio.to_thread.run_sync(
-            self._journal.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
+            self._write_ahead_log.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
         )
 
 
@@ -181,7 +181,7 @@ def move_aside(path: Path, now: datetime) -> Path:
             if side.exists():
                 side.rename(kept.with_name(kept.name + suffix))
     except OSError as exc:
-        raise JournalError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
+        raise StorageError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
     return kept
 
 
@@ -195,7 +195,7 @@ def _translated(verb: str) -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
-        kind = JournalDamagedError if code in _DAMAGED else JournalError
+        kind = StorageDamagedError if code in _DAMAGED else StorageError
         raise kind(f"cannot {verb} the API server's database: {exc}") from exc
     except (ValueError, TypeError) as exc:
-        raise JournalDamagedError(f"the API server's database has no sense in it: {exc}") from exc
+        raise StorageDamagedError(f"the API server's database has no sense in it: {exc}") from exc

@@ -16,7 +16,7 @@ JsonObject = dict[str, Any]
 
 
 @attrs.frozen
-class Cause:
+class StatusCause:
     """One reason inside a Status: a field and what is wrong with it."""
 
     reason: str
@@ -130,7 +130,7 @@ STALE = "the object has been modified; please apply your changes to the latest v
 """Why a write with an old resourceVersion conflicts."""
 
 
-def apply_conflict(message: str, causes: Sequence[Cause]) -> RequestRefusedError:
+def apply_conflict(message: str, causes: Sequence[StatusCause]) -> RequestRefusedError:
     """Refuse an apply that would take fields from other managers."""
     return RequestRefusedError(409, "Conflict", message, {"causes": [cause.to_json() for cause in causes]})
 
@@ -139,7 +139,7 @@ def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedErr
     """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
     said = list(dict.fromkeys(map(str, errors)))  # the sentence says once what the causes may say twice
     listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
-    causes = [Cause(error.reason, error.message, error.path or "<nil>").to_json() for error in errors]
+    causes = [StatusCause(error.reason, error.message, error.path or "<nil>").to_json() for error in errors]
     details = {**subject.to_json(), "causes": causes}
     return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)
 
@@ -164,7 +164,7 @@ def rejected() -> RequestRefusedError:
     return RequestRefusedError(422, "Invalid", "the server rejected our request due to an error in our request", {})
 
 
-def forbidden(subject: Subject, why: str, *, cause: Cause | None = None) -> RequestRefusedError:
+def forbidden(subject: Subject, why: str, *, cause: StatusCause | None = None) -> RequestRefusedError:
     """Refuse a write that the state of the server forbids."""
     details = subject.to_json()
     if cause is not None:
@@ -217,7 +217,7 @@ def expired(message: str) -> RequestRefusedError:
 def too_large_revision(asked: int, current: int) -> RequestRefusedError:
     """Refuse a read at a resourceVersion that this server has not reached."""
     message = f"Too large resource version: {asked}, current: {current}"
-    cause = Cause("ResourceVersionTooLarge", "Too large resource version").to_json()
+    cause = StatusCause("ResourceVersionTooLarge", "Too large resource version").to_json()
     return RequestRefusedError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
 
 

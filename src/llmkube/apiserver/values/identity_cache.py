@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 @attrs.define(eq=False)
-class ByIdentity(Generic[K, V]):
+class IdentityCache(Generic[K, V]):
     """A function of frozen values that remembers its newest results.
 
     It holds on to the values, so that no identity is used twice; an old one gives way to a new one.

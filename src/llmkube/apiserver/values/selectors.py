@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmkube.apiserver.values.api_errors import bad_request
-from llmkube.apiserver.values.labels import parse_requirements
+from llmkube.apiserver.values.label_requirements import parse_requirements
 
 Predicate = Callable[[Mapping[str, Any]], bool]
 """Whether an object is chosen."""

@@ -1,7 +1,7 @@
 """What a deletion leaves behind is collected: dependents of gone owners, contents of namespaces, instances of CRDs.
 
 The collector is told of every change and keeps a set of places to look at again; it decides from the state it finds
-there, never from the change, so a restart that begins with everything (`look_at_everything`) loses nothing.
+there, never from the change, so a restart that begins with everything (`enqueue_all`) loses nothing.
 Facts: Kubernetes "Garbage Collection": an object goes when all of its owners are gone; `blockOwnerDeletion` holds a
 foreground deletion; `orphan` lets the dependents live.
 """
@@ -22,7 +22,7 @@ BATCH: Final = 64
 """Places looked at in one transaction: a large cascade must not keep other writers waiting."""
 
 
-class Collector:
+class GarbageCollector:
     """Finishes deletions, a batch at a time. Pure: `step` stages writes into the transaction it is given."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -34,7 +34,7 @@ class Collector:
         """Whether nothing is left to look at."""
         return not self._dirty
 
-    def look_at_everything(self, store: Store) -> None:
+    def enqueue_all(self, store: Store) -> None:
         """Begin from any state: after a restart nobody remembers what was under way."""
         for ref in store.refs():
             metadata = _metadata(store.get(ref))
@@ -53,7 +53,7 @@ class Collector:
             self._look(_holders(change, store))
 
     def step(self, tx: Transaction, now: str) -> None:
-        """Stage what the next batch of places asks for; if the write fails, `look_at_everything` begins again."""
+        """Stage what the next batch of places asks for; if the write fails, `enqueue_all` begins again."""
         for ref in list(self._dirty)[:BATCH]:
             del self._dirty[ref]
             stored = tx.get(ref)

@@ -7,8 +7,8 @@ from llmkube.apiserver.kinds.catalog import NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
 from llmkube.apiserver.values.api_errors import (
     STALE,
-    Cause,
     RequestRefusedError,
+    StatusCause,
     bad_request,
     conflict,
     forbidden,
@@ -35,7 +35,7 @@ def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
         kind = catalog.versions(NAMESPACES)[0]
         raise not_found(Target(kind, ref_of(kind, "", name)).subject)
     if "deletionTimestamp" in home["metadata"]:
-        cause = Cause("NamespaceTerminating", f"namespace {name} is being terminated", "metadata.namespace")
+        cause = StatusCause("NamespaceTerminating", f"namespace {name} is being terminated", "metadata.namespace")
         why = f"unable to create new content in namespace {name} because it is being terminated"
         raise forbidden(target.subject, why, cause=cause)
 

@@ -16,7 +16,7 @@ from llmkube.apiserver.kinds import crd_rules
 from llmkube.apiserver.kinds.catalog import CRDS, SERVICES
 from llmkube.apiserver.kinds.cluster_ip import allocate_cluster_ip
 from llmkube.apiserver.kinds.service_families import settle_families
-from llmkube.apiserver.protocol.bodies import DecodeError, check_types
+from llmkube.apiserver.protocol.request_bodies import DecodeError, check_types
 from llmkube.apiserver.schema.defaults import unknown_fields
 from llmkube.apiserver.storage.revisions import Object, Transaction
 from llmkube.apiserver.values.api_errors import invalid
@@ -33,7 +33,7 @@ _SERVERS_OWN: Final = frozenset(
 """Metadata that a client cannot set on a new object; what it sends for it is ignored."""
 
 
-class Admission:
+class ObjectPreparation:
     """Takes an object from its client's form to its stored form. Draws uids; otherwise a function of its arguments."""
 
     def __init__(self, rng: random.Random, timestamp: Callable[[], str]) -> None:

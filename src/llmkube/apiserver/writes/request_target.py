@@ -48,7 +48,7 @@ class Target:
 
 
 @attrs.frozen
-class Answered:
+class Outcome:
     """What to answer: an object of the target's kind (shown as the client likes it), or something else as it is."""
 
     object: Any
@@ -57,21 +57,21 @@ class Answered:
     warnings: tuple[str, ...] = attrs.field(default=(), kw_only=True)
 
 
-Decision = Callable[[Transaction], Answered]
+Decision = Callable[[Transaction], Outcome]
 
 
 @attrs.frozen
-class Planned:
+class PlannedWrite:
     """A decision to be made under the server's lock, and whether its outcome is only to be shown."""
 
     decide: Decision
     dry_run: bool
 
 
-def answered(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Answered:
+def outcome_of(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Outcome:
     """Answer with the object, or its Scale; a write (what has warnings, if only none) tells what is unwise in it."""
     said = () if warnings is None else tuple(warnings)
     if warnings is not None and target.subresource != "status":
         said = (*said, *strategy.advice(target.kind, stored))
     shown = target.scale_of(stored) if target.subresource == "scale" else stored
-    return Answered(shown, status, warnings=said)
+    return Outcome(shown, status, warnings=said)

@@ -12,7 +12,7 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import structlog
 import trio
 
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.log import configure_logging
 from llmkube.cli.commands.programs.state_dir import held_state_dir

@@ -7,11 +7,11 @@ from llmkube.apiserver.fields.last_applied import apply_as
 from llmkube.apiserver.fields.merge import MergeError
 from llmkube.apiserver.fields.ownership import ApplyConflictError, ApplyRefusedError
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
-from llmkube.apiserver.protocol import bodies
+from llmkube.apiserver.protocol import request_bodies
 from llmkube.apiserver.storage.revisions import Object, Transaction
 from llmkube.apiserver.values.api_errors import (
-    Cause,
     RequestRefusedError,
+    StatusCause,
     apply_conflict,
     bad_request,
     conflict,
@@ -23,18 +23,18 @@ from llmkube.apiserver.values.json_values import ABSENT
 from llmkube.apiserver.writes import strategy
 from llmkube.apiserver.writes.deletion import settle
 from llmkube.apiserver.writes.preconditions import check_namespace, check_version, place
-from llmkube.apiserver.writes.preparation import Admission, complain
-from llmkube.apiserver.writes.request_target import Answered, Target, answered
-from llmkube.apiserver.writes.sent import check_applied_type, decoding, with_metadata
+from llmkube.apiserver.writes.preparation import ObjectPreparation, complain
+from llmkube.apiserver.writes.request_objects import check_applied_type, decoding, with_metadata
+from llmkube.apiserver.writes.request_target import Outcome, Target, outcome_of
 from llmkube.apiserver.writes.write_options import WriteOptions
 
 JsonObject = dict[str, Any]
 
 
-class Applying:
+class ApplyPlanner:
     """Server-side apply over one catalog."""
 
-    def __init__(self, catalog: Catalog, admission: Admission, timestamp: Callable[[], str]) -> None:
+    def __init__(self, catalog: Catalog, admission: ObjectPreparation, timestamp: Callable[[], str]) -> None:
         self._catalog = catalog
         self._admission = admission
         self._timestamp = timestamp
@@ -46,7 +46,7 @@ class Applying:
         manifest: Mapping[str, Any],
         options: WriteOptions,
         duplicates: list[str] | None = None,
-    ) -> Answered:
+    ) -> Outcome:
         """Lay a configuration over the live object, or create it.
 
         Raises:
@@ -76,14 +76,14 @@ class Applying:
         if stored is None:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
-            bodies.check_shape(_of_clients(merged, old))
+            request_bodies.check_shape(_of_clients(merged, old))
         new = self._admission.applied(tx, target, old, merged)
         if new is None:
-            return answered(target, old or {}, warnings=warnings)
+            return outcome_of(target, old or {}, warnings=warnings)
         if old is None:
-            return answered(target, tx.put(target.ref, new), status=201, warnings=warnings)
+            return outcome_of(target, tx.put(target.ref, new), status=201, warnings=warnings)
         after, _ = settle(tx, target.ref, new)
-        return answered(target, after, warnings=warnings)
+        return outcome_of(target, after, warnings=warnings)
 
     def _merged(self, target: Target, old: Object | None, wanted: JsonObject, options: WriteOptions) -> JsonObject:
         try:
@@ -97,7 +97,7 @@ class Applying:
                 **strategy.ownership(target.kind, target.subresource),
             ).object
         except ApplyConflictError as exc:
-            causes = [Cause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
+            causes = [StatusCause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
             raise apply_conflict(str(exc), causes) from exc
         except ApplyRefusedError as exc:
             raise bad_request(str(exc)) from exc

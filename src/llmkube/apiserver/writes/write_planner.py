@@ -8,7 +8,7 @@ from typing import Any, Final
 from llmkube.apiserver.fields.strategic_merge import StrategicPatchError
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
 from llmkube.apiserver.kinds.scale import SCALE, scale_with_replicas, scaled
-from llmkube.apiserver.protocol import bodies
+from llmkube.apiserver.protocol import request_bodies
 from llmkube.apiserver.protocol.negotiation import JSON_PATCH, MERGE_PATCH, OBJECT_TYPES, STRATEGIC_PATCH, content_type
 from llmkube.apiserver.schema.defaults import prune, unknown_fields
 from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
@@ -42,9 +42,9 @@ from llmkube.apiserver.writes.preconditions import (
     place,
     wrong_namespace,
 )
-from llmkube.apiserver.writes.preparation import Admission
-from llmkube.apiserver.writes.request_target import Answered, Planned, Target, answered
-from llmkube.apiserver.writes.sent import check_patched, check_type, decoding, parse_object, with_metadata
+from llmkube.apiserver.writes.preparation import ObjectPreparation
+from llmkube.apiserver.writes.request_objects import check_patched, check_type, decoding, parse_object, with_metadata
+from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target, outcome_of
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.base.http.message import Request
 from llmkube.k8s.resource import Key
@@ -60,15 +60,15 @@ _CREATED_BY_UPDATE: Final = frozenset({"services", "endpoints", "events", "lease
 """Kinds that a PUT creates when they are not there, as kube-apiserver allows."""
 
 
-class Writing:
+class WritePlanner:
     """Creates, updates and patches over one catalog. Draws made-up names; holds no other state."""
 
-    def __init__(self, catalog: Catalog, admission: Admission, rng: random.Random) -> None:
+    def __init__(self, catalog: Catalog, admission: ObjectPreparation, rng: random.Random) -> None:
         self._catalog = catalog
         self._admission = admission
         self._rng = rng
 
-    def plan_create(self, request: Request, target: Target) -> Planned:
+    def plan_create(self, request: Request, target: Target) -> PlannedWrite:
         """Return what a POST will do.
 
         Raises:
@@ -78,11 +78,11 @@ class Writing:
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
         body, duplicates = parse_object(target, request.body, media)
         check_type(target, body)
-        return Planned(lambda tx: self._create(tx, target, body, options, duplicates), options.dry_run)
+        return PlannedWrite(lambda tx: self._create(tx, target, body, options, duplicates), options.dry_run)
 
     def _create(
         self, tx: Transaction, target: Target, body: Mapping[str, Any], options: WriteOptions, duplicates: list[str]
-    ) -> Answered:
+    ) -> Outcome:
         wanted = with_metadata(body)
         named = self._named(tx, target, wanted)
         with decoding(target):
@@ -94,7 +94,7 @@ class Writing:
         with warning([*warnings, *strategy.advice(named.kind, created)]):
             if taken is not None:
                 raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
-        return answered(named, tx.put(named.ref, created), status=201, warnings=warnings)
+        return outcome_of(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _named(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
         """Return the target with the object's own name, made up if it asks for that."""
@@ -117,7 +117,7 @@ class Writing:
                     break
         return target.at(metadata.get("name") or "")
 
-    def plan_update(self, request: Request, target: Target) -> Planned:
+    def plan_update(self, request: Request, target: Target) -> PlannedWrite:
         """Return what a PUT will do.
 
         Raises:
@@ -126,14 +126,14 @@ class Writing:
         options = WriteOptions.parse(request, applying=False)
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
         if target.subresource == "scale":
-            body, duplicates = bodies.parse_object(request.body, media)
+            body, duplicates = request_bodies.parse_object(request.body, media)
             if body.get("kind") not in {None, "", "Scale"}:
                 raise bad_request("no kind is registered for the type v1.Scale")
         else:
             body, duplicates = parse_object(target, request.body, media)
             check_type(target, body)
 
-        def decide(tx: Transaction) -> Answered:
+        def decide(tx: Transaction) -> Outcome:
             stored = tx.get(target.ref)
             wanted = with_metadata(body)
             if stored is None and not target.subresource and target.ref.kind in _CREATED_BY_UPDATE:
@@ -154,9 +154,9 @@ class Writing:
                 check_version(target, stored, wanted["metadata"])
             return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
-        return Planned(decide, options.dry_run)
+        return PlannedWrite(decide, options.dry_run)
 
-    def _put_scale(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> Answered:
+    def _put_scale(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> Outcome:
         stored = tx.get(target.ref)
         if stored is None:
             raise not_found(target.subject)
@@ -167,7 +167,7 @@ class Writing:
             decoded, warnings = self._decode(target, stored, rescaled, options, [])
         return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
-    def plan_patch(self, request: Request, target: Target, media: str) -> Planned:
+    def plan_patch(self, request: Request, target: Target, media: str) -> PlannedWrite:
         """Return what a JSON, merge or strategic merge patch will do.
 
         Raises:
@@ -175,12 +175,12 @@ class Writing:
         """
         options = WriteOptions.parse(request, applying=False)
         try:
-            patch, duplicates = bodies.parse(request.body, media)
+            patch, duplicates = request_bodies.parse(request.body, media)
         except RequestRefusedError as exc:
             unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")
-            return Planned(partial(_refuse_if_there, target, unread), options.dry_run)
+            return PlannedWrite(partial(_refuse_if_there, target, unread), options.dry_run)
 
-        def decide(tx: Transaction) -> Answered:
+        def decide(tx: Transaction) -> Outcome:
             stored = tx.get(target.ref)
             if stored is None:
                 raise not_found(target.subject)
@@ -191,17 +191,17 @@ class Writing:
                 check_patched(target, patched)
             check_name(target, patched)
             with decoding(target, patch if media == STRATEGIC_PATCH else patched):
-                bodies.check_shape(patched)
+                request_bodies.check_shape(patched)
                 wanted = with_metadata(patched)
                 complaints = duplicates
                 if scaling:
-                    bodies.check_types(wanted, SCALE, "")
+                    request_bodies.check_types(wanted, SCALE, "")
                     complaints = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
                     wanted = self._rescaled(target, stored, wanted)
                 wanted, warnings = self._decode(target, stored, wanted, options, complaints)
             return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
 
-        return Planned(decide, options.dry_run)
+        return PlannedWrite(decide, options.dry_run)
 
     def _rescaled(self, target: Target, stored: Object, wanted: Mapping[str, Any]) -> JsonObject:
         assert target.kind.scale is not None, "the route has no scale otherwise"
@@ -228,17 +228,17 @@ class Writing:
         *,
         options: WriteOptions,
         warnings: list[str],
-    ) -> Answered:
+    ) -> Outcome:
         """Put a decoded object in the place of the stored one, as far as this endpoint writes it."""
         with warning(warnings):
             changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
-            return answered(target, stored, warnings=warnings)
+            return outcome_of(target, stored, warnings=warnings)
         after, _ = settle(tx, target.ref, changed)
-        return answered(target, after, warnings=warnings)
+        return outcome_of(target, after, warnings=warnings)
 
 
-def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Answered:
+def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:
     """Refuse a patch that does not read, once it is known that there is something to patch."""
     raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
 

@@ -9,8 +9,8 @@ import attrs
 from llmkube.apiserver.kinds.catalog import in_version
 from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.kinds.scale import is_scale
+from llmkube.apiserver.protocol.list_query import Page
 from llmkube.apiserver.protocol.negotiation import Shape
-from llmkube.apiserver.protocol.reading import Page
 from llmkube.apiserver.protocol.table import partial_metadata, table
 from llmkube.apiserver.storage.encoding import encode, encoded
 from llmkube.apiserver.storage.revisions import Object

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kindmaking import custom_kind
 from llmkube.apiserver.fields import ownership
 from llmkube.apiserver.fields.ownership import ApplyConflictError, Written, server_side_apply
-from llmkube.apiserver.fields.renewal import renew
+from llmkube.apiserver.fields.value_only_apply import apply_values_only
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS
 from llmkube.apiserver.schema.defaults import is_complete
 from llmkube.apiserver.writes import strategy
@@ -91,7 +91,7 @@ def applied(live: Any, wanted: Any, manager: str, now: str, sub: str = "", *, fo
 
 def the_long_way(*args: Any, **options: Any) -> Written | str:
     """The same without renewals."""
-    with mock.patch.object(ownership, "renew", return_value=None):
+    with mock.patch.object(ownership, "apply_values_only", return_value=None):
         return applied(*args, **options)
 
 
@@ -101,7 +101,7 @@ def spelled(outcome: Written | str) -> str:
 
 
 @given(STEPS)
-def test_a_renewal_gives_what_the_long_way_gives(steps: list[Any]):
+def test_a_value_only_apply_gives_what_the_long_way_gives(steps: list[Any]):
     """Object, managedFields, conflicts and the order of fields are the same, and the live object is left alone."""
     live = None
     for number, (manager, sub, tag, spec, parts, force, again) in enumerate(steps):
@@ -131,12 +131,12 @@ FIRST = {"name": "one", "annotations": {"free": "10"}}
 
 
 def renewed(live: Any, wanted: Any) -> Any:
-    """What `renew` says of an apply by the manager that has made all of the live object."""
+    """What `apply_values_only` says of an apply by the manager that has made all of the live object."""
     made = applied(None, live, "alice", "2026-01-01T00:00:00Z")
     assert isinstance(made, Written)
     owned = ownership.managed_fields.parse(made.object["metadata"]["managedFields"])
     (entry,) = owned.values()
-    return renew(ownership.managed_fields.left_out(made.object), wanted, entry.fields, GADGET.schema)
+    return apply_values_only(ownership.managed_fields.left_out(made.object), wanted, entry.fields, GADGET.schema)
 
 
 @pytest.mark.parametrize(

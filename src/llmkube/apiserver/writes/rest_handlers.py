@@ -21,14 +21,14 @@ from llmkube.apiserver.values.api_errors import (
     success,
 )
 from llmkube.apiserver.values.selectors import Predicate
-from llmkube.apiserver.writes.applying import Applying
+from llmkube.apiserver.writes.apply_planner import ApplyPlanner
 from llmkube.apiserver.writes.deletion import delete
 from llmkube.apiserver.writes.preconditions import check_delete_preconditions
-from llmkube.apiserver.writes.preparation import Admission
-from llmkube.apiserver.writes.request_target import Answered, Planned, Target, answered
-from llmkube.apiserver.writes.sent import decoding, delete_options, parse_manifest
+from llmkube.apiserver.writes.preparation import ObjectPreparation
+from llmkube.apiserver.writes.request_objects import decoding, delete_options, parse_manifest
+from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target, outcome_of
 from llmkube.apiserver.writes.write_options import WriteOptions
-from llmkube.apiserver.writes.writing import Writing
+from llmkube.apiserver.writes.write_planner import WritePlanner
 from llmkube.base.http.message import Request
 from llmkube.k8s.wire.times import timestamp
 
@@ -36,20 +36,20 @@ _PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
 """Namespaces that nobody may delete."""
 
 
-class Rest:
+class RestHandlers:
     """The verbs over one catalog. Holds no state of its own; `plan` turns a request into a decision."""
 
     def __init__(self, catalog: Catalog, utcnow: Callable[[], datetime], rng: random.Random) -> None:
         self._utcnow = utcnow
-        admission = Admission(rng, self.timestamp)
-        self._writing = Writing(catalog, admission, rng)
-        self.applying = Applying(catalog, admission, self.timestamp)
+        admission = ObjectPreparation(rng, self.timestamp)
+        self._writing = WritePlanner(catalog, admission, rng)
+        self.apply_planner = ApplyPlanner(catalog, admission, self.timestamp)
 
     def timestamp(self) -> str:
         """Return the time as objects carry it: RFC 3339 in whole seconds, UTC."""
         return timestamp(self._utcnow())
 
-    def read(self, store: Store, target: Target) -> Answered:
+    def read(self, store: Store, target: Target) -> Outcome:
         """Return an object, or its Scale.
 
         Raises:
@@ -58,9 +58,9 @@ class Rest:
         stored = store.get(target.ref)
         if stored is None:
             raise not_found(target.subject)
-        return answered(target, stored)
+        return outcome_of(target, stored)
 
-    def plan(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> Planned:
+    def plan(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> PlannedWrite:
         """Return what a request that changes something will do; its body is read here, outside of the lock.
 
         Raises:
@@ -69,7 +69,7 @@ class Rest:
         with decoding(target):
             return self._planned(request, target, chosen)
 
-    def _planned(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> Planned:
+    def _planned(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> PlannedWrite:
         named = bool(target.ref.key.name)
         custom = not target.kind.builtin
         placed = bool(target.ref.key.namespace) or not target.kind.resource.namespaced
@@ -91,18 +91,20 @@ class Rest:
         verb = {"POST": "create", "DELETE": "delete"}.get(request.method, "")
         raise method_not_allowed(target.subject, verb) if custom else method_not_allowed()
 
-    def _plan_patch(self, request: Request, target: Target) -> Planned:
+    def _plan_patch(self, request: Request, target: Target) -> PlannedWrite:
         media = content_type(request.headers.get("content-type") or "none", patch_types(target.kind))
         if media != APPLY_PATCH:
             return self._writing.plan_patch(request, target, media)
         options = WriteOptions.parse(request, applying=True)
         manifest, duplicates = parse_manifest(request.body, media)
-        return Planned(lambda tx: self.applying.apply(tx, target, manifest, options, duplicates), options.dry_run)
+        return PlannedWrite(
+            lambda tx: self.apply_planner.apply(tx, target, manifest, options, duplicates), options.dry_run
+        )
 
-    def _plan_delete(self, request: Request, target: Target) -> Planned:
+    def _plan_delete(self, request: Request, target: Target) -> PlannedWrite:
         options = delete_options(request)
 
-        def decide(tx: Transaction) -> Answered:
+        def decide(tx: Transaction) -> Outcome:
             stored = tx.get(target.ref)
             if stored is None:
                 raise not_found(target.subject)
@@ -111,17 +113,17 @@ class Rest:
                 raise forbidden(target.subject, "this namespace may not be deleted")
             last, gone = delete(tx, target.ref, stored, self.timestamp(), options.propagation)
             if gone and target.ref.kind == SERVICES:
-                return Answered(last)  # the one kind here whose deletion answers with the object
+                return Outcome(last)  # the one kind here whose deletion answers with the object
             if gone:
-                return Answered(success(target.subject_with_uid(stored)), is_object=False)
-            return Answered(last)
+                return Outcome(success(target.subject_with_uid(stored)), is_object=False)
+            return Outcome(last)
 
-        return Planned(decide, options.dry_run)
+        return PlannedWrite(decide, options.dry_run)
 
-    def _plan_delete_all(self, request: Request, target: Target, chosen: Predicate) -> Planned:
+    def _plan_delete_all(self, request: Request, target: Target, chosen: Predicate) -> PlannedWrite:
         options = delete_options(request)
 
-        def decide(tx: Transaction) -> Answered:
+        def decide(tx: Transaction) -> Outcome:
             deleted = []
             for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
                 if chosen(stored):
@@ -130,6 +132,6 @@ class Rest:
             resource = target.kind.resource
             content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
             metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}
-            return Answered({**content, "metadata": metadata, "items": deleted}, is_object=False)
+            return Outcome({**content, "metadata": metadata, "items": deleted}, is_object=False)
 
-        return Planned(decide, options.dry_run)
+        return PlannedWrite(decide, options.dry_run)

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.apiserver.protocol.reading import ListQuery
+from llmkube.apiserver.protocol.list_query import ListQuery
 from llmkube.apiserver.storage.revisions import Change, CompactedError, Object, Store
 from llmkube.apiserver.values.api_errors import RequestRefusedError, expired
 from llmkube.apiserver.values.selectors import Predicate
@@ -27,7 +27,7 @@ Render = Callable[[str, Object], bytes]
 """Turns an event's type and object into one line of the answer."""
 
 
-class Signal:
+class ChangeSignal:
     """Wakes the watchers of one kind without knowing them."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Signal:
 
 
 @attrs.frozen(eq=False)
-class Watch:
+class WatchStream:
     """One client's view of one kind: which objects, from which revision, for how long."""
 
     store: Store
-    signal: Signal
+    signal: ChangeSignal
     kind: str
     namespace: str
     query: ListQuery

@@ -5,7 +5,7 @@ objects merged and compared; one walk over the configuration finds what is new, 
 so that whoever comes after (`validate`, `same`) sees at a glance what has not changed.
 
 The walk gives up (None) at the first sight of anything else, and `apply.server_side_apply` goes its long way: what
-renewals do has to be what that does, only sooner.
+such applies do has to be what that does, only sooner.
 """
 
 import operator
@@ -26,18 +26,20 @@ _PLACE: Final = ("name", "namespace")
 
 
 @attrs.frozen
-class Renewal:
+class ValueOnlyChange:
     """A live object with new values in places that it had before."""
 
     object: JsonObject  # shares what did not change with the live one
     changed: tuple[Path, ...]
 
 
-class _OtherwiseError(Exception):
-    """It is no renewal."""
+class _NotValueOnlyError(Exception):
+    """It takes more than new values."""
 
 
-def renew(live: Mapping[str, Any], applied: Mapping[str, Any], owned: FieldSet, schema: Schema) -> Renewal | None:
+def apply_values_only(
+    live: Mapping[str, Any], applied: Mapping[str, Any], owned: FieldSet, schema: Schema
+) -> ValueOnlyChange | None:
     """Return the live object with the values of the configuration, or None if that takes more than new values.
 
     Args:
@@ -60,9 +62,9 @@ def renew(live: Mapping[str, Any], applied: Mapping[str, Any], owned: FieldSet, 
     walk = _Walk()
     try:
         renewed = walk.fields(live, wanted, owned, schema, ())
-    except (_OtherwiseError, MergeError):
+    except (_NotValueOnlyError, MergeError):
         return None
-    return Renewal(dict(renewed), tuple(walk.changed))
+    return ValueOnlyChange(dict(renewed), tuple(walk.changed))
 
 
 @attrs.define(eq=False)
@@ -79,7 +81,7 @@ class _Walk:
             inner = schema.child(name)
             if inner is None:
                 if not schema.preserve_unknown:
-                    raise _OtherwiseError
+                    raise _NotValueOnlyError
                 inner = ANYTHING
             element, itself = fieldset.field(name), name not in schema.properties or wanted == {}
             before = live.get(name)
@@ -87,30 +89,30 @@ class _Walk:
             if after is not before:
                 fresh[name] = after
         if len(applied) != len(owned.elements):
-            raise _OtherwiseError  # something that was owned is named no longer
+            raise _NotValueOnlyError  # something that was owned is named no longer
         return {**live, **fresh} if fresh else live
 
     def _value(self, live: Any, wanted: Any, owned: FieldSet, schema: Schema, path: Path, *, itself: bool) -> Any:
         """Return the value at a path, of which `owned` is what is owned beside it; `itself` as in `merge.paths_of`."""
         element, kind = path[-1], type(wanted)
         if kind is not type(live) or not fits(wanted, schema):
-            raise _OtherwiseError
+            raise _NotValueOnlyError
         leaf = is_leaf(schema, wanted)
         if (element in owned.members) is not (leaf or itself) or (leaf and element in owned.children):
-            raise _OtherwiseError
+            raise _NotValueOnlyError
         if kind in _SCALARS:
             if wanted != live:
                 self.changed.append(path)
                 return wanted
         elif leaf:
             if not same(live, wanted) or any(misfits(wanted, schema, path)):
-                raise _OtherwiseError
+                raise _NotValueOnlyError
         elif kind is dict:
             return self.fields(live, wanted, owned.below(element), schema, path)
         elif kind is list:
             return self._items(live, wanted, owned.below(element), schema, path)
         else:
-            raise _OtherwiseError
+            raise _NotValueOnlyError
         return live
 
     def _items(
@@ -120,12 +122,12 @@ class _Walk:
         wanted = dict(zip(elements_of(applied, schema, path), applied, strict=True))
         places = {element: place for place, element in enumerate(elements_of(live, schema, path))}
         if len(places) != len(live) or len(wanted) != len(applied) or wanted.keys() != owned.elements:
-            raise _OtherwiseError
+            raise _NotValueOnlyError
         if not wanted:
-            raise _OtherwiseError  # without items nothing is owned of it, so that `fields` would count it for another
+            raise _NotValueOnlyError  # without items it owns nothing there, and `fields` would count it for another
         order = [places.get(element, -1) for element in wanted]
         if -1 in order or order != sorted(order):
-            raise _OtherwiseError  # somebody has removed an item, or the order is to be another one
+            raise _NotValueOnlyError  # somebody has removed an item, or the order is to be another one
         renewed = list(live)
         for element, item in wanted.items():
             place = places[element]

@@ -7,9 +7,9 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.apiserver.storage.commits import Committer
+from llmkube.apiserver.storage.committer import Committer
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
-from llmkube.apiserver.storage.write_ahead_log import JournalError
+from llmkube.apiserver.storage.write_ahead_log import StorageError
 from llmkube.apiserver.values.api_errors import RequestRefusedError
 from llmkube.k8s.resource import Key
 
@@ -27,7 +27,7 @@ class Disk:
         with trio.CancelScope(shield=True):
             await self.gate.acquire()
         if self.broken:
-            raise JournalError("the disk is full")
+            raise StorageError("the disk is full")
         self.synced.append(names)
 
 

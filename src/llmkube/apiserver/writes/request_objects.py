@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from llmkube.apiserver.protocol import bodies
+from llmkube.apiserver.protocol import request_bodies
 from llmkube.apiserver.protocol.negotiation import OBJECT_TYPES, content_type
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
@@ -26,19 +26,19 @@ JsonObject = dict[str, Any]
 def parse_object(target: Target, body: bytes, media: str) -> tuple[JsonObject, list[str]]:
     """Read an object; a custom one must say what it is."""
     if target.kind.builtin:
-        return bodies.parse_object(body, media)
+        return request_bodies.parse_object(body, media)
     opening = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
     try:
-        content, duplicates = bodies.parse(body, media)
+        content, duplicates = request_bodies.parse(body, media)
         content = {} if content is None else content
-        bodies.check_envelope(content)
+        request_bodies.check_envelope(content)
     except RequestRefusedError as exc:
         raise exc if exc.code != 400 else bad_request(f"{opening}: {exc.message} ({_summary(body)})") from exc
     for name, called in (("kind", "Kind"), ("apiVersion", "apiVersion")):
         if not content.get(name):
             text = body.decode(errors="replace")
             raise bad_request(f"{opening}: Object '{called}' is missing in '{text}' ({_summary(body)})")
-    bodies.check_shape(content)
+    request_bodies.check_shape(content)
     return content, duplicates
 
 
@@ -52,7 +52,7 @@ def _summary(body: bytes, longest: int = 30) -> str:
 def parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
     """Read a configuration to be applied."""
     try:
-        content, duplicates = bodies.parse(body, media)
+        content, duplicates = request_bodies.parse(body, media)
     except RequestRefusedError as exc:
         raise exc if exc.code != 400 else bad_request(f"error decoding YAML: {exc.message}") from exc
     if content is not None and not isinstance(content, dict):
@@ -65,7 +65,7 @@ def delete_options(request: Request) -> DeleteOptions:
     body: JsonObject = {}
     if request.body.strip():
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
-        body, _ = bodies.parse_object(request.body, media)
+        body, _ = request_bodies.parse_object(request.body, media)
         if body.get("kind") not in {None, "", "DeleteOptions"}:
             raise bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion") or ""}"')
     return DeleteOptions.parse(request, body)
@@ -76,7 +76,7 @@ def decoding(target: Target, patched: Any = ABSENT) -> Iterator[None]:
     """Answer 400 to what does not read as the kind, or 422 when a patch made it so."""
     try:
         yield
-    except bodies.DecodeError as exc:
+    except request_bodies.DecodeError as exc:
         if patched is ABSENT:
             raise undecodable(target.kind.resource, str(exc)) from exc
         raise invalid(Subject(""), [field_invalid("patch", compact(patched), str(exc))]) from exc
@@ -104,20 +104,22 @@ def check_patched(target: Target, patched: Any) -> None:
         RequestRefusedError: 500, a custom object lacks its apiVersion, which kube-apiserver did not expect.
     """
     if not isinstance(patched, Mapping):
-        raise bodies.DecodeError("couldn't get version/kind; json parse error: the body is not an object")
+        raise request_bodies.DecodeError("couldn't get version/kind; json parse error: the body is not an object")
     resource = target.kind.resource
     version, kind = patched.get("apiVersion"), patched.get("kind")
     if not isinstance(version, str | None) or not isinstance(kind, str | None):
-        raise bodies.DecodeError("couldn't get version/kind; json parse error: apiVersion or kind is not a string")
+        raise request_bodies.DecodeError(
+            "couldn't get version/kind; json parse error: apiVersion or kind is not a string"
+        )
     if target.subresource == "scale":
         return
     if not target.kind.builtin:
         if not kind:
-            raise bodies.DecodeError(f"Object 'Kind' is missing in '{compact(patched)}'")
+            raise request_bodies.DecodeError(f"Object 'Kind' is missing in '{compact(patched)}'")
         if not version:
             raise internal("Object 'apiVersion' is missing in 'object has no apiVersion field'")
     elif (version or resource.api_version, kind or resource.kind) != (resource.api_version, resource.kind):
-        raise bodies.DecodeError(f'no kind "{kind}" is registered for version "{version}"')
+        raise request_bodies.DecodeError(f'no kind "{kind}" is registered for version "{version}"')
 
 
 def check_type(target: Target, body: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from llmkube.apiserver.storage.revisions import Change, Store, Transaction
-from llmkube.apiserver.storage.write_ahead_log import Durable, JournalError
+from llmkube.apiserver.storage.write_ahead_log import Durable, StorageError
 from llmkube.apiserver.values.api_errors import internal
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class _Batch:
     """Writes that share a sync."""
 
     changes: list[Change] = attrs.Factory(list)
-    error: JournalError | None = None
+    error: StorageError | None = None
 
 
 class Committer:
@@ -45,7 +45,7 @@ class Committer:
         self._store = store
         self._durable = durable
         self._show = show
-        self._head = store if durable is None else store.twin()
+        self._head = store if durable is None else store.replica()
         self._open = _Batch()
         self._syncing = trio.Lock()
 
@@ -79,9 +79,9 @@ class Committer:
         batch, self._open = self._open, _Batch()
         try:
             await durable.commit(batch.changes)
-        except JournalError as exc:
+        except StorageError as exc:
             batch.error = self._open.error = exc
-            self._open, self._head = _Batch(), self._store.twin()
+            self._open, self._head = _Batch(), self._store.replica()
         else:
             self._store.apply(batch.changes)
             self._show(batch.changes)

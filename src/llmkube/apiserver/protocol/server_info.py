@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from llmkube.apiserver.kinds.catalog import Catalog
 from llmkube.apiserver.protocol import discovery, openapi, openapi_protobuf
-from llmkube.apiserver.protocol.answers import JSON_HEADERS, answer
-from llmkube.apiserver.protocol.bodies import parse_object
 from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_type, parse_accept
+from llmkube.apiserver.protocol.request_bodies import parse_object
+from llmkube.apiserver.protocol.responses import JSON_HEADERS, answer
 from llmkube.apiserver.protocol.routes import Route
 from llmkube.apiserver.storage.encoding import encode
 from llmkube.apiserver.values.api_errors import method_not_allowed, no_such_path, not_acceptable

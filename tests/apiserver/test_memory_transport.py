@@ -6,7 +6,7 @@ import httpx
 import pytest
 import trio
 
-from llmkube.apiserver.mount import open_transport
+from llmkube.apiserver.memory_transport import open_transport
 from llmkube.base.errors import WorldError
 from llmkube.base.http.message import Headers, Response
 
