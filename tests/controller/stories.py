@@ -6,7 +6,7 @@ from typing import Any, Final
 import trio
 
 from controller.podcluster import KUBE, Hands
-from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -247,7 +247,7 @@ STORIES: Final[Mapping[str, Sequence[Act]]] = {
     ),
     "monitors are installed late": (
         _both(_model(), _service(), _repository("repo")),
-        _both(lambda hands: hands.install_pod_monitors(), _wait(INSTALLED_LOOK_SECONDS)),
+        _both(lambda hands: hands.install_pod_monitors(), _wait(INSTALL_POLL_SECONDS)),
         _service("vllm", runtime="vllm", modelRef="repo", resources={"gpu": 1}),
     ),
 }

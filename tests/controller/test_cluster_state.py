@@ -6,7 +6,7 @@ import trio
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import HUB_FILE, SHA
-from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.labels import MODEL_LABEL
 from llmkube.controller.render.storage import CACHE_CLAIM
 from llmkube.k8s.builtins import Service
@@ -447,7 +447,7 @@ async def test_pod_monitors_come_with_their_kind(autojump_clock):
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.install_pod_monitors()
-        await trio.sleep(INSTALLED_LOOK_SECONDS + SETTLED)
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         spec = (await hands.json(PodMonitor))["spec"]
         assert spec["podMetricsEndpoints"][0]["port"] == "http"
         before = len(hands.cluster.writes)

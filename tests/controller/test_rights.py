@@ -9,7 +9,7 @@ from controller.podcluster import Hands, open_pods
 from controller.podkinds import install
 from controller.reconcile.test_routers import apply_router
 from k8s.api_calls import undeclared, unused
-from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.builtins import Namespace, Service
@@ -41,7 +41,7 @@ async def with_pods(hands: Hands) -> None:
     await trio.sleep(SETTLED)
     await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
-    await trio.sleep(INSTALLED_LOOK_SECONDS)
+    await trio.sleep(INSTALL_POLL_SECONDS)
     await take_labels_off(hands, *CHILDREN)
     await hands.create_model(hardware={"accelerator": "metal"})
     await trio.sleep(SETTLED)

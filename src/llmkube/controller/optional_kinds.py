@@ -14,10 +14,10 @@ from llmkube.controller.render.labels import OURS
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
 
-INSTALLED_LOOK_SECONDS: Final = 300.0
+INSTALL_POLL_SECONDS: Final = 300.0
 """Between two looks whether a Prometheus operator, Pyrra or the Gateway API has been installed."""
 
-LOOK_SECONDS: Final = 30.0
+DISCOVERY_SECONDS: Final = 30.0
 """How long such a look may take."""
 
 
@@ -39,7 +39,7 @@ class OptionalKinds:
         """Run an informer from the moment that its kind is installed until it is uninstalled, again and again."""
         while True:
             while not await self.serves(informer.kind):  # noqa: ASYNC110 (a server sends no event for a kind it lacks)
-                await trio.sleep(INSTALLED_LOOK_SECONDS)
+                await trio.sleep(INSTALL_POLL_SECONDS)
             informer.clear()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(informer.run, self.client, handle, namespace=self.namespace, rng=rng))
@@ -52,7 +52,7 @@ class OptionalKinds:
 
     async def serves(self, kind: type[Any]) -> bool:
         """Whether the API server serves a kind, and lets us see it."""
-        with trio.move_on_after(LOOK_SECONDS):  # a server that is silent is asked again, like one that says no
+        with trio.move_on_after(DISCOVERY_SECONDS):  # a server that is silent is asked again, like one that says no
             try:
                 await self.client.list(kind, namespace=self.namespace, label_selector=OURS)
             except ApiError:

@@ -167,8 +167,8 @@ async def test_the_same_objects_come_of_it(story, autojump_clock):
 
 async def _insist_on_a_new_claim(self, namespace):
     """A controller that forgets that its predecessor may have come this far."""
-    claim = decode(PersistentVolumeClaim, cache_claim(namespace, self.cluster.workloads))
-    await self.cluster.client.create(claim, field_manager="llmkube-controller")
+    claim = decode(PersistentVolumeClaim, cache_claim(namespace, self.context.workloads))
+    await self.context.client.create(claim, field_manager="llmkube-controller")
 
 
 def _keep_what_is_gone(self, listing, replace=Cache.replace):

@@ -11,7 +11,7 @@ from controller.objects import NOW
 from controller.podcluster import KUBE, Hands, open_pods
 from controller.podkinds import install
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
-from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS, LOOK_SECONDS
+from llmkube.controller.optional_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
 from llmkube.controller.queues import RETRY
 from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
 from llmkube.controller.render.routing import is_accepted, route
@@ -61,7 +61,7 @@ async def test_the_operators_labels_reach_what_is_made(autojump_clock):
     workloads = attrs.evolve(SETTINGS, monitor_labels={"release": "prometheus"})
     async with open_pods(workloads=workloads) as hands:
         await install(hands, PodMonitor)
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         await hands.bring_up()
         assert (await hands.json(PodMonitor))["metadata"]["labels"]["release"] == "prometheus"
 
@@ -174,7 +174,7 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
         assert "spec.endpoint.gateway (the Gateway API is not installed here)" in message
 
         await install(hands, ServiceLevelObjective, HTTPRoute)
-        await trio.sleep(INSTALLED_LOOK_SECONDS + SETTLED)
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         _, message = await honoured(hands)
         assert "spec.slo" not in message
         assert "gateway" not in message
@@ -203,20 +203,20 @@ async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind
     """An edit goes through all the same, and once the kind is back the service has its object again."""
     async with open_pods() as hands:
         await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         spec = {"slo": {"objective": "99.5"}, "endpoint": GATEWAY}
         await hands.bring_up(**spec)
         [name] = await hands.names(kind)
         await hands.client.delete(CustomResourceDefinition, Key("", kind.RESOURCE.full_name))
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         await hands.create_service(**spec, podLabels={"team": "ml"}, suspend=True)
         assert (await hands.where()).startswith("Suspended/")
         assert (await hands.json(Deployment))["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
         errors = hands.cluster.reconciles("inferenceservice", "error")
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         assert hands.cluster.reconciles("inferenceservice", "error") == errors
         await install(hands, kind)
-        await trio.sleep(INSTALLED_LOOK_SECONDS + SETTLED)
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         assert await hands.names(kind) == [name]
 
 
@@ -224,7 +224,7 @@ async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
     """A 404 about an owner or a namespace that has gone is met again after growing pauses, for as long as it lasts."""
     async with open_pods() as hands:
         await install(hands, PodMonitor)
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         await hands.create_model()
         await hands.create_service()
         await trio.sleep(SETTLED)
@@ -247,7 +247,7 @@ async def test_a_server_that_is_silent_about_a_kind_is_asked_again(autojump_cloc
         await hands.bring_up(endpoint=GATEWAY)
         await install(hands, HTTPRoute)
         hands.cluster.faults.delays["httproutes"] = 100_000.0
-        await trio.sleep(INSTALLED_LOOK_SECONDS)
+        await trio.sleep(INSTALL_POLL_SECONDS)
         hands.cluster.faults.delays.clear()
-        await trio.sleep(INSTALLED_LOOK_SECONDS + LOOK_SECONDS + SETTLED)
+        await trio.sleep(INSTALL_POLL_SECONDS + DISCOVERY_SECONDS + SETTLED)
         assert await hands.names(HTTPRoute) == ["chat"]

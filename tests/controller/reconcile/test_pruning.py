@@ -9,7 +9,7 @@ from controller.podobjects import FETCHED, SETTINGS
 from k8s.api_calls import undeclared
 from llmkube.controller.reconcile.pruning import PATIENCE_SECONDS
 from llmkube.controller.render.jobs import PRUNE_JOB
-from llmkube.controller.render.storage import cache_key
+from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode

@@ -10,16 +10,12 @@ from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod, pod_service
-from llmkube.controller.render.storage import cache_key, fetch_job, serving_storage
-from llmkube.controller.status.pod_model_status import (
-    Seen,
-    Supply,
-    choose_supply,
-    derive_supplied_status,
-    look_in_seconds,
-    weights_path,
-    without_effect,
-)
+from llmkube.controller.render.jobs import fetch_job
+from llmkube.controller.render.model_sources import cache_key
+from llmkube.controller.render.storage import serving_storage
+from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status
+from llmkube.controller.status.revalidation import revalidate_in_seconds
+from llmkube.controller.status.supply import Supply, choose_supply, weights_path, without_effect
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment, Job
 
@@ -101,13 +97,13 @@ def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
 )
 def test_the_next_look_is_an_interval_after_the_last_one(revalidated, seen, seconds):
     """A look that failed counts as one, so that a source that is away is not asked all the time."""
-    assert look_in_seconds(followed(lastRevalidated=revalidated), seen, SETTINGS, NOW) == seconds
+    assert revalidate_in_seconds(followed(lastRevalidated=revalidated), seen, SETTINGS, NOW) == seconds
 
 
 def test_what_is_not_followed_is_never_looked_at():
     """Neither the usual policy nor a source that has not been fetched yet asks for a look."""
-    assert look_in_seconds(cluster_model(), None, SETTINGS, NOW) is None
-    assert look_in_seconds(cluster_model(refreshPolicy="OnChange"), None, SETTINGS, NOW) is None
+    assert revalidate_in_seconds(cluster_model(), None, SETTINGS, NOW) is None
+    assert revalidate_in_seconds(cluster_model(refreshPolicy="OnChange"), None, SETTINGS, NOW) is None
 
 
 def test_news_replace_what_the_status_says():

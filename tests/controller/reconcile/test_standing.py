@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from controller.cluster import SETTLED, Faults, open_cluster, utcnow
 from llmkube.controller.operator import run_controller
-from llmkube.controller.reconcile.namespace import LOOK_SECONDS, run_namespace_keeper
+from llmkube.controller.reconcile.namespace import POLL_SECONDS, run_namespace_keeper
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Event, Lease, Namespace
 from llmkube.k8s.client import Client
@@ -115,7 +115,7 @@ async def test_the_namespace_of_the_leases_is_made(autojump_clock):
         assert await cluster.client.get(Namespace, key)
         await cluster.client.delete(Namespace, key)
         await cluster.faults.cut()
-        await trio.sleep(LOOK_SECONDS + 10)
+        await trio.sleep(POLL_SECONDS + 10)
         cluster.faults.down = False
         await trio.sleep(120)
         assert await cluster.client.get(Namespace, key)

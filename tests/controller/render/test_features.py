@@ -18,12 +18,13 @@ from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.workload_plans import plan_workload, user_of
+from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.manifests import render_manifests
-from llmkube.controller.render.storage import cache_key, fetch_job, published_name
+from llmkube.controller.render.model_sources import cache_key, published_name
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_model_status import choose_supply
 from llmkube.controller.status.pod_service_status import desired_replicas
+from llmkube.controller.status.supply import choose_supply
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.registry import BUILT_IN
 from llmkube.weights.errors import WeightsError

@@ -9,25 +9,21 @@ import yaml
 
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
-from llmkube.controller.render.jobs import inspect_job, prune_job
+from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
 from llmkube.controller.render.labels import DIGEST
-from llmkube.controller.render.monitoring import pod_monitor
-from llmkube.controller.render.scaling import autoscaler, disruption_budget
-from llmkube.controller.render.storage import (
-    CACHE_CLAIM,
-    Storage,
-    cache_claim,
+from llmkube.controller.render.model_sources import (
     cache_key,
-    claimed,
+    claim_path,
     extra_files,
-    fetch_job,
     job_name,
     published_name,
-    serving_storage,
     source_of,
 )
+from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.scaling import autoscaler, disruption_budget
+from llmkube.controller.render.storage import CACHE_CLAIM, Storage, cache_claim, serving_storage
 from llmkube.controller.render.workload import deployment, kubernetes_service
-from llmkube.controller.status.pod_model_status import User, choose_supply, without_effect
+from llmkube.controller.status.supply import User, choose_supply, without_effect
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric
@@ -66,7 +62,7 @@ def with_draft(source, draft):
 
 
 def mounted(source):
-    return f"/model-source/{claimed(source_of(cluster_model(source).spec)).path}"
+    return f"/model-source/{claim_path(source_of(cluster_model(source).spec)).path}"
 
 
 def shared_claim():
@@ -286,7 +282,7 @@ def test_parts_of_a_split_model_are_not_fetched_twice():
 def test_a_claims_path_stays_on_the_claim(source):
     """A path that is missing, or leads out of the claim, is refused."""
     with pytest.raises(SourceError):
-        claimed(source_of(cluster_model(source).spec))
+        claim_path(source_of(cluster_model(source).spec))
 
 
 def test_the_digest_is_of_all_that_the_manifest_says():

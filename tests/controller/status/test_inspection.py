@@ -10,10 +10,11 @@ from controller.objects import NOW
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS, cluster_model, fetch_pod, job_of, unscheduled
 from llmkube.controller.render.jobs import inspect_job
-from llmkube.controller.render.storage import cache_key, job_name
+from llmkube.controller.render.model_sources import cache_key, job_name
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import Seen
-from llmkube.controller.status.pod_model_status import Supply, derive_supplied_status
+from llmkube.controller.status.pod_model_status import derive_supplied_status
+from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

@@ -8,7 +8,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, deployment_of, plan, pod, pod_service
 from llmkube.controller.reconcile import idleness
-from llmkube.controller.reconcile.rollouts import IDLE_LOOK_SECONDS
+from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS
 from llmkube.controller.render.labels import RESTARTED, TEMPLATE
 from llmkube.controller.render.workload import deployment
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, is_idle
@@ -140,7 +140,7 @@ async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
         assert (await hands.json(Deployment))["spec"]["replicas"] == 2
         assert set(engine["asked"]) == {"http://10.0.0.7:8080/metrics"}
         engine["text"] = IDLE
-        await trio.sleep(IDLE_LOOK_SECONDS + SETTLED)
+        await trio.sleep(IDLE_POLL_SECONDS + SETTLED)
         assert (await context(hands), await deferred(hands)) == (True, "False")
 
 
@@ -245,7 +245,7 @@ async def test_old_pods_are_replaced_once_they_are_idle(autojump_clock, engine, 
         changed = (await hands.json(Deployment))["metadata"]["generation"] > before
         assert changed is (timeout is not None)
         engine["text"] = IDLE
-        await trio.sleep(IDLE_LOOK_SECONDS + SETTLED)
+        await trio.sleep(IDLE_POLL_SECONDS + SETTLED)
         live = await hands.json(Deployment)
         assert live["metadata"]["generation"] == before + 1
         assert RESTARTED in live["spec"]["template"]["metadata"]["annotations"]

@@ -6,9 +6,9 @@ from controller.cluster import open_cluster
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.informer import Informer
-from llmkube.controller.render.storage import fetch_job
+from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.workload import deployment, kubernetes_service
-from llmkube.controller.writes.owned_objects import OwnedObjects, fits
+from llmkube.controller.writes.owned_objects import OwnedObjects, is_subset
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -38,7 +38,7 @@ from llmkube.k8s.workloads import Deployment, Job
 )
 def test_additions_and_spellings_are_no_difference(wanted, there, same):
     """What is there besides does not count, amounts go by value, and everything else has to be equal."""
-    assert fits(wanted, there) is same
+    assert is_subset(wanted, there) is same
 
 
 class Recording:

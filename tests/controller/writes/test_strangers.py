@@ -7,7 +7,7 @@ from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podkinds import install
 from llmkube.controller.informers import PERMISSIONS
-from llmkube.controller.optional_kinds import INSTALLED_LOOK_SECONDS
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.writes import owned_objects
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -15,7 +15,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
 
 CHAT = Key("ml", "chat")
-MADE = [need.kind for need in PERMISSIONS if "create" in need.verbs]
+MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs]
 EVERYTHING = {
     "replicas": 2,
     "autoscaling": {"maxReplicas": 3},
@@ -27,7 +27,7 @@ EVERYTHING = {
 async def bring_up_with_latecomer(hands, kind):
     """Bring a service up while a stranger races the controller for one object; return that, before and after."""
     await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
-    await trio.sleep(INSTALLED_LOOK_SECONDS)
+    await trio.sleep(INSTALL_POLL_SECONDS)
     faults = hands.cluster.faults
     faults.latecomers.add(kind.RESOURCE.plural)
     await hands.create_model()

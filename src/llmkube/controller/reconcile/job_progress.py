@@ -12,7 +12,7 @@ import trio
 
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.idleness import pod_url, read_text
-from llmkube.controller.render.storage import PROGRESS_PORT
+from llmkube.controller.render.jobs import PROGRESS_PORT
 from llmkube.controller.status.job_result import ended_at
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

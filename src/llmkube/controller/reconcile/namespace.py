@@ -17,7 +17,7 @@ from llmkube.k8s.resource import Key
 
 PERMISSIONS: Final = (Permission(Namespace, frozenset({"get", "create"}), place="system"),)
 
-LOOK_SECONDS: Final = 600.0
+POLL_SECONDS: Final = 600.0
 """Between two looks at a namespace that is there: nobody deletes it on purpose."""
 
 CALL_SECONDS: Final = 15.0
@@ -47,7 +47,7 @@ async def run_namespace_keeper(client: Client, name: str, rng: random.Random) ->
             log.info("namespace of the leases not checked", namespace=name, error=str(error) or "no answer")
         else:
             failures = 0
-        await trio.sleep(RETRY.delay(failures, rng) if failures else LOOK_SECONDS)
+        await trio.sleep(RETRY.delay(failures, rng) if failures else POLL_SECONDS)
 
 
 async def _ensure(client: Client, name: str) -> None:

@@ -9,22 +9,15 @@ import trio
 from llmkube.controller.informers import JOB_LABEL
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.workload_plans import user_of
-from llmkube.controller.render.jobs import inspect_job
+from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
-from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, claimed, fetch_job, job_name, source_of
+from llmkube.controller.render.model_sources import claim_path, job_name, source_of
+from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim
 from llmkube.controller.status.inspection import is_known
 from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, read_fetched
-from llmkube.controller.status.pod_model_status import (
-    Supply,
-    choose_supply,
-    derive_supplied_status,
-    forget_lost,
-    has_header_read,
-    is_of_old_volume,
-    is_remembered,
-    look_in_seconds,
-    weights_path,
-)
+from llmkube.controller.status.pod_model_status import derive_supplied_status
+from llmkube.controller.status.revalidation import is_from_old_volume, revalidate_in_seconds, without_lost_volume
+from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
@@ -41,10 +34,10 @@ from llmkube.weights.source import VolumeSource
 FINALIZER: Final = "inference.llmkube.dev/in-use"
 """Keeps a Model that services refer to until none does."""
 
-CLAIM_LOOK_SECONDS: Final = 10.0
+CLAIM_POLL_SECONDS: Final = 10.0
 """Between two looks at a user's claim that is not bound: those are not watched."""
 
-PRUNING_LOOK_SECONDS: Final = 10.0
+PRUNING_POLL_SECONDS: Final = 10.0
 """Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
 
 PERMISSIONS: Final = (
@@ -73,10 +66,10 @@ class PodModels:
         newest = self.writer.newest(cached)
         seen = await self._look(newest, supply)
         if supply.by == "job":
-            newest = forget_lost(newest, seen.claim)
+            newest = without_lost_volume(newest, seen.claim)
         if not cached.metadata.deletion_timestamp:
             try:
-                seen = attrs.evolve(seen, obstacle=await self._tend_jobs(newest, supply, seen))
+                seen = attrs.evolve(seen, obstacle=await self._reconcile_jobs(newest, supply, seen))
             except NameTakenError as error:
                 supply = Supply("nobody", error.reason, str(error))
                 self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
@@ -89,7 +82,7 @@ class PodModels:
         names = [service.key.name for service in users]
         status = derive_supplied_status(newest, supply, seen, users=names, now=self.context.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
-            self.context.queues.models.add_after(cached.key, CLAIM_LOOK_SECONDS)
+            self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
         if await self.writer.write(cached, status):
             self.context.phase_changes.tell(newest, status)
 
@@ -119,9 +112,9 @@ class PodModels:
             return attrs.evolve(seen, claim=claim)
         source = source_of(model.spec)
         assert isinstance(source, VolumeSource), "choose_supply has looked"
-        claim = await self._read_claim(Key(model.key.namespace, claimed(source).claim))
+        claim = await self._read_claim(Key(model.key.namespace, claim_path(source).claim))
         if claim is None:
-            self.context.queues.models.add_after(model.key, CLAIM_LOOK_SECONDS)
+            self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
         return attrs.evolve(seen, claim=claim)
 
     async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
@@ -130,7 +123,7 @@ class PodModels:
         except NotFoundError:
             return None
 
-    async def _tend_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
+    async def _reconcile_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
         """Make the Job that is needed, and end those of an earlier source; return why one cannot be that nobody awaits.
 
         A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
@@ -145,15 +138,15 @@ class PodModels:
             return ""  # it is on its way out, and its end wakes the Model
         if reads:
             return await self._inspect(model, supply, seen)
-        if supply.by != "job" or (is_remembered(model) and not await self._is_to_look(model, seen)):
+        if supply.by != "job" or (is_remembered(model) and not await self._is_revalidation_due(model, seen)):
             return ""
         wanted = fetch_job(model, self.context.workloads)
         if seen.job is not None and _is_outdated(seen, wanted):
             await self.context.owned.jobs.remove(key, model.metadata.uid)
         elif seen.job is not None:
-            await self._clear_mute(model, seen)
+            await self._remove_job_without_result(model, seen)
         elif self.context.is_pruning(model.key.namespace):
-            self.context.queues.models.add_after(model.key, PRUNING_LOOK_SECONDS)
+            self.context.queues.models.add_after(model.key, PRUNING_POLL_SECONDS)
         else:
             await self._ensure_cache(model.key.namespace)
             await self.context.owned.jobs.ensure(wanted)
@@ -165,7 +158,7 @@ class PodModels:
         if is_known(model, seen):
             return ""
         if seen.job is not None:
-            await self._clear_mute(model, seen)
+            await self._remove_job_without_result(model, seen)
         elif beside:
             try:
                 path = weights_path(model, supply)
@@ -180,16 +173,16 @@ class PodModels:
         users = self.context.informers.users(model)
         return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
 
-    async def _clear_mute(self, model: Model, seen: Seen) -> None:
+    async def _remove_job_without_result(self, model: Model, seen: Seen) -> None:
         """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
         if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
             return
-        if await self._is_mute(seen.job):
+        if await self._has_lost_its_pods(seen.job):
             await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
 
-    async def _is_to_look(self, model: Model, seen: Seen) -> bool:
+    async def _is_revalidation_due(self, model: Model, seen: Seen) -> bool:
         """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
-        wait_seconds = look_in_seconds(model, seen.job, self.context.workloads, self.context.utcnow())
+        wait_seconds = revalidate_in_seconds(model, seen.job, self.context.workloads, self.context.utcnow())
         if wait_seconds is None:
             return False
         if wait_seconds > 0:
@@ -200,7 +193,7 @@ class PodModels:
             return False  # its end wakes the Model again
         return seen.job is None
 
-    async def _is_mute(self, job: Job) -> bool:
+    async def _has_lost_its_pods(self, job: Job) -> bool:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
         selector = f"{JOB_LABEL}={job.key.name}"
         pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
@@ -229,7 +222,7 @@ async def put_finalizer(client: Client, model: Model, *, held: bool) -> bool:
 
 def _is_lost(supply: Supply, seen: Seen) -> bool:
     """Whether what the Job has found went with an earlier claim; a folder of the nodes has none."""
-    return supply.by != "node" and is_of_old_volume(seen.job, seen.claim)
+    return supply.by != "node" and is_from_old_volume(seen.job, seen.claim)
 
 
 def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.rollouts import deployment_of, due_manifests
+from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload
 from llmkube.controller.render.monitoring import objective_name, objective_obstacle
 from llmkube.controller.render.storage import fetches_itself

@@ -17,7 +17,8 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.render.jobs import PRUNE_JOB, PRUNED, prune_job
 from llmkube.controller.render.labels import MANAGED_BY
-from llmkube.controller.render.storage import CACHE_CLAIM, CACHE_FOLDER, cache_key
+from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key
+from llmkube.controller.render.storage import CACHE_CLAIM
 from llmkube.controller.status.job_result import ended_at, is_complete
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
@@ -25,7 +26,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import Pod
 
-LOOK_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 600.0
 """How long a folder stays without a name: a Model that is deleted and made again finds its weights there."""
 
@@ -46,7 +47,7 @@ class Pruner:
     async def run(self) -> Never:
         """Look every ten seconds; what cannot be done is tried again later, and never fatal."""
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(POLL_SECONDS)
             self._take_note()
             for namespace in list(self._named):
                 try:

@@ -12,15 +12,9 @@ from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.service_record import Weights, WorkloadPlan
 from llmkube.controller.status.inspection import is_mounted
-from llmkube.controller.status.pod_model_status import (
-    NO_RESULT,
-    User,
-    choose_supply,
-    is_remembered,
-    weights_path,
-    without_effect,
-)
+from llmkube.controller.status.pod_model_status import NO_RESULT
 from llmkube.controller.status.pod_service_status import ServiceFacts
+from llmkube.controller.status.supply import User, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

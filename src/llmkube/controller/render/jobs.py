@@ -1,18 +1,18 @@
-"""Jobs that fetch nothing: one reads a file's header, one removes what no Model names. Pure."""
+"""The Jobs of the controller: one fetches weights, one reads a file's header, one removes what no Model names. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.controller.render.labels import MANAGED_BY, model_labels, owned
-from llmkube.controller.render.storage import (
-    CACHE_CLAIM,
-    CACHE_FOLDER,
-    SOURCE_FOLDER,
-    job_name,
-    job_spec,
-    our_container,
-    source_volume,
+from llmkube.controller.render.fetch_container import (
+    FETCH,
+    fetch_container,
+    fetch_volumes,
+    llmkube_container,
+    writing_group,
 )
+from llmkube.controller.render.labels import MANAGED_BY, model_labels, owned_manifest
+from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, follows, job_name
+from llmkube.controller.render.storage import CACHE_CLAIM, source_volume
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL
@@ -29,6 +29,33 @@ INSPECT_SECONDS: Final = 3600
 
 PRUNE_SECONDS: Final = 600
 """How long removing may take: no fetch begins in the namespace meanwhile."""
+
+BAD_REQUEST_CODES: Final = (2, 3)
+"""Exit codes of `llmkube fetch` after which another try would only fail again."""
+
+JOB_TTL_SECONDS: Final = 86_400
+"""How long a Job stays to be looked at; a failed one is tried again after that."""
+
+PROGRESS_PORT: Final = 8082
+"""Where the pod of a fetch tells how far it is."""
+
+_BACKOFF_LIMIT: Final = 4
+
+
+def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
+    """Return the Job that fetches a Model's weights into the namespace's claim."""
+    labels = model_labels(model)
+    tolerations = [dict(one) for one in model.spec.prefetch_tolerations]
+    more = ["--versions"] if follows(model.spec) else []
+    container = fetch_container(model, settings, *more, f"--progress-port={PROGRESS_PORT}")
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}}
+    pod = {
+        **({"tolerations": tolerations} if tolerations else {}),
+        "containers": [container],
+        "volumes": [claim, *fetch_volumes(settings)],
+    }
+    spec = job_spec(labels, pod, settings, backoffLimit=_BACKOFF_LIMIT)
+    return owned_manifest(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
 
 
 def inspect_job(model: Model, path: str, services: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
@@ -53,11 +80,11 @@ def inspect_job(model: Model, path: str, services: Sequence[str], settings: Work
     pod = {
         "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}},
         "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
-        "containers": [our_container(settings, ["fetch", "--inspect", path], (), [mount])],
+        "containers": [llmkube_container(settings, ["fetch", "--inspect", path], (), [mount])],
         "volumes": [volume],
     }
     spec = job_spec(labels, pod, settings, writes=False, backoffLimit=0, activeDeadlineSeconds=INSPECT_SECONDS)
-    return owned(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
+    return owned_manifest(Job.RESOURCE, model, job_name(model), labels, {"spec": spec})
 
 
 def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
@@ -71,8 +98,47 @@ def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: Workl
     args += [word for key in keys for word in ("--prune", key)]
     mounts = [{"name": "models", "mountPath": CACHE_FOLDER}]
     pod = {
-        "containers": [our_container(settings, args, (), mounts)],
+        "containers": [llmkube_container(settings, args, (), mounts)],
         "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}}],
     }
     spec = job_spec(labels, pod, settings, backoffLimit=0, activeDeadlineSeconds=PRUNE_SECONDS)
-    return owned(Job.RESOURCE, claim, PRUNE_JOB, labels, {"spec": spec}, annotations={PRUNED: ",".join(keys)})
+    return owned_manifest(Job.RESOURCE, claim, PRUNE_JOB, labels, {"spec": spec}, annotations={PRUNED: ",".join(keys)})
+
+
+def job_spec(
+    labels: Mapping[str, str], pod: Mapping[str, Any], settings: WorkloadSettings, *, writes: bool = True, **more: Any
+) -> dict[str, Any]:
+    """Return the spec of a Job of ours.
+
+    What is wrong with what it was asked for stays wrong; what a drained node interrupts is not its fault.
+
+    Args:
+        labels: Of its pod.
+        pod: Containers, volumes, and where to run.
+        settings: How to pull our image.
+        writes: Whether it writes to its volume.
+        more: Fields of the spec.
+    """
+    secrets = [{"name": name} for name in settings.image_pull_secrets]
+    group = writing_group(settings) if writes else {}
+    rules = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": FETCH, "operator": "In", "values": list(BAD_REQUEST_CODES)},
+        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    whole = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **group},
+        **({"imagePullSecrets": secrets} if secrets else {}),
+        **pod,
+    }
+    return {
+        **more,
+        "ttlSecondsAfterFinished": JOB_TTL_SECONDS,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": whole},
+    }

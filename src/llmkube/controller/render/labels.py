@@ -34,7 +34,7 @@ OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
 def service_labels(service: InferenceService, *, model: str, runtime: str) -> dict[str, str]:
     """Return the labels of a service's objects and pods; users' policies may select by any of them."""
     return {
-        **selector(service),
+        **pod_selector(service),
         MANAGED_BY: CONTROLLER_FIELD_MANAGER,
         "app.kubernetes.io/part-of": "llmkube",
         MODEL_LABEL: label_value(model),
@@ -42,7 +42,7 @@ def service_labels(service: InferenceService, *, model: str, runtime: str) -> di
     }
 
 
-def selector(service: InferenceService) -> dict[str, str]:
+def pod_selector(service: InferenceService) -> dict[str, str]:
     """Return what selects a service's pods: nothing that an edit of its spec changes, for a selector never can."""
     name = label_value(service.key.name)
     return {"app": name, SERVICE_LABEL: name}
@@ -58,7 +58,7 @@ def model_labels(model: Model) -> dict[str, str]:
     }
 
 
-def owned(
+def owned_manifest(
     resource: Resource,
     owner: Object,
     name: str,

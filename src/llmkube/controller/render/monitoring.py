@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, owned, selector, service_labels
+from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, owned_manifest, pod_selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.workloads import PodMonitor, ServiceLevelObjective
@@ -52,9 +52,9 @@ def pod_monitor(
                 "replacement": metric.name,
             }
         ]
-    spec = {"selector": {"matchLabels": selector(service)}, "podMetricsEndpoints": [endpoint]}
+    spec = {"selector": {"matchLabels": pod_selector(service)}, "podMetricsEndpoints": [endpoint]}
     labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
-    return owned(PodMonitor.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    return owned_manifest(PodMonitor.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 
 def objective(
@@ -88,7 +88,7 @@ def objective(
         "indicator": indicator,
     }
     labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
-    return owned(ServiceLevelObjective.RESOURCE, service, objective_name(service), labels, {"spec": spec})
+    return owned_manifest(ServiceLevelObjective.RESOURCE, service, objective_name(service), labels, {"spec": spec})
 
 
 def objective_name(service: InferenceService) -> str:

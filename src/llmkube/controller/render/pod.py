@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llmkube.controller.render.fetch_container import writing_group
 from llmkube.controller.render.labels import service_labels
-from llmkube.controller.render.storage import Storage, writing_group
+from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, MountPaths

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.labels import owned, service_labels
+from llmkube.controller.render.labels import owned_manifest, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.names import service_name
@@ -38,7 +38,7 @@ def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | No
         "rules": [{"matches": [by_name], **to}, {"matches": [by_path], "filters": [strip], **to}],
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    return owned(HTTPRoute.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    return owned_manifest(HTTPRoute.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 
 def is_accepted(live: HTTPRoute | None) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.labels import owned, selector, service_labels
+from llmkube.controller.render.labels import owned_manifest, pod_selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ScalingMetric
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PodDisruptionBudget
@@ -32,7 +32,7 @@ def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]
         "metrics": metrics,
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    return owned(HorizontalPodAutoscaler.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    return owned_manifest(HorizontalPodAutoscaler.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 
 def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict[str, Any]]:
@@ -66,12 +66,12 @@ def disruption_budget(service: InferenceService, plan: ContainerPlan, *, startin
         return None
     spec = {
         "maxUnavailable": 0 if protected else 1,
-        "selector": {"matchLabels": selector(service)},
+        "selector": {"matchLabels": pod_selector(service)},
         # A pod that does not answer has nothing to lose, unless it is its start that is protected.
         "unhealthyPodEvictionPolicy": "IfHealthyBudget" if protected else "AlwaysAllow",
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    return owned(PodDisruptionBudget.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    return owned_manifest(PodDisruptionBudget.RESOURCE, service, service.key.name, labels, {"spec": spec})
 
 
 def _metric(metric: ScalingMetric) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from llmkube.controller.render.labels import RESTARTED, TEMPLATE, digest, owned, selector, service_labels
+from llmkube.controller.render.labels import RESTARTED, TEMPLATE, digest, owned_manifest, pod_selector, service_labels
 from llmkube.controller.render.pod import pod_template
-from llmkube.controller.render.storage import Storage, beside
+from llmkube.controller.render.storage import Storage, draft_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -44,19 +44,19 @@ def deployment(
     """
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
-    template = pod_template(service, plan, storage, beside(storage, draft), settings)
+    template = pod_template(service, plan, storage, draft_storage(storage, draft), settings)
     if restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
     spec = {
         "replicas": replicas,
-        "selector": {"matchLabels": selector(service)},
+        "selector": {"matchLabels": pod_selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
         "progressDeadlineSeconds": PROGRESS_SECONDS,
         **({"revisionHistoryLimit": history} if history is not None else {}),
         "template": template,
     }
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    manifest = owned(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    manifest = owned_manifest(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
     manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
     if restarted:
         manifest["metadata"]["annotations"][RESTARTED] = restarted
@@ -70,5 +70,5 @@ def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[s
     if endpoint.node_port is not None and endpoint.type != "ClusterIP":
         port["nodePort"] = endpoint.node_port
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    spec = {"type": endpoint.type, "ports": [port], "selector": selector(service)}
-    return owned(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})
+    spec = {"type": endpoint.type, "ports": [port], "selector": pod_selector(service)}
+    return owned_manifest(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})

@@ -7,7 +7,7 @@ read. What is found holds for this source on this volume: with another claim of 
 from typing import Any, Final
 
 from llmkube.base.units import format_bytes
-from llmkube.controller.render.storage import cache_key, source_of
+from llmkube.controller.render.model_sources import cache_key, source_of
 from llmkube.controller.status.job_result import Seen, is_complete, is_failed, read_failure, read_fetched
 from llmkube.controller.status.pods import trouble_of
 from llmkube.k8s.codec import encode

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from llmkube.controller.render.storage import FETCH
+from llmkube.controller.render.fetch_container import FETCH
 from llmkube.controller.status.pods import ended
 from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.reasons import Reason

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.labels import selector
+from llmkube.controller.render.labels import pod_selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
@@ -162,7 +162,7 @@ def derive_pod_status(
     return {
         "phase": verdict.phase,
         "replicas": replicas.running,
-        "selector": ",".join(f"{name}={value}" for name, value in selector(service).items()),
+        "selector": ",".join(f"{name}={value}" for name, value in pod_selector(service).items()),
         "readyReplicas": replicas.ready,
         "desiredReplicas": replicas.desired,
         "endpoint": _endpoint(service, facts.plan, settings),

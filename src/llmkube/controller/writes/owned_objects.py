@@ -134,13 +134,13 @@ class OwnedObjects(Generic[T]):
             try:
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
-                live = await self._unseen(key, refusal)
+                live = await self._read_unseen(key, refusal)
         if self._is_known(manifest, live):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
         if not is_controlled_by(live, owner["uid"]) or live.metadata.deletion_timestamp:
-            raise self._taken(live, owner)
-        if self._is_so(manifest, live):
+            raise self._name_taken(live, owner)
+        if self._is_up_to_date(manifest, live):
             self._records[key] = _Record(manifest, live, is_answer=self.is_own(live))
             return live
         if await self._is_shared(live):
@@ -161,7 +161,7 @@ class OwnedObjects(Generic[T]):
         if live is None or live.metadata.deletion_timestamp or not is_controlled_by(live, owner_uid):
             return
         try:
-            await (self._let_go(live) if await self._is_shared(live) else self._delete(live))
+            await (self._release(live) if await self._is_shared(live) else self._delete(live))
         except NotFoundError:
             return
 
@@ -180,7 +180,7 @@ class OwnedObjects(Generic[T]):
         if owner.metadata.uid != wanted["uid"]:
             raise ConflictError(f"{wanted['kind']} {owner.key} is another one by now")
 
-    async def _unseen(self, key: Key, refusal: ConflictError) -> T:
+    async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
         """Return what the cache lacks: it lags behind, or somebody has taken our label off, or it is a stranger's."""
         try:
             return await self.client.get(self.kind, key)
@@ -206,7 +206,7 @@ class OwnedObjects(Generic[T]):
             self.kind, live.key, uid=seen.uid, resource_version=seen.resource_version, propagation="Background"
         )
 
-    async def _let_go(self, live: T) -> None:
+    async def _release(self, live: T) -> None:
         """Apply nothing: what nobody but us has set goes, and the rest is the sharer's."""
         seen = live.metadata
         metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
@@ -218,17 +218,17 @@ class OwnedObjects(Generic[T]):
         last = self._records.get(live.key)
         return last is not None and last.manifest is manifest and _is_same(last.live, live)
 
-    def _is_so(self, manifest: Mapping[str, Any], live: T) -> bool:
+    def _is_up_to_date(self, manifest: Mapping[str, Any], live: T) -> bool:
         there = encode(live)
-        if fits(manifest, there):
+        if is_subset(manifest, there):
             return True
         # Asked for before, and the server made something else of it: asking again would change nothing.
         last = self._records.get(live.key)
         if last is None or last.manifest != manifest or last.live.metadata.uid != live.metadata.uid:
             return False
-        return bool(_projected(manifest, encode(last.live)) == _projected(manifest, there))
+        return bool(_project(manifest, encode(last.live)) == _project(manifest, there))
 
-    def _taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
+    def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
         why = "exists and was made by somebody else; rename this one, or delete that"
         if theirs is not None:
@@ -243,7 +243,7 @@ def _is_same(one: Object, other: Object) -> bool:
     return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
 
 
-def fits(wanted: Any, there: Any, *, amount: bool = False) -> bool:
+def is_subset(wanted: Any, there: Any, *, amount: bool = False) -> bool:
     """Whether everything that is wanted is there; what is there besides does not count.
 
     Lists have to be of the same length; nothing and an empty list or map are the same; amounts are compared by value.
@@ -251,12 +251,12 @@ def fits(wanted: Any, there: Any, *, amount: bool = False) -> bool:
     if isinstance(wanted, Mapping):
         held = there or {}
         return isinstance(held, Mapping) and all(
-            fits(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in wanted.items()
+            is_subset(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in wanted.items()
         )
     if isinstance(wanted, list | tuple):
         held = there or []
         return len(held) == len(wanted) and all(
-            fits(one, other, amount=amount) for one, other in zip(wanted, held, strict=True)
+            is_subset(one, other, amount=amount) for one, other in zip(wanted, held, strict=True)
         )
     return bool(wanted == there) or (amount and there is not None and _same_amount(wanted, there))
 
@@ -268,10 +268,10 @@ def _same_amount(wanted: Any, there: Any) -> bool:
         return False
 
 
-def _projected(wanted: Any, there: Any) -> Any:
+def _project(wanted: Any, there: Any) -> Any:
     """Return what is there of the fields that are wanted."""
     if isinstance(wanted, Mapping) and isinstance(there, Mapping):
-        return {name: _projected(value, there.get(name)) for name, value in wanted.items()}
+        return {name: _project(value, there.get(name)) for name, value in wanted.items()}
     if isinstance(wanted, list | tuple) and isinstance(there, list | tuple) and len(wanted) == len(there):
-        return [_projected(one, other) for one, other in zip(wanted, there, strict=True)]
+        return [_project(one, other) for one, other in zip(wanted, there, strict=True)]
     return there

@@ -17,7 +17,7 @@ from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
-IDLE_LOOK_SECONDS: Final = 5.0
+IDLE_POLL_SECONDS: Final = 5.0
 """Between two looks whether pods that are to be replaced have requests."""
 
 
@@ -55,7 +55,7 @@ async def due_manifests(
         record.stop_waiting()
         return wanted
     record.deferred_since, record.deferred_for = since, f"pods are replaced for {cause} once they have no request"
-    context.queues.services.add_after(key, IDLE_LOOK_SECONDS)
+    context.queues.services.add_after(key, IDLE_POLL_SECONDS)
     return wanted
 
 

@@ -1,0 +1,125 @@
+"""What a Model's source is, and where on a volume its weights lie. Pure.
+
+The key of a folder is taken over everything that decides which bytes come: an edited source is another folder, and what
+runs goes on with the old one until it is replaced.
+"""
+
+import hashlib
+import json
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.crd.model import Model, ModelSpec
+from llmkube.k8s.wire.names import MAX_LABEL
+from llmkube.weights.errors import SourceError, WeightsError
+from llmkube.weights.source import (
+    BucketFile,
+    HubRepository,
+    LocalFile,
+    Source,
+    VolumeSource,
+    parse_source,
+    part_names,
+    pick,
+)
+
+CACHE_FOLDER: Final = "/models"
+
+SOURCE_FOLDER: Final = "/model-source"
+
+ON_CHANGE: Final = "OnChange"
+"""The `refreshPolicy` of a Model whose source is looked at again."""
+
+_KEY_CHARS: Final = 16
+
+
+@attrs.frozen
+class ClaimPath:
+    """A file on a PersistentVolumeClaim of the user."""
+
+    claim: str
+    path: str
+
+
+def cache_key(spec: ModelSpec) -> str:
+    """Return the folder of a Model's weights: another one for every source, set of files or digest.
+
+    On which server a bucket is, its Secret tells: two buckets of one name are told apart by that. Below the folder of
+    a source that is followed, each version has one of its own.
+    """
+    facts = [spec.source, list(spec.files), spec.mmproj, (spec.sha256 or "").lower()]
+    if spec.source_secret_ref and spec.source.startswith("s3://"):
+        facts.append(spec.source_secret_ref.name)
+    if follows(spec):
+        facts.append(ON_CHANGE)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_KEY_CHARS]
+
+
+def source_of(spec: ModelSpec) -> Source:
+    """Return what a Model names, files picked.
+
+    Raises:
+        WeightsError: It names nothing that can be understood.
+    """
+    return pick_primary(parse_source(spec.source), spec.files)
+
+
+def pick_primary(source: Source, files: tuple[str, ...]) -> Source:
+    """Return the source of the engine's own file; further files are fetched beside it.
+
+    Raises:
+        WeightsError: The source has no such file.
+    """
+    return pick(source, files[:1])
+
+
+def claim_path(source: VolumeSource) -> ClaimPath:
+    """Read `pvc://CLAIM/PATH`.
+
+    Raises:
+        SourceError: It names no path on a claim, or one that leads out of it.
+    """
+    claim, _, path = source.text.partition("://")[2].partition("/")
+    if not claim or not path or any(step in ("", ".", "..") for step in path.rstrip("/").split("/")):
+        raise SourceError(f"{source.text!r} names no path on a claim; write pvc://CLAIM/PATH")
+    return ClaimPath(claim, path.rstrip("/"))
+
+
+def published_name(source: Source) -> str:
+    """Return the name of the first file in the folder, or nothing if only fetching can tell how many parts there are.
+
+    Parts keep the names by which llama.cpp finds them from the first one.
+    """
+    if isinstance(source, HubRepository | LocalFile | VolumeSource):
+        return ""
+    if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
+        return ""
+    parts = getattr(source, "parts", ("",))
+    count = len(parts)
+    return "model.gguf" if count == 1 else part_names(f"model-00001-of-{count:05d}.gguf")[0]
+
+
+def extra_files(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what is fetched beside the first file; the parts of a split model come with their first."""
+    named = dict.fromkeys((*spec.files[1:], *((spec.mmproj,) if spec.mmproj else ())))
+    try:
+        together = part_names(spec.files[0]) if spec.files else ()
+    except WeightsError:
+        together = ()
+    return tuple(name for name in named if name not in together)
+
+
+def job_name(model: Model) -> str:
+    """Return the name of the Job that fetches this Model's weights, another one for every key."""
+    name = model.key.name
+    room = MAX_LABEL - _KEY_CHARS - 1
+    if len(name) > room:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        name = f"{name[: room - 7].rstrip('-.')}-{digest}"
+    return f"{name}-{cache_key(model.spec)}"
+
+
+def follows(spec: ModelSpec) -> bool:
+    """Whether a source is looked at again once it has been fetched."""
+    return spec.refresh_policy == ON_CHANGE

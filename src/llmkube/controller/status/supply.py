@@ -1,0 +1,146 @@
+"""Who brings a Model's weights: a Job, each pod, the engine, or a user who has put them where they are. Pure."""
+
+import posixpath
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import attrs
+
+from llmkube.controller.render.model_sources import (
+    CACHE_FOLDER,
+    SOURCE_FOLDER,
+    cache_key,
+    claim_path,
+    published_name,
+    source_of,
+)
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.controller.status.inspection import is_inspected
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import changed_paths
+from llmkube.weights.errors import WeightsError
+from llmkube.weights.source import BucketFile, HubRepository, LocalFile, VolumeSource
+
+Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
+
+_SOURCE: Final = "Model.spec.source"
+
+_TOLERATIONS: Final = "Model.spec.prefetchTolerations"
+
+_BY_FETCHING: Final = (
+    "Model.spec.files",
+    "Model.spec.mmproj",
+    "Model.spec.prefetch",  # and prefetchTolerations
+    "Model.spec.refreshPolicy",
+    "Model.spec.sha256",
+    "Model.spec.sourceSecretRef",
+)
+"""Beginnings of the paths of what only somebody who fetches can give effect to."""
+
+
+@attrs.frozen
+class User:
+    """How one service wants its weights: its engine fetches for itself, or each of its pods does."""
+
+    brings_weights: bool = False
+    fetches_itself: bool = False
+
+
+@attrs.frozen
+class Supply:
+    """Who brings a Model's weights; for `nobody`, why."""
+
+    by: Bringer
+    reason: str = ""
+    message: str = ""
+
+
+def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSettings) -> Supply:
+    """Decide who brings a Model's weights.
+
+    Args:
+        model: The Model.
+        users: How each service that refers to it wants them.
+        settings: Which paths on nodes may be named.
+    """
+    fetchers = [user for user in users if not user.brings_weights]
+    brought = bool(users) and not fetchers and not model.spec.prefetch
+    try:
+        source = source_of(model.spec)
+        if isinstance(source, VolumeSource):
+            claim_path(source)
+            return Supply("claim")
+    except WeightsError as error:
+        return Supply("runtime") if brought else Supply("nobody", error.reason, str(error))
+    if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
+        return _on_node(source, settings)
+    if brought:
+        return Supply("runtime")
+    if isinstance(source, BucketFile) and model.spec.format != "gguf":
+        advice = "copy the folder to a claim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
+        message = f"{source.redacted}: of a bucket only GGUF files are fetched, not {model.spec.format}: {advice}"
+        return Supply("nobody", "SourceUnsupported", message)
+    if isinstance(source, HubRepository) and model.spec.format != "gguf":
+        return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
+    if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
+        return Supply("pods")
+    return Supply("job")
+
+
+def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of fields without effect, once it is known who brings the weights.
+
+    Args:
+        model: The Model.
+        supply: Who brings its weights.
+        paths: Those that have none by the container's plan, which does not know that.
+    """
+    if supply.by in ("job", "pods"):
+        kept = (_TOLERATIONS,) if supply.by == "pods" else ()  # pods tolerate what their service says
+        return tuple(path for path in paths if path in kept or not path.startswith((_SOURCE, *_BY_FETCHING)))
+    if supply.by in ("claim", "node"):
+        mounted = [path for path in paths if path != _SOURCE]
+        given = [path for path in changed_paths(model.spec, "Model.spec") if path.startswith(_BY_FETCHING)]
+        return tuple(dict.fromkeys((*mounted, *given)))
+    return tuple(paths)
+
+
+def is_remembered(model: Model) -> bool:
+    """Whether the status says that the weights of this very source are on the namespace's claim."""
+    return model.status.cache_key == cache_key(model.spec) and bool(model.status.path)
+
+
+def has_header_read(model: Model, supply: Supply) -> bool:
+    """Whether a Job reads the header of a file that nobody fetches."""
+    return supply.by in ("claim", "node") and is_inspected(model)
+
+
+def weights_path(model: Model, supply: Supply) -> str:
+    """Return where a pod finds the weights, once the Model is Ready; empty when only a finished fetch could tell."""
+    if supply.by == "job":
+        return model.status.path if is_remembered(model) else ""
+    if supply.by in ("runtime", "nobody"):
+        return ""
+    source = source_of(model.spec)
+    if isinstance(source, VolumeSource):
+        return f"{SOURCE_FOLDER}/{claim_path(source).path}"
+    if isinstance(source, LocalFile):
+        return f"{SOURCE_FOLDER}/{posixpath.basename(source.path)}"
+    name = published_name(source)
+    return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
+
+
+def _is_allowed(source: LocalFile, settings: WorkloadSettings) -> bool:
+    path = posixpath.normpath(source.path)
+    return any(path.startswith(f"{folder.rstrip('/')}/") for folder in settings.host_paths)
+
+
+def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
+    if _is_allowed(source, settings):
+        return Supply("node")
+    allowed = ", ".join(settings.host_paths) or "none"
+    message = (
+        f"{source.path} is a path on a node, and pods may only have folders that the operator allows ({allowed}); copy "
+        "the file to a claim and write pvc://CLAIM/PATH, or let the operator allow its folder"
+    )
+    return Supply("nobody", "SourceNotAllowed", message)
