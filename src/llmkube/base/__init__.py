@@ -1,1 +1,9 @@
-"""Plumbing that knows nothing about language models or Kubernetes."""
+"""Plumbing that knows nothing of language models or Kubernetes. It imports no other room of this program.
+
+http                                        HTTP/1.1 server and client, on Trio
+errors                                      whose fault an error is: the user's or the world's
+settings, units                             flags, environment and files; bytes and durations
+log, messages                               structured logs; redaction of credentials
+backoff, mailbox, waiting, coalesced_ticks  retries, one-slot hand-over, waiting together
+private_files, probes                       files for the owner only; /healthz, /readyz, /metrics
+"""

@@ -1,1 +1,9 @@
-"""The command line: may import everything, imported by nothing."""
+"""The command line: it may import every room, and no room imports it.
+
+main                                      the list of commands; each is imported when it runs
+commands                                  one module per command, by subject
+view                                      tables, progress, explanations: how things look on a terminal
+job                                       the program inside a download Job's pod
+bundled_engine                            llama-server as a Python program, over xllamacpp
+options, config, target_cluster, program  what commands share
+"""

@@ -1,1 +1,6 @@
-"""The OpenAI-compatible front door: picks a backend, streams its bytes, decides nothing about lifecycles."""
+"""The OpenAI-compatible address in front of all engines of a machine: picks a backend by the request's `model`.
+
+    gateway        the handler; bytes go through as they come
+    origin_policy  which web pages may use it
+It starts and stops nothing, and knows only the directory of models that it is given.
+"""

@@ -1,1 +1,9 @@
-"""What to run, with no opinion on where: pure functions from objects to plans."""
+"""What to run for an InferenceService, with no opinion on where: pure functions from objects to plans.
+
+    registry                              the runtime of a service, for hosts and for pods
+    plan                                  a LaunchPlan: argv with placeholders, environment, digest
+    process                               engines as processes of a host
+    container                             engines as containers of pods; plug-ins
+    arguments, llama_fields, llama_flags  command lines, and llama.cpp's flags
+Nothing is started here: see `supervisor/engine` and `controller/render`.
+"""

@@ -1,1 +1,11 @@
-"""The core: one nursery per InferenceService on the host that serves it."""
+"""The program on a host: it runs the engines of InferenceServices as processes inside a memory budget.
+
+    agent, services  wires everything; one task tree per InferenceService
+    service          one InferenceService: plan, run, report
+    engine           processes: spawn, watch, end, find again
+    memory           who may start, and who has to end
+    cluster          Leases, claims, status and endpoints in the API server
+    host             what the kernel says of this machine
+    nouns            values that all of them share
+It creates no pods, and never waits for the API server before it serves.
+"""

@@ -1,1 +1,8 @@
-"""schema."""
+"""Structural schemas: defaults, pruning, validation and CEL rules, as CustomResourceDefinitions have them. Pure.
+
+structural                     a schema, parsed once
+defaults                       fill in, drop unknown fields and nulls
+validation                     the errors of an object, in kube-apiserver's words
+cel, cel_rules, cel_functions  `x-kubernetes-validations`
+parts                          building blocks for the schemas of built-in kinds
+"""

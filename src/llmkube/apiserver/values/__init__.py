@@ -1,1 +1,7 @@
-"""values."""
+"""Values that the whole server shares, worded exactly as kube-apiserver words them. Pure.
+
+api_errors, field_errors                 Status objects and their causes
+metadata, name_rules                     ObjectMeta, and which names are allowed
+selectors, label_requirements, jsonpath  what picks objects and columns
+json_values, go_text                     JSON compared and printed as Go does
+"""

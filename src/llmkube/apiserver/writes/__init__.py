@@ -1,1 +1,9 @@
-"""writes."""
+"""What each verb does to an object, decided on a transaction. Nothing here waits for a disk or a socket.
+
+rest_handlers                 one entry for all verbs
+write_planner, apply_planner  create, update, patch; server-side apply
+preparation, strategy         decode, default, reset, validate, stamp
+preconditions                 uid, resourceVersion, namespace
+deletion, garbage_collector   finalizers, propagation, dependents
+patches                       merge patch and JSON patch
+"""

@@ -1,1 +1,6 @@
-"""bundled_engine."""
+"""`llmkube-llama-server`: llama.cpp as it comes with the xllamacpp package, under llama-server's own flags.
+
+    llama_params  the table of flags
+    llama_server  the program
+Used where no llama-server is installed; the supervisor treats it like any other engine.
+"""

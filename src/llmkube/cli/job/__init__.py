@@ -1,1 +1,7 @@
-"""job."""
+"""What runs inside the pod of a download Job: `llmkube fetch`. It knows no cluster, only its arguments.
+
+fetch                the command
+chores               what else a Job does to a volume
+progress_log         a line and an HTTP answer now and then
+termination_message  what it leaves for the controller
+"""

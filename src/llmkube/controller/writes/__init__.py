@@ -1,1 +1,5 @@
-"""writes."""
+"""What the controller writes: only on a difference, and never over an object that it does not own.
+
+owned_objects, owned_kinds  server-side applies of what services own
+status_writer               status of Models and InferenceServices
+"""

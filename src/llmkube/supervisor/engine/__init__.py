@@ -1,1 +1,7 @@
-"""engine."""
+"""Engine processes: started, watched, ended, and found again after a restart of the agent.
+
+launcher, child   from a plan to a process, and its end
+health, stuck     does it answer, does it move
+process_stats     memory and processor time of all engines
+orphans, logfile  processes of an earlier agent; the log
+"""

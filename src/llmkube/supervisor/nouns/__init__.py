@@ -1,1 +1,8 @@
-"""nouns."""
+"""Values that the rooms of the supervisor share; they do nothing by themselves.
+
+desired, target                 what is wished, and what follows from it
+journal                         what an agent leaves for the next one
+lifecycle, liveness             states of a service; does an engine hang
+ports                           what the agent needs of the outside world, as protocols
+host_addresses, settings, need  addresses, configuration, what a launch needs
+"""

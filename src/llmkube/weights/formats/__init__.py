@@ -1,1 +1,7 @@
-"""formats."""
+"""What a GGUF header says, read within bounds of time and memory, and refused as llama.cpp refuses it.
+
+gguf                     the facts and the shape of a file
+gguf_reader              fed piece by piece, so that it works on a download too
+gguf_rules, gguf_format  what is refused; the numbers of the format
+shape                    tensors and key values, for `estimate`
+"""

@@ -1,1 +1,6 @@
-"""inference."""
+"""Commands that talk to a served model: chat and port-forward.
+
+service_route      which address reaches an InferenceService
+conversation, sse  the OpenAI API, streamed
+tcp_proxy          bytes between a local port and an engine
+"""

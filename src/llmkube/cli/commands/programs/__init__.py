@@ -1,1 +1,8 @@
-"""programs."""
+"""The programs that run until they are stopped: agent, controller, apiserver and up, with the settings they share.
+
+    agent, controller, apiserver, up  one command each
+    ask, first_answer                 `up --ask`: a question, answered as soon as the model serves
+    *_options, host_name, state_dir   parts of their command lines
+    model_directory, engine_program   what the gateway serves; which llama-server runs
+What the programs do is in `supervisor`, `controller`, `apiserver` and `router`; here they are started.
+"""

@@ -1,1 +1,5 @@
-"""manifests."""
+"""Commands that print something to apply or to source: CRDs, roles, converted manifests, shell completion.
+
+crd_reference             docs/crds.md, from the same classes as the CRDs
+files, server_side_apply  manifests from files, applied to a cluster
+"""
