@@ -6,7 +6,7 @@ import pytest
 
 from contracts.widgets import widget_crd
 from llmkube.apiserver.kinds.catalog import Catalog
-from llmkube.apiserver.protocol import discovery, openapi, openapi_protobuf
+from llmkube.apiserver.protocol import discovery, openapi
 
 
 @pytest.fixture
@@ -64,30 +64,6 @@ def test_discovery_lists_verbs_as_kube_apiserver_does(catalog):
     assert sorted(custom["verbs"]) == sorted(core["configmaps"]["verbs"])
 
 
-@pytest.mark.parametrize(("version", "prefix"), [(2, "#/definitions/"), (3, "#/components/schemas/")])
-def test_every_reference_in_openapi_leads_somewhere(catalog, version, prefix):
-    """Each named part that a document refers to is in the same document, and kinds share the one of metadata."""
-    documents = [openapi.version_2(catalog)["definitions"]]
-    if version == 3:
-        paths = [path.lstrip("/") for path in openapi.root(catalog)["paths"]]
-        documents = [openapi.version_3(catalog, path)["components"]["schemas"] for path in paths]
-    for schemas in documents:
-        found = set(references(schemas))
-        assert f"{prefix}io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta" in found
-        assert {each.removeprefix(prefix) for each in found} <= schemas.keys()
-
-
-def references(value):
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for each in value.values():
-            yield from references(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from references(each)
-
-
 def test_a_forgotten_kind_is_nowhere(catalog):
     """After its CRD is gone a kind is in no document, and the documents' address changes when a schema does."""
     before = openapi.root(catalog)["paths"]
@@ -98,51 +74,3 @@ def test_a_forgotten_kind_is_nowhere(catalog):
     changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "new"
     catalog.learn(changed)
     assert openapi.root(catalog)["paths"]["apis/check.llmkube.dev/v1"] != before["apis/check.llmkube.dev/v1"]
-
-
-def test_kubectl_finds_what_it_looks_for_in_openapi(catalog):
-    """The patch of a kind offers fieldValidation, and strategic patches for built-in kinds alone."""
-    for path, kind, strategic in (
-        ("apis/check.llmkube.dev/v1", "/apis/check.llmkube.dev/v1/namespaces/{namespace}/widgets/{name}", False),
-        ("api/v1", "/api/v1/namespaces/{namespace}/services/{name}", True),
-    ):
-        patch = openapi.version_3(catalog, path)["paths"][kind]["patch"]
-        assert "fieldValidation" in [parameter["name"] for parameter in patch["parameters"]]
-        assert ("application/strategic-merge-patch+json" in patch["requestBody"]["content"]) is strategic
-
-
-def test_the_swagger_document_in_protobuf_can_be_walked(catalog):
-    """The encoded document has the version, every path and every definition at the field numbers of openapi.v2."""
-    document = openapi.version_2(catalog)
-    fields = read_fields(openapi_protobuf.encode_document(document))
-    assert fields[1] == [b"2.0"]
-    paths = [read_fields(entry)[1][0].decode() for entry in read_fields(fields[8][0])[2]]
-    assert paths == list(document["paths"])
-    definitions = [read_fields(entry)[1][0].decode() for entry in read_fields(fields[9][0])[1]]
-    assert definitions == list(document["definitions"])
-
-
-def read_fields(data: bytes) -> dict[int, list]:
-    """Split a protobuf message into its fields, independent of the encoder's code."""
-    fields: dict[int, list] = {}
-    at = 0
-
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte, at = data[at], at + 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        tag = varint()
-        if tag & 7 == 0:
-            value = varint()
-        else:
-            size = varint() if tag & 7 == 2 else 8
-            value, at = data[at : at + size], at + size
-        fields.setdefault(tag >> 3, []).append(value)
-    return fields

@@ -1,16 +1,13 @@
 """The stations of a write, for built-in kinds and custom ones."""
 
-import base64
 from typing import Any
 
 import pytest
 
-from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo, kinds_from_crd
+from apiserver.stored_objects import KINDS, TAG
+from llmkube.apiserver.kinds.kind_info import KindInfo, kinds_from_crd
 from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.writes import strategy
-
-KINDS = {kind.resource.kind: kind for kind in BUILTIN_KINDS}
-TAG = {"name": "a", "namespace": "default"}
 
 
 def custom(*, status: bool = True) -> KindInfo:
@@ -28,24 +25,6 @@ def custom(*, status: bool = True) -> KindInfo:
     return kinds_from_crd({"spec": {"group": "g.dev", "scope": "Namespaced", "names": called, "versions": [version]}})[
         0
     ]
-
-
-def made(kind: str, **parts: Any) -> dict[str, Any]:
-    """A stored object of a kind."""
-    info = KINDS[kind]
-    tag = TAG if info.resource.namespaced else {"name": "a"}
-    completed, _ = strategy.complete(info, {"metadata": dict(tag), **parts})
-    return strategy.prepare(info, completed, None)
-
-
-def judged(kind: str, old: dict[str, Any] | None = None, **parts: Any) -> list[str]:
-    """What is wrong with an object, as text; an update when `old` is given."""
-    info = KINDS[kind]
-    tag = dict(TAG) if info.resource.namespaced else {"name": "a"}
-    if old is not None:
-        tag["resourceVersion"] = "1"
-    completed, _ = strategy.complete(info, {"metadata": tag, **parts})
-    return [str(error) for error in strategy.check(info, strategy.prepare(info, completed, old), old)]
 
 
 def test_a_write_to_the_object_leaves_status_alone():
@@ -159,199 +138,3 @@ def test_names_are_judged_by_the_kind():
     assert "DNS-1035 label" in name_rules.label_1035("1a")
     assert "RFC 1123 label" in name_rules.label("a_b")
     assert name_rules.label("a.b") == "must not contain dots"
-
-
-def test_string_data_is_folded_into_data():
-    """A Secret's plain values are stored as base64 and win over data; stringData is never stored."""
-    secret = made("Secret", data={"a": "eA==", "b": "eQ=="}, stringData={"a": "hello"})
-    assert secret["data"] == {"a": base64.b64encode(b"hello").decode(), "b": "eQ=="}
-    assert "stringData" not in secret
-    assert secret["type"] == "Opaque"
-
-
-def test_a_namespace_starts_active_and_labelled():
-    """A new Namespace has its phase, its finalizer and its name as a label."""
-    namespace = made("Namespace")
-    assert namespace["status"] == {"phase": "Active"}
-    assert namespace["spec"] == {"finalizers": ["kubernetes"]}
-    assert namespace["metadata"]["labels"] == {"kubernetes.io/metadata.name": "a"}
-
-
-def test_a_service_is_filled_in():
-    """Type, affinity, protocol, target port and traffic policy have their defaults."""
-    assert made("Service", spec={"ports": [{"port": 80}]})["spec"] == {
-        "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}],
-        "sessionAffinity": "None",
-        "type": "ClusterIP",
-        "internalTrafficPolicy": "Cluster",
-    }
-
-
-def test_a_service_keeps_its_address():
-    """An update without clusterIP keeps it; one with another is refused."""
-    old = made("Service", spec={"ports": [{"port": 80}], "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]})
-    old["metadata"]["resourceVersion"] = "1"
-    assert judged("Service", old, spec={"ports": [{"port": 81}]}) == []
-    moved = {"ports": [{"port": 80}], "clusterIP": "10.96.0.8", "clusterIPs": ["10.96.0.8"]}
-    assert judged("Service", old, spec=moved) == [
-        'spec.clusterIPs[0]: Invalid value: ["10.96.0.8"]: may not change once set'
-    ]
-
-
-SLICE = {"addressType": "IPv4", "ports": []}
-LOOPBACK = "may not be in the loopback range (127.0.0.0/8, ::1/128)"
-LINK_LOCAL = "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
-MULTICAST = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
-
-ADDRESSES: list[tuple[str, str, str]] = [
-    ("IPv4", "10.0.0.1", ""),
-    ("IPv4", "192.168.1.2", ""),
-    ("IPv4", "127.0.0.1", LOOPBACK),
-    ("IPv4", "127.9.9.9", LOOPBACK),
-    ("IPv4", "169.254.1.1", LINK_LOCAL),
-    ("IPv4", "224.0.0.5", MULTICAST),
-    ("IPv4", "0.0.0.0", "may not be unspecified (0.0.0.0)"),
-    ("IPv4", "10.0.0", "must be a valid IP address"),
-    ("IPv4", "010.0.0.1", "must not have leading 0s"),
-    ("IPv6", "2001:db8::1", ""),
-    ("IPv6", "::1", LOOPBACK),
-    ("IPv6", "::ffff:127.0.0.1", "must not be an IPv4-mapped IPv6 address"),
-    ("IPv6", "2001:DB8:0:0::1", 'must be in canonical form ("2001:db8::1")'),
-    ("IPv6", "fe80::1", LINK_LOCAL),
-    ("IPv6", "ff02::1", MULTICAST),
-    ("FQDN", "host.example.com", ""),
-    ("FQDN", "Host", "a lowercase RFC 1123 subdomain"),
-]
-
-
-@pytest.mark.parametrize(("kind", "address", "message"), ADDRESSES)
-def test_a_slice_refuses_addresses_that_are_local_everywhere(kind: str, address: str, message: str):
-    """Loopback, link-local, unspecified and malformed addresses are refused at their index, others pass."""
-    errors = judged("EndpointSlice", addressType=kind, endpoints=[{"addresses": [address]}])
-    if message:
-        (error,) = errors
-        assert error.startswith(f'endpoints[0].addresses[0]: Invalid value: "{address}": {message}')
-    else:
-        assert errors == []
-
-
-def test_a_slice_keeps_to_one_family():
-    """An address of the other family is refused at the list, as kube-apiserver does."""
-    for kind, address in (("IPv4", "2001:db8::1"), ("IPv6", "10.0.0.1")):
-        assert judged("EndpointSlice", addressType=kind, endpoints=[{"addresses": [address]}]) == [
-            f'endpoints[0].addresses: Invalid value: "{address}": must be an {kind} address'
-        ]
-
-
-def test_endpoints_refuse_loopback_too():
-    """The classic Endpoints object has the same rule."""
-    subsets = [{"addresses": [{"ip": "127.0.0.1"}], "ports": [{"port": 80}]}]
-    assert judged("Endpoints", subsets=subsets) == [
-        f'subsets[0].addresses[0].ip: Invalid value: "127.0.0.1": {LOOPBACK}'
-    ]
-
-
-OTHERS: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("EndpointSlice", {"endpoints": []}, ["addressType: Required value"]),
-    (
-        "EndpointSlice",
-        {"addressType": "IPX"},
-        ['addressType: Unsupported value: "IPX": supported values: "FQDN", "IPv4", "IPv6"'],
-    ),
-    (
-        "EndpointSlice",
-        {**SLICE, "endpoints": [{"addresses": []}]},
-        ["endpoints[0].addresses: Required value: must contain at least 1 address"],
-    ),
-    ("EndpointSlice", {**SLICE, "ports": [{"port": 1}, {"port": 2}]}, ['ports[1].name: Duplicate value: ""']),
-    ("Endpoints", {"subsets": [{}]}, ["subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"]),
-    ("Service", {}, ["spec.ports: Required value"]),
-    (
-        "Service",
-        {"spec": {"ports": [{"port": 0}]}},
-        [
-            "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
-            "spec.ports[0].targetPort: Invalid value: 0: must be between 1 and 65535, inclusive",
-        ],
-    ),
-    (
-        "Service",
-        {"spec": {"ports": [{"port": 80, "name": "a"}, {"port": 80, "name": "a"}]}},
-        [
-            'spec.ports[1].name: Duplicate value: "a"',
-            (
-                'spec.ports[1]: Duplicate value: {"Name":"","Protocol":"TCP","AppProtocol":null,"Port":80,'
-                '"TargetPort":0,"NodePort":0}'
-            ),
-        ],
-    ),
-    (
-        "Service",
-        {"spec": {"ports": [{"port": 80}, {"port": 81}]}},
-        ["spec.ports[0].name: Required value", "spec.ports[1].name: Required value"],
-    ),
-    (
-        "Service",
-        {"spec": {"type": "Weird", "ports": [{"port": 80}]}},
-        [
-            (
-                'spec.type: Unsupported value: "Weird":'
-                ' supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"'
-            )
-        ],
-    ),
-    ("Service", {"spec": {"type": "ExternalName"}}, ["spec.externalName: Required value"]),
-    ("Service", {"spec": {"clusterIP": "None"}}, []),
-    (
-        "Lease",
-        {"spec": {"leaseDurationSeconds": 0}},
-        ["spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0"],
-    ),
-    ("Secret", {"type": "kubernetes.io/tls", "data": {"tls.crt": ""}}, ["data[tls.key]: Required value"]),
-    (
-        "ConfigMap",
-        {"data": {"k": "v"}, "binaryData": {"k": "eA=="}},
-        ['data[k]: Invalid value: "k": duplicate of key present in binaryData'],
-    ),
-    (
-        "Event",
-        {"involvedObject": {"namespace": "other"}},
-        ['involvedObject.namespace: Invalid value: "other": does not match event.namespace'],
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "parts", "errors"), OTHERS)
-def test_builtin_kinds_have_their_own_rules(kind: str, parts: dict[str, Any], errors: list[str]):
-    """What a schema cannot say is judged by the kind, in kube-apiserver's words."""
-    assert judged(kind, **parts) == errors
-
-
-def test_a_slices_address_type_is_fixed():
-    """The addressType of a stored slice cannot change."""
-    old = made("EndpointSlice", **SLICE, endpoints=[])
-    old["metadata"]["resourceVersion"] = "1"
-    assert judged("EndpointSlice", old, addressType="IPv6", endpoints=[]) == [
-        'addressType: Invalid value: "IPv6": field is immutable'
-    ]
-
-
-def test_an_immutable_config_map_stays_as_it_is():
-    """Once immutable, neither data nor the mark can change; the type of a Secret never can."""
-    old = made("ConfigMap", data={"a": "1"}, immutable=True)
-    assert judged("ConfigMap", old, data={"a": "2"}) == [
-        "immutable: Forbidden: field is immutable when `immutable` is set",
-        "data: Forbidden: field is immutable when `immutable` is set",
-    ]
-    assert judged("Secret", made("Secret"), type="other") == ['type: Invalid value: "other": field is immutable']
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("nonsense", [None, "x", 1, [], {"a": 1}, [1], [None]])
-def test_nonsense_is_refused_and_never_crashes(kind: str, nonsense: Any):
-    """Whatever JSON stands in a field of a built-in kind, completing and judging it answers."""
-    info = KINDS[kind]
-    for field in info.schema.properties:
-        sent = {"metadata": dict(TAG), field: nonsense}
-        completed, _ = strategy.complete(info, sent)
-        strategy.check(info, strategy.prepare(info, completed, None), None)

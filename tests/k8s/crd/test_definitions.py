@@ -1,12 +1,10 @@
 """The generated CRDs are structural schemas that say what the classes mean."""
 
 import re
-import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
-import celpy
 import pytest
 import yaml
 
@@ -14,12 +12,12 @@ from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.definitions import KINDS, all_crds, crd_manifest, crds_yaml, object_schema
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
-from llmkube.k8s.crd.meta import QUANTITY, Condition
-from llmkube.k8s.crd.model import SOURCE_PATTERN, Model
-from llmkube.k8s.crd.modelrouter import Backend, ModelRouter
-from llmkube.k8s.crd.placement import Autoscaling, EnvVar
-from llmkube.k8s.crd.podparts import POD_PARTS, part_schema
-from llmkube.k8s.crd.serving import SPECULATION_TYPES, SpeculativeDecoding
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.placement import Autoscaling
+from llmkube.k8s.crd.podparts import part_schema
+from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, WireForm, field, received, wire_fields
 
 ROOTS = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in all_crds()]
@@ -178,34 +176,6 @@ def test_names_and_scope() -> None:
     ]
 
 
-def test_pod_parts_are_spelled_out() -> None:
-    """Nothing in a kind is free-form: what a class keeps as a map is typed by the schema as a pod's part is."""
-    free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
-    assert free == []
-    spec = ROOTS[1]["properties"]["spec"]["properties"]
-    probe = part_schema("Probe")
-    assert [inner["properties"] for inner in spec["probeOverrides"]["properties"].values()] == [probe["properties"]] * 3
-    assert spec["tolerations"]["items"] == part_schema("Toleration")
-    assert object_schema(EnvVar)["properties"]["valueFrom"]["properties"].keys() >= {"secretKeyRef", "fieldRef"}
-
-
-def test_every_pod_part_is_used() -> None:
-    """Each part of a pod that is spelled out stands in some kind, under the name that a field gives it."""
-    used = {slot.facts.pod_part for cls in wire_classes() for slot in wire_fields(cls) if slot.facts.pod_part}
-    assert used == set(POD_PARTS)
-
-
-def wire_classes() -> list[Any]:
-    """Every class that a kind is made of, the kinds included."""
-    todo, seen = list(KINDS), []
-    while todo:
-        cls = todo.pop()
-        seen.append(cls)
-        inner = [kind for slot in wire_fields(cls) for kind in (slot.type, *typing.get_args(slot.type))]
-        todo += [kind for kind in inner if attrs.has(kind) and kind not in seen + todo]
-    return seen
-
-
 def test_yaml_is_plain_and_stable() -> None:
     """The YAML reads back as the definitions, has no anchors, and is the same every time."""
     text = crds_yaml()
@@ -220,127 +190,12 @@ def test_definitions_survive_the_codec() -> None:
         assert encode(decode(CustomResourceDefinition, crd)) == crd
 
 
-# -- patterns ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("source", "admitted"),
-    [
-        ("https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf", True),
-        ("http://host/m.gguf", True),
-        ("file:///models/with space.gguf", True),
-        ("pvc://claim/path", True),
-        ("hf://org/repo@rev", True),
-        ("s3://bucket/key", True),
-        ("builtin://demo", True),
-        ("/models/m.gguf", True),
-        ("org/repo", True),
-        ("org/repo-1.5@refs-pr.1", True),
-        ("", False),
-        ("https://", False),
-        ("HTTPS://x", False),
-        ("gs://bucket/key", False),
-        ("ftp://host/m.gguf", False),
-        ("phi3:mini", False),
-        ("/with space.gguf", False),
-        ("org/repo@", False),
-        ("../up", False),
-        ("/", False),
-    ],
-)
-def test_source_pattern(source: str, admitted: bool) -> None:
-    """A source is a URL of a known scheme, an absolute path, or a repository with or without a revision."""
-    assert bool(re.search(SOURCE_PATTERN, source)) is admitted
-
-
-@pytest.mark.parametrize(
-    ("quantity", "admitted"),
-    [
-        *((text, True) for text in ("1", "0", "500m", "1.5", ".5", "2.", "24Gi", "8G", "1e9", "1E3", "10Ki", "3n")),
-        *((text, False) for text in ("", "-1", "+1", "4.5.5Gi", "24GB", "lots", "1 Gi", "Gi", ".", "1e", "1mi")),
-    ],
-)
-def test_quantity_pattern(quantity: str, admitted: bool) -> None:
-    """An amount is what Kubernetes parses, without a sign."""
-    assert bool(re.search(QUANTITY, quantity)) is admitted
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
-
-
-def broken_rules(cls: Any, value: dict[str, Any]) -> list[str]:
-    """The messages of the rules that a value breaks, by a real CEL evaluator."""
-    environment = celpy.Environment()
-    rules: tuple[Rule, ...] = cls.RULES
-    activation = {"self": celpy.json_to_cel(value)}
-    programs = [(environment.program(environment.compile(rule.rule)), rule.message) for rule in rules]
-    return [message for program, message in programs if not program.evaluate(activation)]
-
-
-@pytest.mark.parametrize(
-    ("minimum", "maximum", "broken"),
-    [(1, 1, []), (1, 5, []), (3, 2, ["minReplicas must not exceed maxReplicas"])],
-)
-def test_autoscaling_rule(minimum: int, maximum: int, broken: list[str]) -> None:
-    """A floor above the ceiling is refused."""
-    assert broken_rules(Autoscaling, {"minReplicas": minimum, "maxReplicas": maximum}) == broken
-
-
-PERMISSIONS, NONE, BOTH = (rule.message for rule in SpeculativeDecoding.RULES)
-FILE, REF = {"draftModel": "draft.gguf"}, {"draftModelRef": "small"}
-
-
-@pytest.mark.parametrize(
-    ("value", "broken"),
-    [
-        ({"type": "draft"}, [PERMISSIONS]),
-        ({"type": "draft", **FILE}, []),
-        ({"type": "draft-eagle3", **REF}, []),
-        ({"type": "draft-simple", **FILE, **REF}, [BOTH]),
-        ({"type": "draft-mtp"}, []),
-        ({"type": "draft-mtp", **REF}, []),
-        ({"type": "mtp"}, []),
-        ({"type": "mtp", **FILE}, []),
-        ({"type": "ngram-mod"}, []),
-        ({"type": "ngram-mod", **FILE}, [NONE]),
-        ({"type": "none", **FILE, **REF}, [NONE, BOTH]),
-    ],
-)
-def test_speculation_rules(value: dict[str, Any], broken: list[str]) -> None:
-    """A draft model is named exactly where the method uses one, and once."""
-    assert broken_rules(SpeculativeDecoding, value) == broken
-
-
-@pytest.mark.parametrize("method", SPECULATION_TYPES)
-def test_every_method_can_be_used(method: str) -> None:
-    """No method is ruled out altogether: each is admitted with a draft model or without."""
-    assert [] in (broken_rules(SpeculativeDecoding, {"type": method, **extra}) for extra in ({}, FILE))
-
-
 def test_rules_reach_the_schema() -> None:
     """A class's rules are part of every schema that uses the class, once."""
     spec = ROOTS[1]["properties"]["spec"]["properties"]
     for name, cls in (("autoscaling", Autoscaling), ("speculativeDecoding", SpeculativeDecoding)):
         rules = [{"rule": rule.rule, "message": rule.message} for rule in cls.RULES]
         assert spec[name]["x-kubernetes-validations"] == rules
-
-
-@pytest.mark.parametrize(
-    ("backend", "tier"),
-    [
-        ({"inferenceServiceRef": {"name": "phi"}}, "local"),
-        ({"external": {"provider": "openai", "model": "x"}}, "cloud"),
-        ({"external": {"provider": "openai", "model": "x", "url": "http://lan"}, "tier": "local"}, "local"),
-    ],
-)
-def test_what_leaves_the_cluster_is_cloud(backend: dict[str, Any], tier: str) -> None:
-    """A backend without a tier is local only if it is an InferenceService; no default says otherwise."""
-    schema = object_schema(Backend)["properties"]["tier"]
-    assert "default" not in schema
-    assert decode(Backend, {"name": "b", **backend}).effective_tier == tier
-
-
-# -- the generator itself ---------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,3 @@
-import errno
 import hashlib
 import os
 import threading
@@ -140,20 +139,6 @@ async def test_an_unreadable_file_says_so(get, tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "open", refuse)
     with pytest.raises(WeightsNotFoundError, match="cannot be read by the user that LLMKube runs as"):
         await get(LocalFile(str(path)))
-
-
-def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(tmp_path, monkeypatch):
-    """Where macOS keeps background programs out (EPERM), the advice is its privacy settings and not chmod."""
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-
-    def guarded(*_args, **_kwargs):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(module.os, "open", guarded)
-    monkeypatch.setattr(module.sys, "platform", "darwin")
-    with pytest.raises(WeightsNotFoundError, match="Full Disk Access"):
-        module.take_snapshot(path)
 
 
 @pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "s3://bucket/a"])

@@ -8,11 +8,9 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths
-from llmkube.runtimes.container.weights_source import hub_repository
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.source import HubRepository
 
 
 def model(status=None, **spec):
@@ -59,28 +57,6 @@ def test_what_no_pod_can_run_is_refused_with_the_field(of, runtime, field, said)
 def test_the_default_format_is_no_obstacle_to_an_engine_that_fetches_for_itself():
     """The schema writes gguf where nobody says anything: a repository for vLLM need not say otherwise."""
     assert argument(plan(model(source="org/repo"), runtime="vllm"), "--model") == "org/repo"
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("org/repo", HubRepository("org/repo")),
-        ("org/repo@v1", HubRepository("org/repo", "v1")),
-        ("hf://org/repo", HubRepository("org/repo")),
-        ("https://huggingface.co/org/repo", HubRepository("org/repo")),
-        ("https://huggingface.co/org/repo/tree/main", HubRepository("org/repo")),
-        ("https://huggingface.co/org/repo/tree/v1", HubRepository("org/repo", "v1")),
-        ("https://HuggingFace.co/Org/Repo?library=x", HubRepository("Org/Repo")),
-        ("https://huggingface.co/org/repo/resolve/main/m.gguf", None),
-        ("https://huggingface.co/datasets/data", None),
-        ("https://example.com/org/repo", None),
-        ("hf://org/repo/m.gguf", None),
-        ("pvc://claim/m", None),
-    ],
-)
-def test_a_repository_is_known_by_its_page_as_well(source, found):
-    """What a browser shows as a model's page is that model, and a file or a data set is not."""
-    assert hub_repository(source) == found
 
 
 @pytest.mark.parametrize(

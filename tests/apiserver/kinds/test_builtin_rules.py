@@ -1,0 +1,122 @@
+"""The rules of built-in kinds beyond their schemas."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from apiserver.stored_objects import KINDS, SLICE, TAG, judged, made
+from llmkube.apiserver.writes import strategy
+
+
+def test_string_data_is_folded_into_data():
+    """A Secret's plain values are stored as base64 and win over data; stringData is never stored."""
+    secret = made("Secret", data={"a": "eA==", "b": "eQ=="}, stringData={"a": "hello"})
+    assert secret["data"] == {"a": base64.b64encode(b"hello").decode(), "b": "eQ=="}
+    assert "stringData" not in secret
+    assert secret["type"] == "Opaque"
+
+
+def test_a_namespace_starts_active_and_labelled():
+    """A new Namespace has its phase, its finalizer and its name as a label."""
+    namespace = made("Namespace")
+    assert namespace["status"] == {"phase": "Active"}
+    assert namespace["spec"] == {"finalizers": ["kubernetes"]}
+    assert namespace["metadata"]["labels"] == {"kubernetes.io/metadata.name": "a"}
+
+
+OTHERS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("EndpointSlice", {"endpoints": []}, ["addressType: Required value"]),
+    (
+        "EndpointSlice",
+        {"addressType": "IPX"},
+        ['addressType: Unsupported value: "IPX": supported values: "FQDN", "IPv4", "IPv6"'],
+    ),
+    (
+        "EndpointSlice",
+        {**SLICE, "endpoints": [{"addresses": []}]},
+        ["endpoints[0].addresses: Required value: must contain at least 1 address"],
+    ),
+    ("EndpointSlice", {**SLICE, "ports": [{"port": 1}, {"port": 2}]}, ['ports[1].name: Duplicate value: ""']),
+    ("Endpoints", {"subsets": [{}]}, ["subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"]),
+    ("Service", {}, ["spec.ports: Required value"]),
+    (
+        "Service",
+        {"spec": {"ports": [{"port": 0}]}},
+        [
+            "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
+            "spec.ports[0].targetPort: Invalid value: 0: must be between 1 and 65535, inclusive",
+        ],
+    ),
+    (
+        "Service",
+        {"spec": {"ports": [{"port": 80, "name": "a"}, {"port": 80, "name": "a"}]}},
+        [
+            'spec.ports[1].name: Duplicate value: "a"',
+            (
+                'spec.ports[1]: Duplicate value: {"Name":"","Protocol":"TCP","AppProtocol":null,"Port":80,'
+                '"TargetPort":0,"NodePort":0}'
+            ),
+        ],
+    ),
+    (
+        "Service",
+        {"spec": {"ports": [{"port": 80}, {"port": 81}]}},
+        ["spec.ports[0].name: Required value", "spec.ports[1].name: Required value"],
+    ),
+    (
+        "Service",
+        {"spec": {"type": "Weird", "ports": [{"port": 80}]}},
+        [
+            (
+                'spec.type: Unsupported value: "Weird":'
+                ' supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"'
+            )
+        ],
+    ),
+    ("Service", {"spec": {"type": "ExternalName"}}, ["spec.externalName: Required value"]),
+    ("Service", {"spec": {"clusterIP": "None"}}, []),
+    (
+        "Lease",
+        {"spec": {"leaseDurationSeconds": 0}},
+        ["spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0"],
+    ),
+    ("Secret", {"type": "kubernetes.io/tls", "data": {"tls.crt": ""}}, ["data[tls.key]: Required value"]),
+    (
+        "ConfigMap",
+        {"data": {"k": "v"}, "binaryData": {"k": "eA=="}},
+        ['data[k]: Invalid value: "k": duplicate of key present in binaryData'],
+    ),
+    (
+        "Event",
+        {"involvedObject": {"namespace": "other"}},
+        ['involvedObject.namespace: Invalid value: "other": does not match event.namespace'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts", "errors"), OTHERS)
+def test_builtin_kinds_have_their_own_rules(kind: str, parts: dict[str, Any], errors: list[str]):
+    """What a schema cannot say is judged by the kind, in kube-apiserver's words."""
+    assert judged(kind, **parts) == errors
+
+
+def test_an_immutable_config_map_stays_as_it_is():
+    """Once immutable, neither data nor the mark can change; the type of a Secret never can."""
+    old = made("ConfigMap", data={"a": "1"}, immutable=True)
+    assert judged("ConfigMap", old, data={"a": "2"}) == [
+        "immutable: Forbidden: field is immutable when `immutable` is set",
+        "data: Forbidden: field is immutable when `immutable` is set",
+    ]
+    assert judged("Secret", made("Secret"), type="other") == ['type: Invalid value: "other": field is immutable']
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("nonsense", [None, "x", 1, [], {"a": 1}, [1], [None]])
+def test_nonsense_is_refused_and_never_crashes(kind: str, nonsense: Any):
+    """Whatever JSON stands in a field of a built-in kind, completing and judging it answers."""
+    info = KINDS[kind]
+    for field in info.schema.properties:
+        sent = {"metadata": dict(TAG), field: nonsense}
+        completed, _ = strategy.complete(info, sent)
+        strategy.check(info, strategy.prepare(info, completed, None), None)
