@@ -1,13 +1,17 @@
+import enum
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 
+import attrs
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from llmkube.cli.commands.models.inspect import described
 from llmkube.cli.main import cli
+from llmkube.weights.formats.gguf import read_header
 
 DEMO = files("llmkube.weights") / "builtin" / "demo.gguf"
 
@@ -69,6 +73,14 @@ def test_a_remote_file_says_the_same(web):
     assert all(asked)
     missing = run(f"{url}/other.gguf")
     assert (missing.exit_code, "404" in missing.output) == (1, True), missing.output
+
+
+def test_newer_tensor_types_have_the_names_of_the_gguf_package(monkeypatch):
+    """A type that our table lacks is a number, and a name where the installed package has one."""
+    monkeypatch.setattr("gguf.constants.GGMLQuantizationType", enum.IntEnum("Kind", {"Q9_9": 250}))
+    facts = attrs.evolve(read_header(DEMO), newer_tensor_types=(249, 250))
+    said = "tensor types 249, 250 (Q9_9), which only a newer engine can judge"
+    assert ("unknown", said) in described(facts)
 
 
 def test_facts_can_be_data():

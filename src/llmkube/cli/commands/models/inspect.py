@@ -62,7 +62,7 @@ def described(facts: GGUFFacts) -> list[tuple[str, str]]:
     """Return the facts for people, those that the header does not give left out."""
     heads = f"{facts.head_count} heads" if facts.head_count else ""
     kv_heads = f"{facts.head_count_kv} for keys and values" if facts.head_count_kv else ""
-    newer = ", ".join(map(str, facts.newer_tensor_types))
+    newer = ", ".join(_type_names(facts.newer_tensor_types))
     rows = [
         ("size", format_bytes(facts.size_bytes)),
         ("name", facts.name),
@@ -79,6 +79,17 @@ def described(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("unknown", f"tensor types {newer}, which only a newer engine can judge" if newer else None),
     ]
     return [(label, text) for label, text in rows if text]
+
+
+def _type_names(numbers: tuple[int, ...]) -> list[str]:
+    """Return tensor types newer than our table, each with its name where the installed gguf package has one."""
+    if not numbers:
+        return []
+    # Imported here: it takes half a second (numpy), and few files need it.
+    from gguf.constants import GGMLQuantizationType  # noqa: PLC0415 (see above)
+
+    names = {kind.value: kind.name for kind in GGMLQuantizationType}
+    return [f"{number} ({names[number]})" if number in names else str(number) for number in numbers]
 
 
 def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
