@@ -25,7 +25,7 @@ from llmkube.cli.program import settle_heap
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import Sample
-from llmkube.supervisor.memory.eviction import Policy
+from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from reaction import Host, model, open_host, service, step, wait_gone
 

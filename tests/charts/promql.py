@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
 from llmkube.supervisor.host.power import DOMAINS, PowerView
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.accounts import MemoryView
 from llmkube.supervisor.memory.budget import host_budget
+from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
@@ -71,7 +71,7 @@ class _Nothing:
 
 def _some_memory() -> MemoryView:
     """A host whose memory is looked at: an agent exports nothing about one that is not."""
-    return MemoryView(Level.NORMAL, Sample(64 << 30, 20 << 30, Level.NORMAL), host_budget(64 << 30), 0, {}, {}, {})
+    return MemoryView(Level.NORMAL, Sample(64 << 30, 20 << 30, Level.NORMAL), host_budget(64 << 30), 0, (), (), {}, {})
 
 
 def _some_power() -> PowerView:

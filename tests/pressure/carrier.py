@@ -12,11 +12,12 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.accounts import Rules
-from llmkube.supervisor.memory.admission import Need, Terms
-from llmkube.supervisor.memory.eviction import Cause, Policy
+from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.eviction import Cause
 from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.memory.pressure import Pressure
+from llmkube.supervisor.memory.reservation import Need, Terms
 
 GIB = 1 << 30
 PIDS = iter(range(1000, 10**9))
@@ -221,23 +222,23 @@ class Carrier:
         def say(refusal):
             said.append(refusal.message)
 
-        async with self.ledger.admitted(engine.key, need, attempt, say) as claim:
+        async with self.ledger.admitted(engine.key, need, scope=attempt, say=say) as grant:
             found = process is not None
             if process is None:
                 process = Process(engine, trio.current_time())
                 self.memory.processes.append(process)
                 self.note(engine.name, "start")
             self.crashed[engine.name] = crashed = trio.Event()
-            self.ledger.runs(claim, process.pid)
+            self.ledger.started(grant, process.pid)
             try:
                 if not found:
                     with trio.move_on_after(engine.load_seconds):
                         await crashed.wait()
                 if not crashed.is_set():
-                    self.ledger.loaded(claim)
+                    self.ledger.loaded(grant)
                     self.note(engine.name, "ready")
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._work, engine, claim)
+                        nursery.start_soon(self._work, engine, grant)
                         await crashed.wait()
                         nursery.cancel_scope.cancel()
             finally:
@@ -245,13 +246,13 @@ class Carrier:
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + engine.stop_seconds):
                         await trio.sleep_forever()
                     process.ended = trio.current_time()
-                self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), claim.peak_bytes)
+                self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), grant.reservation.peak_bytes)
                 self.note(engine.name, "gone")
 
-    async def _work(self, engine, claim):
+    async def _work(self, engine, grant):
         while True:
             if not engine.idle:
-                claim.worked()
+                grant.worked()
             await trio.sleep(10)
 
     def told(self, evict):
@@ -263,7 +264,7 @@ async def run_host(timeline, *, memory, engines: Sequence[Engine], policy=None, 
     """Play a timeline on a host, and return what has happened."""
     policy = policy or Policy()
     rules = Rules(policy, fraction, gentle_seconds=20.0, urgent_seconds=8.0)
-    ledger = Ledger(rules)
+    ledger = Ledger(Book(rules))
     async with trio.open_nursery() as nursery:
         carrier = Carrier(memory, {}, policy, nursery, ledger, Pressure(memory, ledger))
 

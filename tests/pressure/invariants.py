@@ -6,7 +6,8 @@ import attrs
 import trio
 
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.eviction import Cause, rank_of
+from llmkube.supervisor.memory.eviction import Cause
+from llmkube.supervisor.memory.reservation import rank_of
 from pressure.carrier import GIB
 
 RETURN_SECONDS = 60.0
@@ -49,8 +50,8 @@ class Books:
         self._others = {name: (min(least, others), at) for name, (least, at) in self._others.items()}
 
     def _check_start(self, host, mark, now):
-        view = host.ledger.host()
-        held = sum(each.total_bytes for each in view.held)
+        view = host.ledger.book.capacity(now)
+        held = sum(each.total_bytes for each in view.reservations)
         if held > view.budget.limit_bytes:
             self._say(now, f"{mark.name} was started above the budget: {held / GIB:.1f} GiB are promised")
         if host.engines[mark.name].needs * GIB > host.policy.small_bytes and view.headroom_bytes < -GIB // 2:
@@ -122,20 +123,20 @@ class Books:
     def _check_returns(self, host, decision, now):
         """Whoever fits is back within a minute of calm, plus the loads before it."""
         normal = decision.level is Level.NORMAL
-        view = host.ledger.host()
-        loading = any(each.returning or each.leaving for each in view.held) or host.ledger.moving
-        evicted = {key.name: key for key in (each.key for each in host.engines.values()) if host.ledger.evicted(key)}
+        book = host.ledger.book
+        view = book.capacity(now)
+        loading = any(each.is_returning for each in view.reservations) or book.is_moving
+        evicted = {each.key.name: each.key for each in host.engines.values() if book.evicted(each.key)}
         for name in [*self._could_since]:
             if name not in evicted:
                 del self._could_since[name]
         for name, key in evicted.items():
-            account = host.ledger.accounts().get(key)
+            waits = key in {each.key for each in book.requests()}
             size = max(host.engines[name].needs * GIB, host.peaks.get(name, 0)) * 1.05
             free = min(view.free_bytes, view.headroom_bytes)
             if view.device_free_bytes is not None and host.engines[name].on_device:
                 free = min(free, view.device_free_bytes)
             fits = size <= free
-            waits = account is not None and account.reserved_bytes == 0
             if normal and fits and waits and not loading and name not in self._relapsed:
                 since = self._could_since.setdefault(name, now)
                 if now - since > RETURN_SECONDS + 5:

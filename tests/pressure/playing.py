@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from llmkube.supervisor.host.sample import UNREADABLE, Level
-from llmkube.supervisor.memory.eviction import Mode, Policy
+from llmkube.supervisor.memory.policy import Mode, Policy
 from pressure.carrier import Memory, run_host
 from pressure.invariants import Books
 

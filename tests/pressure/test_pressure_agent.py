@@ -5,7 +5,7 @@ import trio
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.wire.names import MEMORY_BUDGET_ANNOTATION, MEMORY_FREE_ANNOTATION
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.eviction import Mode, Policy
+from llmkube.supervisor.memory.policy import Mode, Policy
 from pressure.hosts import events, pressed_world, running, serve, why
 from sim.machine import Script
 from sim.memory import GIB, shape_of
@@ -195,8 +195,7 @@ async def test_adopted_engines_are_in_the_books_of_the_next_agent(autojump_clock
         world.machine.memory.other = 20
         await world.start_agent()
         await world.until(running, ["chat", "embed"], world, seconds=30)
-        reserved = world.agent.memory().accounts
-        assert sum(account.reserved_bytes for account in reserved.values()) > 32 * GIB
+        assert sum(each.total_bytes for each in world.agent.memory().reservations) > 32 * GIB
         await serve(world, "second", 20)
         await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "second", seconds=30)
 
@@ -210,9 +209,9 @@ async def test_an_adopted_engine_that_has_grown_is_counted_as_it_is(autojump_clo
         await world.kill_agent()
         await world.start_agent()
         await trio.sleep(1)
-        (account,) = world.agent.memory().accounts.values()
-        assert account.estimated_bytes < 11 * GIB
-        assert account.reserved_bytes >= 20 * GIB
+        (engine,) = world.agent.memory().reservations
+        assert engine.need.estimated_bytes < 11 * GIB
+        assert engine.total_bytes >= 20 * GIB
 
 
 async def test_an_agent_that_restarts_while_somebody_is_evicted_takes_it_up_again(autojump_clock):
@@ -264,9 +263,9 @@ async def test_what_was_learned_counts_at_the_next_start(autojump_clock):
         await trio.sleep(60)
         world.machine.kill("liar")
         await world.until(running, ["liar"], world, seconds=60)
-        (account,) = world.agent.memory().accounts.values()
-        assert account.estimated_bytes < 11 * GIB
-        assert account.reserved_bytes >= 20 * GIB
+        (engine,) = world.agent.memory().reservations
+        assert engine.need.estimated_bytes < 11 * GIB
+        assert engine.total_bytes >= 20 * GIB
 
 
 async def test_the_lease_says_the_budget_and_what_is_free(autojump_clock):

@@ -1,114 +1,148 @@
 """Deliberate bugs: each must break a timeline, or the timelines prove nothing."""
 
+from functools import partial
+
 import attrs
 import pytest
 
-from llmkube.supervisor.memory import admission, eviction, ledger, pressure
-from llmkube.supervisor.memory.admission import Host
-from llmkube.supervisor.memory.eviction import Policy
-from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.seats import Seat
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory import admission, eviction, pressure
+from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.eviction import Skip
+from llmkube.supervisor.memory.policy import Policy
+from llmkube.supervisor.memory.reservation import Reservation
 from pressure.playing import play
 from pressure.timelines import TIMELINES
 
 BY_NAME = {each.name: each for each in TIMELINES}
 
 
-def ledger_alone(monkeypatch):
-    """Admission never looks at the host: the yo-yo of a static ledger."""
-    monkeypatch.setattr(Host, "headroom_bytes", property(lambda self: 1 << 50))
+def budget_alone(monkeypatch):
+    """Admission never looks at the host: the yo-yo of a static budget."""
+    monkeypatch.setattr(Capacity, "headroom_bytes", property(lambda self: 1 << 50))
 
 
 def no_dwell(monkeypatch):
-    """Who was evicted comes back as soon as memory is normal for a moment."""
+    """What was evicted comes back as soon as memory is normal for a moment."""
     monkeypatch.setattr(Policy, "dwell_seconds", lambda self, relapses: 0.001)
     _with_policy(monkeypatch, return_seconds=0.0)
 
 
 def no_cooldown(monkeypatch):
     """Eviction after eviction, without waiting for what the last one brings."""
-    monkeypatch.setattr(eviction, "_not_now", lambda *_: None)
+
+    def hasty(decide, policy, state, look, now):
+        settled = attrs.evolve(look, releasing=False, engines=_staying(look.engines))
+        return decide(attrs.evolve(policy, cooldown_seconds=0.0, doubt_seconds=0.0), state, settled, now)
+
+    _decide_with(monkeypatch, hasty)
 
 
 def largest_first(monkeypatch):
     """The size decides, and not the priority."""
-    monkeypatch.setattr(eviction, "_order", lambda _policy, _enough, one: (-one.frees_bytes, one.key))
+    _see_engines(monkeypatch, lambda each: _with_terms(each, priority="normal"))
 
 
 def protection_ignored(monkeypatch):
-    """Whoever is protected goes like anybody else."""
-    original = Seat._candidate
-    monkeypatch.setattr(
-        Seat, "_candidate", lambda self, claim, now: attrs.evolve(original(self, claim, now), protected=False)
-    )
+    """What is protected goes like any other engine."""
+    _see_engines(monkeypatch, lambda each: _with_terms(each, protected=False))
 
 
 def unknown_is_critical(monkeypatch):
     """A reading that fails is taken for the worst: the original's bug."""
-    original = eviction.step
 
-    def step(policy, state, look, now):
-        if look.sample.level == 0:
-            look = attrs.evolve(look, sample=attrs.evolve(look.sample, level=eviction.Level.CRITICAL))
-        return original(policy, state, look, now)
+    def afraid(decide, policy, state, look, now):
+        if look.sample.level is Level.UNKNOWN:
+            look = attrs.evolve(look, sample=attrs.evolve(look.sample, level=Level.CRITICAL))
+        return decide(policy, state, look, now)
 
-    monkeypatch.setattr(pressure, "step", step)
+    _decide_with(monkeypatch, afraid)
 
 
 def promised_twice(monkeypatch):
-    """What somebody who loads has been promised is given to the next one as well."""
-    monkeypatch.setattr(Host, "promised_bytes", 0)
-    monkeypatch.setattr(Host, "with_promise", lambda self, waiting: self)
+    """What an engine that loads has been promised is given to the next one as well."""
+    monkeypatch.setattr(Capacity, "promised_bytes", 0)
+    monkeypatch.setattr(Capacity, "with_promise", lambda self, request: self)
 
 
 def never_back(monkeypatch):
-    """Who was evicted stays away: the original's bug."""
-    original = Ledger._asks
-    monkeypatch.setattr(Ledger, "_asks", lambda self, seat: None if seat.evicted else original(self, seat))
+    """What was evicted stays away: the original's bug."""
+    _admit_with(monkeypatch, lambda queue, host: (tuple(each for each in queue if not each.returns), host))
 
 
 def all_at_once(monkeypatch):
-    """Everybody who was evicted returns at the same moment."""
-    original = Seat.held
-    monkeypatch.setattr(
-        Seat, "held", lambda self, now: [attrs.evolve(each, returning=False) for each in original(self, now)]
-    )
+    """All that was evicted returns at the same moment."""
+    monkeypatch.setattr(Reservation, "is_returning", False)
 
 
 def helpless_evictions(monkeypatch):
-    """Somebody is evicted although that cannot help."""
-    original = eviction._lacking
-    monkeypatch.setattr(eviction, "_lacking", lambda *args: min(original(*args), 0))
+    """An engine is evicted although that cannot help."""
+
+    def hopeful(decide, policy, state, look, now):
+        after, decision = decide(policy, state, look, now)
+        if decision.skip is Skip.CANNOT_HELP:
+            enough = attrs.evolve(look.sample, available_bytes=look.sample.total_bytes)
+            return decide(policy, state, attrs.evolve(look, sample=enough), now)
+        return after, decision
+
+    _decide_with(monkeypatch, hopeful)
 
 
 def room_for_anybody(monkeypatch):
-    """The room that a victim leaves goes to whoever asks first."""
-    monkeypatch.setattr(Host, "in_a_moment", lambda self: self)
+    """The room that a victim leaves goes to the service that asks first."""
+    monkeypatch.setattr(Capacity, "in_a_moment", lambda self: self)
 
 
 def equals_displaced(monkeypatch):
     """A service makes room for an equal one."""
-    monkeypatch.setattr(
-        admission, "_less_important", lambda waiting, host: tuple(each for each in host.held if not each.leaving)[:1]
-    )
+    monkeypatch.setattr(admission, "victims_of", lambda request, host: host.reservations[:1])
 
 
 def edits_unheard(monkeypatch):
     """An edit of priority or protection counts from the next start on."""
-    original = Ledger.follow
-    seen = set()
+    original, seen = Book.follow, set()
 
-    def follow(self, key, terms):
-        if key not in seen:
-            seen.add(key)
-            original(self, key, terms)
+    def follow(self, key, terms, now):
+        if key in seen:
+            return ()
+        seen.add(key)
+        return original(self, key, terms, now)
 
-    monkeypatch.setattr(Ledger, "follow", follow)
+    monkeypatch.setattr(Book, "follow", follow)
 
 
 def nothing_measured(monkeypatch):
     """What was promised counts, whatever an engine really takes."""
-    monkeypatch.setattr(ledger.Claim, "total_bytes", property(lambda self: self.need.total_bytes))
+    monkeypatch.setattr(Reservation, "total_bytes", property(lambda self: self.need.total_bytes))
+
+
+def _with_terms(engine, **changes):
+    return attrs.evolve(engine, terms=attrs.evolve(engine.terms, **changes))
+
+
+def _staying(engines):
+    return tuple(each for each in engines if not each.is_leaving)
+
+
+def _decide_with(monkeypatch, changed):
+    """Have another decision about pressure than the policy's."""
+    monkeypatch.setattr(pressure, "step", partial(changed, eviction.step))
+
+
+def _see_engines(monkeypatch, changed):
+    """Have the policy see other engines than there are."""
+
+    def mistaken(decide, policy, state, look, now):
+        return decide(policy, state, attrs.evolve(look, engines=tuple(changed(each) for each in look.engines)), now)
+
+    _decide_with(monkeypatch, mistaken)
+
+
+def _admit_with(monkeypatch, changed):
+    """Have admission decide about another queue, or another host."""
+    original = admission.step
+    monkeypatch.setattr(admission, "step", lambda queue, host: original(*changed(queue, host)))
 
 
 def _with_policy(monkeypatch, **changes):
@@ -121,7 +155,7 @@ def _with_policy(monkeypatch, **changes):
 
 
 MUTANTS = (
-    (ledger_alone, "a browser opens and stays"),
+    (budget_alone, "a browser opens and stays"),
     (no_dwell, "a critical second, every twenty seconds"),
     (no_cooldown, "critical, and one victim is not enough"),
     (largest_first, "a browser opens and stays"),

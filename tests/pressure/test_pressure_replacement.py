@@ -9,7 +9,7 @@ import trio
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Incarnation
@@ -297,9 +297,9 @@ async def at_once(*_):
     await trio.lowlevel.checkpoint()
 
 
-async def unnoted(engine, child, record, claim):
+async def unnoted(engine, child, record, grant):
     await trio.lowlevel.checkpoint()
-    engine.site.ledger.takes_over(claim)
+    engine.site.ledger.take_over(grant)
     engine.voice.lead()
 
 
@@ -312,23 +312,23 @@ async def gone_at_once(runner, old):
     old.scope.cancel()
 
 
-def always_beside(ledger, key, need):
+def always_beside(book, key, need, now):
     return service.Way.BESIDE
 
 
-def always_instead(ledger, key, need):
+def always_instead(book, key, need, now):
     return service.Way.INSTEAD
 
 
 MUTANTS = {
-    "the old engine is always ended first": (Ledger, "replacement", always_instead, an_edit_where_both_fit),
+    "the old engine is always ended first": (Book, "replacement", always_instead, an_edit_where_both_fit),
     "what serves is given up for what cannot start": (
-        Ledger,
+        Book,
         "replacement",
         always_instead,
         an_edit_that_asks_for_too_much,
     ),
-    "both are loaded though only one fits": (Ledger, "replacement", always_beside, an_edit_where_only_one_fits),
+    "both are loaded though only one fits": (Book, "replacement", always_beside, an_edit_where_only_one_fits),
     "a successor speaks before it serves": (Voice, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Incarnation, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
     "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),

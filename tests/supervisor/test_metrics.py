@@ -4,9 +4,10 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.accounts import Account, MemoryView
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
+from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role
+from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
@@ -69,15 +70,20 @@ def test_downloads_are_told_while_they_last():
 def test_memory_is_told_with_its_error():
     """A host's budget and level, each service's estimate against what it holds, and every eviction can be read."""
     gib = 1 << 30
-    accounts = {Key("ns", "chat"): Account(10 * gib, 11 * gib, 9 * gib, 11 * gib), Key("ns", "new"): Account(5 * gib)}
+    chat, new = Key("ns", "chat"), Key("ns", "new")
+    need = Need(11 * gib, estimated_bytes=10 * gib)
+    serving = Reservation(2, chat, need, resident_bytes=9 * gib, peak_bytes=11 * gib)
+    held = (Reservation(1, chat, Need(5 * gib), role=Role.PREDECESSOR, resident_bytes=gib), serving)
+    waits = (Request(new, Need(5 * gib, estimated_bytes=5 * gib)),)
     sample = Sample(64 * gib, 20 * gib, Level.WARNING)
     seen = MemoryView(
-        Level.WARNING, sample, host_budget(64 * gib), 7, accounts, {Cause.CRITICAL: 2}, {Skip.CANNOT_HELP: 3}
+        Level.WARNING, sample, host_budget(64 * gib), 7, held, waits, {Cause.CRITICAL: 2}, {Skip.CANNOT_HELP: 3}
     )
     text = generate_latest(agent_registry(Agent(), memory=lambda: seen)).decode()
     prefix, chat = "llmkube_metal_agent_", '{name="chat",namespace="ns"}'
     assert f"{prefix}memory_free_bytes 7.0" in text
     assert f"{prefix}memory_pressure_level 1.0" in text
+    assert f"{prefix}memory_reserved_bytes{chat} 1.7179869184e+10" in text
     assert f"{prefix}memory_estimate_error_ratio{chat} 0.10000000000000009" in text
     assert f'{prefix}memory_estimated_bytes{{name="new",namespace="ns"}}' in text
     assert f'{prefix}memory_measured_bytes{{name="new",namespace="ns"}}' not in text

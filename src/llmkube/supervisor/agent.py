@@ -30,9 +30,10 @@ from llmkube.supervisor.cluster.claimant import Claimant
 from llmkube.supervisor.cluster.host_lease import Presence, withdraw_presence
 from llmkube.supervisor.cluster.stale_endpoints import withdraw_strangers
 from llmkube.supervisor.engine.child import KILL_SECONDS
-from llmkube.supervisor.memory.accounts import MemoryView
+from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.pressure import Pressure
+from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Parting, Ports
@@ -113,7 +114,7 @@ async def _run_shielded(
     hosts = HostMonitor(client, settings.lease_namespace, mark_all)
     claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
-    ledger = Ledger(settings.memory_rules, watched=ports.memory is not None)
+    ledger = Ledger(Book(settings.memory_rules), watched=ports.memory is not None)
     roster = Roster(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
     wakes = Mailbox(0.0)
     presence = Presence(

@@ -12,8 +12,9 @@ from llmkube import __version__
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.accounts import MemoryView
 from llmkube.supervisor.memory.eviction import Cause, Skip
+from llmkube.supervisor.memory.reservation import Reservation, Role
+from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
@@ -134,15 +135,20 @@ class MemoryCollector(Collector):
                 ("estimate_error_ratio", "By how much the most that it has held differs from the estimate."),
             )
         )
-        for key, account in sorted(seen.accounts.items()):
-            labels = (key.namespace, key.name)
-            reserved.add_metric(labels, account.reserved_bytes)
-            if account.estimated_bytes:
-                estimated.add_metric(labels, account.estimated_bytes)
-            if account.resident_bytes:
-                measured.add_metric(labels, account.resident_bytes)
-            if account.estimated_bytes and account.peak_bytes:
-                error.add_metric(labels, account.peak_bytes / account.estimated_bytes - 1)
+        waiting = {each.key: each.need for each in seen.requests}
+        engines: dict[Key, list[Reservation]] = {key: [] for key in waiting}
+        for each in seen.reservations:
+            engines.setdefault(each.key, []).append(each)
+        for key, held in sorted(engines.items()):
+            held.sort(key=lambda each: each.role is not Role.SERVING)
+            labels, need = (key.namespace, key.name), held[0].need if held else waiting[key]
+            reserved.add_metric(labels, sum(each.total_bytes for each in held))
+            if need.estimated_bytes:
+                estimated.add_metric(labels, need.estimated_bytes)
+            if resident := sum(each.resident_bytes for each in held):
+                measured.add_metric(labels, resident)
+            if need.estimated_bytes and held and held[0].peak_bytes:
+                error.add_metric(labels, held[0].peak_bytes / need.estimated_bytes - 1)
         yield from (estimated, reserved, measured, error)
 
 

@@ -25,9 +25,9 @@ from llmkube.supervisor.cluster.applier import Outbox, Slot
 from llmkube.supervisor.cluster.claimant import Claimant
 from llmkube.supervisor.cluster.drift_repair import Corrections
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.admission import Terms
 from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
 from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.reservation import Terms
 from llmkube.supervisor.nouns.desired import Desired, desired_here, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
@@ -163,7 +163,7 @@ class Roster:
                 running.reporter.told("EvictionSkipped", decision.note, "Warning")
 
     def _tell_memory(self, key: Key, decision: Decision) -> None:
-        self.running[key].reporter.memory(decision.level, self.ledger.evicted(key), _word(decision))
+        self.running[key].reporter.memory(decision.level, self.ledger.book.evicted(key), _word(decision))
 
     def _tell_evicted(self, evict: Evict) -> None:
         running = self.running.get(evict.key)
@@ -171,8 +171,8 @@ class Roster:
             self.running[evict.winner].reporter.displaces(evict)
         if running is not None:
             running.reporter.evicted(evict)
-            if self.ledger.decision is not None:
-                self._tell_memory(evict.key, self.ledger.decision)
+            if self.ledger.book.decision is not None:
+                self._tell_memory(evict.key, self.ledger.book.decision)
 
     def _tell_refused(self, key: Key, slot: Slot, refused: UserError | None) -> None:
         if key in self.running:
@@ -250,8 +250,8 @@ class Roster:
         self.ledger.follow(key, _terms(wish))
         if left is not None and left.engine is not None:
             self.ledger.adopt(key, need_of(left.launch, None))
-        if self.ledger.decision is not None:
-            self._tell_memory(key, self.ledger.decision)
+        if self.ledger.book.decision is not None:
+            self._tell_memory(key, self.ledger.book.decision)
         nursery.start_soon(self._look_after, key, running, left)
 
     async def _look_after(self, key: Key, running: Running, left: Entry | None) -> None:

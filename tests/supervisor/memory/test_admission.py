@@ -6,31 +6,37 @@ import pytest
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.admission import Block, Held, Host, Need, Terms, Waiting, cheapest, judge, step
+from llmkube.supervisor.memory.admission import step
 from llmkube.supervisor.memory.budget import Budget
+from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.preemption import cheapest
+from llmkube.supervisor.memory.refusal import Block, judge
+from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Terms
 
 GIB = 1 << 30
 SMALL = GIB // 4
-EMPTY = Host(Budget(64 * GIB, 48 * GIB, "75 % of 64.0 GiB by default", 40 * GIB), 56 * GIB, 7 * GIB, SMALL)
+EMPTY = Capacity(Budget(64 * GIB, 48 * GIB, "75 % of 64.0 GiB by default", 40 * GIB), 56 * GIB, 7 * GIB, SMALL)
 PRESSED = attrs.evolve(EMPTY, level=Level.WARNING, admitting=False)
 
 
 def waits(name="chat", gib=20.0, priority="normal", *, device=0.0, **facts):
     need = Need(int(gib * GIB), int(device * GIB))
     hardware = facts.pop("hardware", None)
-    return Waiting(Key("ns", name), need, Terms(priority, hardware=hardware), **facts)
+    return Request(Key("ns", name), need, Terms(priority, hardware=hardware), **facts)
 
 
-def holds(name, gib, priority="normal", *, resident=None, protected=False, **facts):
-    size = int(gib * GIB)
-    there = size if resident is None else int(resident * GIB)
-    return Held(Key("ns", name), size, resident_bytes=there, terms=Terms(priority, protected), **facts)
+def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_seconds=0.0, device=0.0, **facts):
+    """An engine that has loaded, and was measured since."""
+    need = Need(int(gib * GIB), int(device * GIB))
+    there = need.total_bytes if resident is None else int(resident * GIB)
+    seen = {"resident_bytes": there, "measured": True, "loaded_at": -1e6, "busy_at": -idle_seconds}
+    return Reservation(1, Key("ns", name), need, Terms(priority, protected), **(seen | facts))
 
 
-def busy(*held, **facts):
+def busy(*engines, **facts):
     """A host on which these run; what is resident is not available."""
-    gone = sum(each.resident_bytes for each in held)
-    return attrs.evolve(EMPTY, **({"held": held, "available_bytes": EMPTY.available_bytes - gone} | facts))
+    gone = sum(each.resident_bytes for each in engines)
+    return attrs.evolve(EMPTY, **({"reservations": engines, "available_bytes": EMPTY.available_bytes - gone} | facts))
 
 
 @pytest.mark.parametrize(
@@ -44,12 +50,12 @@ def busy(*held, **facts):
         (waits(hardware=Hardware(memory_fraction=0.3)), EMPTY, Block.OWN_BUDGET),
         (waits(hardware=Hardware(memory_budget="60Gi"), gib=50), EMPTY, Block.HOST_BUDGET),
         (waits(gib=45, device=41), EMPTY, Block.DEVICE),
-        (waits(gib=20, device=20), busy(attrs.evolve(holds("a", 21), device_bytes=21 * GIB)), Block.DEVICE_FULL),
+        (waits(gib=20, device=20), busy(holds("a", 21, device=21)), Block.DEVICE_FULL),
         (waits(gib=29), busy(holds("a", 20)), Block.FULL),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=26 * GIB), Block.HEADROOM),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=27 * GIB), None),
         # promised to somebody who is still loading: not free twice
-        (waits(gib=20), busy(holds("a", 20, resident=0), available_bytes=46 * GIB), Block.HEADROOM),
+        (waits(gib=20), busy(holds("a", 20, resident=0, loaded_at=None), available_bytes=46 * GIB), Block.HEADROOM),
         # ended, and not seen to be back
         (waits(gib=20), attrs.evolve(EMPTY, releasing_bytes=30 * GIB), Block.FULL),
         # grown far beyond what it had been promised
@@ -59,7 +65,7 @@ def busy(*held, **facts):
         (waits(gib=20), attrs.evolve(EMPTY, level=Level.UNKNOWN), Block.UNREADABLE),
         (waits(dwell_seconds=30.0), attrs.evolve(EMPTY, calm_seconds=29.0), Block.DWELL),
         (waits(dwell_seconds=30.0), attrs.evolve(EMPTY, calm_seconds=30.0), None),
-        (waits(dwell_seconds=30.0), busy(holds("a", 1, returning=True), calm_seconds=99.0), Block.TURN),
+        (waits(dwell_seconds=30.0), busy(holds("a", 1, returns=True, loaded_at=None), calm_seconds=99.0), Block.TURN),
         (waits(margin_bytes=GIB), attrs.evolve(EMPTY, available_bytes=27 * GIB), Block.HEADROOM),
         # a demo model starts wherever there is that much, except in an emergency
         (waits(gib=0.2), PRESSED, None),
@@ -133,7 +139,7 @@ def test_who_does_not_fit_holds_nobody_up():
         ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # it would not be enough: nobody goes for nothing
         ((holds("a", 2, "low"), holds("b", 20, "low"), holds("c", 18, "high")), ["b"]),
         ((holds("a", 20, "low"), holds("b", 20, "low", idle_seconds=900.0)), ["b"]),
-        ((holds("a", 20, "low", reload_seconds=90), holds("b", 20, "low", reload_seconds=9)), ["b"]),
+        ((holds("a", 20, "low", load_seconds=90), holds("b", 20, "low", load_seconds=9)), ["b"]),
         ((holds("a", 15, "batch"), holds("b", 15, "low"), holds("c", 15, "normal")), ["a", "b"]),
     ],
 )
@@ -148,7 +154,7 @@ def test_who_makes_room(held, victims):
 
 def test_room_that_is_being_made_goes_to_nobody_else():
     """While a victim leaves, what comes free is not given to a less important service, and nobody else is chosen."""
-    leaving = holds("a", 30, "low", leaving=True)
+    leaving = holds("a", 30, "low", leaves_by=1.0)
     outcome = step([waits("chief", 30, "high"), waits("other", 10, "low")], busy(leaving))
     assert not outcome.admitted
     assert not outcome.displaced
@@ -173,7 +179,7 @@ def test_a_victim_that_does_not_go_is_not_counted_on():
 
 def test_nobody_is_displaced_under_pressure():
     """While admission is closed nobody has to go for somebody who could not start anyway."""
-    outcome = step([waits("chief", 25, "high")], attrs.evolve(PRESSED, held=(holds("a", 30, "low"),)))
+    outcome = step([waits("chief", 25, "high")], attrs.evolve(PRESSED, reservations=(holds("a", 30, "low"),)))
     assert not outcome.displaced
 
 
@@ -181,5 +187,5 @@ def test_the_cheapest_set_has_nobody_in_it_for_nothing():
     """A set that is chosen from below loses whoever is not needed for the sum."""
     small, large = holds("small", 3, "batch"), holds("large", 20, "low")
     held = {each.key: each for each in (small, large)}
-    chosen = cheapest(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB)
+    chosen = cheapest(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB, 0.0)
     assert chosen == (large,)

@@ -5,7 +5,9 @@ import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.eviction import Candidate, Cause, Evict, Look, Mode, Policy, Skip, State, rank_of, step
+from llmkube.supervisor.memory.eviction import Cause, Evict, Look, Skip, State, step
+from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.supervisor.memory.reservation import Need, Reservation, Terms
 
 GIB = 1 << 30
 NOW = 10_000.0
@@ -14,8 +16,11 @@ SHORT, DIRE, FINE = 5 * GIB, 2 * GIB, 20 * GIB  # the lines are at 6.4 and 3.2 G
 NORMAL, WARNING, CRITICAL, UNKNOWN = Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN
 
 
-def engine(name, priority="normal", gib=8.0, **facts):
-    return Candidate(Key("ns", name), rank_of(priority), int(gib * GIB), **facts)
+def engine(name, priority="normal", gib=8.0, *, idle_seconds=0.0, protected=False, **facts):
+    """An engine that has loaded, and was measured since."""
+    size = int(gib * GIB)
+    seen = {"resident_bytes": size, "measured": True, "loaded_at": 0.0, "busy_at": NOW - idle_seconds}
+    return Reservation(1, Key("ns", name), Need(size), Terms(priority, protected), **seen, **facts)
 
 
 CHAT, EMBED, DRAFT = engine("chat", "high", 30), engine("embed", "normal", 6), engine("draft", "low", 10)
@@ -46,7 +51,7 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
             "a",
         ),
         ((engine("a", "critical"), engine("b", "batch"), engine("c", "low")), {}, "b"),
-        ((attrs.evolve(DRAFT, protected=True), EMBED, CHAT), {}, "embed"),
+        ((engine("draft", "low", 10, protected=True), EMBED, CHAT), {}, "embed"),
         ((engine("tiny", "batch", 0.05), EMBED, CHAT), {}, "embed"),
         (THREE, {"level": WARNING, "available": SHORT, "lasted": 60.0}, "draft"),
         (THREE, {"level": NORMAL, "available": FINE, "over": 2 * GIB, "over_since": NOW - 60}, "draft"),
@@ -59,8 +64,8 @@ def test_who_goes(engines, facts, victim):
     assert decision.evict.key.name == victim
 
 
-IDLE = attrs.evolve(EMBED, idle_seconds=900.0)
-HIGH_IDLE = attrs.evolve(CHAT, idle_seconds=9000.0)
+IDLE = engine("embed", "normal", 6, idle_seconds=900.0)
+HIGH_IDLE = engine("chat", "high", 30, idle_seconds=9000.0)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ HIGH_IDLE = attrs.evolve(CHAT, idle_seconds=9000.0)
         (THREE, {"policy": Policy(mode=Mode.OFF)}, Skip.DISABLED),
         (THREE, {"policy": Policy(mode=Mode.DRY_RUN)}, Skip.DRY_RUN),
         ((), {}, Skip.EMPTY),
-        ((attrs.evolve(CHAT, protected=True), attrs.evolve(EMBED, protected=True)), {}, Skip.ALL_PROTECTED),
+        ((engine("chat", protected=True), engine("embed", protected=True)), {}, Skip.ALL_PROTECTED),
         ((CHAT,), {}, Skip.LAST_SERVICE),
         ((CHAT, engine("demo", gib=0.1)), {}, Skip.LAST_SERVICE),
         ((engine("a", gib=0.1), engine("b", gib=0.1)), {}, Skip.TOO_SMALL),

@@ -6,10 +6,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.accounts import Rules
-from llmkube.supervisor.memory.admission import Need, Terms
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Policy
+from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
 from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.policy import Policy, Rules
+from llmkube.supervisor.memory.reservation import Need, Terms
 
 GIB = 1 << 30
 CALM = Decision(Level.NORMAL, admitting=True, calm_seconds=1e9)
@@ -27,18 +28,18 @@ class Service:
 
     def __init__(self, ledger, key, gib, nursery, ends_after=0.0):
         self.ledger, self.key, self.need = ledger, key, Need(int(gib * GIB))
-        self.scope, self.claim, self.said, self.ends_after = trio.CancelScope(), None, [], ends_after
+        self.scope, self.grant, self.said, self.ends_after = trio.CancelScope(), None, [], ends_after
         nursery.start_soon(self.run)
 
     async def run(self):
         with self.scope:
-            async with self.ledger.admitted(self.key, self.need, self.scope, self.said.append) as self.claim:
+            async with self.ledger.admitted(self.key, self.need, scope=self.scope, say=self.said.append) as self.grant:
                 try:
                     await trio.sleep_forever()
                 finally:
                     with trio.move_on_after(self.ends_after, shield=True):
                         await trio.sleep_forever()
-        self.claim = None
+        self.grant = None
 
 
 async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
@@ -46,11 +47,11 @@ async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
     ledger = Ledger()
     one = Service(ledger, A, 1, nursery)
     await wait_all_tasks_blocked()
-    assert one.claim is None
+    assert one.grant is None
     assert not one.said
     seen(ledger)
     await wait_all_tasks_blocked()
-    assert one.claim is not None
+    assert one.grant is not None
     nursery.cancel_scope.cancel()
 
 
@@ -58,7 +59,7 @@ async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, n
     """On a host whose memory nobody watches a need of any size starts at once."""
     one = Service(Ledger(watched=False), A, 10_000, nursery)
     await wait_all_tasks_blocked()
-    assert one.claim is not None
+    assert one.grant is not None
     nursery.cancel_scope.cancel()
 
 
@@ -72,7 +73,7 @@ async def test_a_leak_does_not_make_a_model_one_that_never_fits(autojump_clock, 
     one = Service(ledger, A, 0, nursery)
     one.need = need
     await wait_all_tasks_blocked()
-    assert one.claim.need.total_bytes == promised_gib * GIB
+    assert one.grant.reservation.need.total_bytes == promised_gib * GIB
     nursery.cancel_scope.cancel()
 
 
@@ -82,12 +83,12 @@ async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojum
     seen(ledger)
     services = [Service(ledger, key, 20, nursery) for key in (A, B, C)]
     await wait_all_tasks_blocked()
-    assert sum(each.claim is not None for each in services) == 2
-    waiting = next(each for each in services if each.claim is None)
+    assert sum(each.grant is not None for each in services) == 2
+    waiting = next(each for each in services if each.grant is None)
     assert "needs 20.0 GiB" in waiting.said[-1].message
-    next(each for each in services if each.claim is not None).scope.cancel()
+    next(each for each in services if each.grant is not None).scope.cancel()
     await wait_all_tasks_blocked()
-    assert waiting.claim is not None
+    assert waiting.grant is not None
     nursery.cancel_scope.cancel()
 
 
@@ -97,19 +98,19 @@ async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(auto
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
-    ledger.runs(one.claim, 7)
+    ledger.started(one.grant, 7)
     seen(ledger, 26, {7: 30 * GIB})
     other = Service(ledger, B, 30, nursery)
     one.scope.cancel()
     await trio.sleep(4)
-    assert other.claim is None, "the process still ends"
+    assert other.grant is None, "the process still ends"
     await trio.sleep(2)
     seen(ledger, 26)
     await wait_all_tasks_blocked()
-    assert other.claim is None, "the memory is not back"
+    assert other.grant is None, "the memory is not back"
     seen(ledger, 56)
     await wait_all_tasks_blocked()
-    assert other.claim is not None
+    assert other.grant is not None
     nursery.cancel_scope.cancel()
 
 
@@ -119,15 +120,15 @@ async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(
     seen(ledger)
     one = Service(ledger, A, 30, nursery)
     await wait_all_tasks_blocked()
-    ledger.runs(one.claim, 7)
+    ledger.started(one.grant, 7)
     seen(ledger, 26, {7: 30 * GIB})
     one.scope.cancel()
     await wait_all_tasks_blocked()
     seen(ledger, 26)
-    assert ledger.releasing
+    assert ledger.book.is_releasing
     await trio.sleep(Policy().release_seconds + 1)
     seen(ledger, 26)
-    assert not ledger.releasing
+    assert not ledger.book.is_releasing
     nursery.cancel_scope.cancel()
 
 
@@ -137,15 +138,15 @@ async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(auto
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
-    ledger.runs(one.claim, 7)
+    ledger.started(one.grant, 7)
     seen(ledger, 26, {7: 30 * GIB})
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     await trio.sleep(4)
     seen(ledger, 56)  # process 7 is gone
     await trio.sleep(2)
-    assert ledger.releasing
+    assert ledger.book.is_releasing
     seen(ledger, 56)
-    assert not ledger.releasing
+    assert not ledger.book.is_releasing
     nursery.cancel_scope.cancel()
 
 
@@ -158,10 +159,10 @@ async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, 
 
     async def run():
         with scope:
-            async with ledger.admitted(A, need, scope, said.append) as claim:
-                ledger.runs(claim, 7)
+            async with ledger.admitted(A, need, scope=scope, say=said.append) as grant:
+                ledger.started(grant, 7)
                 await trio.sleep_forever()
-        async with ledger.admitted(A, need, trio.CancelScope(), said.append):
+        async with ledger.admitted(A, need, scope=trio.CancelScope(), say=said.append):
             await trio.sleep_forever()
 
     nursery.start_soon(run)
@@ -182,14 +183,14 @@ async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clo
     seen(ledger, 16)
     late = Service(ledger, B, 20, nursery)
     await wait_all_tasks_blocked()
-    assert late.claim is None
+    assert late.grant is None
     ledger.evict(Evict(A, Cause.CRITICAL, "why"))
-    assert not ledger.evictions
+    assert not ledger.book.evictions
     adopted = Service(ledger, A, 40, nursery)
     await wait_all_tasks_blocked()
-    assert adopted.claim is not None
+    assert adopted.grant is not None
     ledger.evict(Evict(A, Cause.CRITICAL, "why"))
-    assert ledger.evictions == {Cause.CRITICAL: 1}
+    assert ledger.book.evictions == {Cause.CRITICAL: 1}
     nursery.cancel_scope.cancel()
 
 
@@ -203,11 +204,11 @@ async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, nurs
     big.scope.cancel()
     await wait_all_tasks_blocked()
     ledger.forget(B)
-    assert set(ledger.accounts()) == {A, C}
+    assert {each.key for each in (*ledger.book.reservations(), *ledger.book.requests())} == {A, C}
     ledger.forget(A)
     seen(ledger)
     await wait_all_tasks_blocked()
-    assert other.claim is not None
+    assert other.grant is not None
     nursery.cancel_scope.cancel()
 
 
@@ -219,29 +220,29 @@ async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, nursery)
     await wait_all_tasks_blocked()
     other = Service(ledger, B, 40, nursery)
     await wait_all_tasks_blocked()
-    assert one.claim is not None
+    assert one.grant is not None
     ledger.follow(B, Terms("high"))
     await wait_all_tasks_blocked()
-    assert (one.claim is None, other.claim is not None) == (True, True)
-    assert ledger.evictions == {Cause.DISPLACED: 1}
+    assert (one.grant is None, other.grant is not None) == (True, True)
+    assert ledger.book.evictions == {Cause.DISPLACED: 1}
     nursery.cancel_scope.cancel()
 
 
 async def test_a_victim_is_told_once(autojump_clock, nursery):
     """Who is on the way out already is not told again, but hurried when memory becomes critical."""
     told = []
-    ledger = Ledger(Rules(gentle_seconds=45, urgent_seconds=15), told=told.append)
+    ledger = Ledger(Book(Rules(gentle_seconds=45, urgent_seconds=15)), told=told.append)
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=100)
     await wait_all_tasks_blocked()
-    claim = one.claim
+    grant = one.grant
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     assert len(told) == 1
-    assert not claim.urgent
+    assert not grant.urgent
     seen(ledger, 1, decision=Decision(Level.CRITICAL))
-    assert claim.urgent
-    assert claim.leaves_by == trio.current_time() + 15
+    assert grant.urgent
+    assert grant.reservation.leaves_by == trio.current_time() + 15
     nursery.cancel_scope.cancel()
 
 

@@ -29,9 +29,9 @@ class Measured(Memory):
 ENGINES = [Engine("big", 30, "low"), Engine("small", 10)]
 
 
-async def play(seconds, timeline):
+async def play(seconds, timeline, *, blind=False):
     """A host of 64 GiB with two engines, which load for 20 s."""
-    memory = Measured(64, 6, seconds=seconds)
+    memory = Measured(64, 6, seconds=seconds, blind=blind)
 
     async def loaded(host):
         await trio.sleep(20.5)
@@ -61,8 +61,8 @@ async def test_what_engines_hold_is_known_shortly_after_they_have_loaded(autojum
 
     async def timeline(host):
         await trio.sleep_until(max(host.at("big", "ready") + host.at("small", "ready")) + 2 * seconds + 1.0)
-        accounts = host.ledger.accounts()
-        assert {key.name: account.resident_bytes / GIB for key, account in accounts.items()} == {"big": 30, "small": 10}
+        held = host.ledger.book.reservations()
+        assert {each.key.name: each.resident_bytes / GIB for each in held} == {"big": 30, "small": 10}
 
     await play(seconds, timeline)
 
@@ -84,11 +84,9 @@ async def test_an_engine_that_nobody_can_measure_does_not_keep_the_loop_busy(aut
 
     async def timeline(host):
         await trio.sleep(10)
-        host.memory.blind = True
-        for claim in host.ledger._claims():
-            claim.measured = False
+        assert host.ledger.book.is_unmeasured
         before = len(host.decisions)
         await trio.sleep(60)
         assert len(host.decisions) - before <= 130
 
-    await play(0.0, timeline)
+    await play(0.0, timeline, blind=True)

@@ -45,7 +45,7 @@ from llmkube.k8s.wire.names import (
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.cluster.sleep_detection import Reading, slept_seconds
-from llmkube.supervisor.memory.accounts import Room
+from llmkube.supervisor.memory.view import Room
 from llmkube.supervisor.nouns.host_addresses import Reach, settle
 from llmkube.supervisor.nouns.ports import HostFacts, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings

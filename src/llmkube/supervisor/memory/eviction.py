@@ -22,20 +22,12 @@ from functools import partial
 import attrs
 
 from llmkube.base.units import format_age, format_bytes
-from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
 from llmkube.supervisor.host.sample import Level, Sample
+from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.supervisor.memory.reservation import Reservation, Role, rank_of
 
 _NEVER = float("-inf")
-
-
-class Mode(enum.StrEnum):
-    """Whether services are ended for memory."""
-
-    ON = "on"
-    DRY_RUN = "dry-run"
-    OFF = "off"
 
 
 class Skip(enum.StrEnum):
@@ -66,92 +58,6 @@ class Cause(enum.StrEnum):
 
 
 @attrs.frozen
-class Policy:
-    """Every threshold, dwell and switch.
-
-    Attributes:
-        mode: Whether services are ended for memory at all.
-        keep_last: The last service on a host that is worth mentioning stays, whatever happens.
-        thresholds: When memory is short. Admission leaves as much to everybody else as WARNING begins at, and nobody
-            is evicted if that would not bring the line back.
-        reclaim_share: How far beyond the line memory has to come before anybody returns, up to `reclaim_cap_bytes`.
-        reclaim_cap_bytes: The most that is asked for that reason.
-        worthwhile_bytes: Who would give back less is left alone.
-        small_bytes: Who needs no more than this is admitted as long as there is that much, except at CRITICAL.
-        idle_seconds: Who has had no work for so long is idle.
-        unload_seconds: WARNING for so long unloads idle services.
-        soft_seconds: WARNING for so long, or too much for the budget, ends services that have work.
-        clear_seconds: NORMAL for so long ends an episode; a shorter one was a flap.
-        return_seconds: NORMAL for so long opens admission after an episode.
-        cooldown_seconds: The least time between two evictions.
-        doubt_seconds: The same when the figures look fine and only the kernel says otherwise.
-        release_seconds: How long memory may take to be seen again after a process has ended.
-        margin_share: Who was evicted returns if there is this much more than it needs.
-        relapse_seconds: Evicted so soon after its return although nobody else has grown, a service waits as long for
-            the next one, then twice as long, and so on.
-        dwell_cap_seconds: The longest that it ever waits for that reason.
-        displace_seconds: The least time between two displacements in favour of one service.
-    """
-
-    mode: Mode = Mode.ON
-    keep_last: bool = True
-    thresholds: Thresholds = DEFAULTS
-    reclaim_share: float = 0.03
-    reclaim_cap_bytes: int = 1 << 30
-    worthwhile_bytes: int = 128 << 20
-    small_bytes: int = 256 << 20
-    idle_seconds: float = 300.0
-    unload_seconds: float = 20.0
-    soft_seconds: float = 60.0
-    clear_seconds: float = 10.0
-    return_seconds: float = 30.0
-    cooldown_seconds: float = 15.0
-    doubt_seconds: float = 60.0
-    release_seconds: float = 10.0
-    margin_share: float = 0.05
-    relapse_seconds: float = 600.0
-    dwell_cap_seconds: float = 3600.0
-    displace_seconds: float = 600.0
-
-    def reclaim_bytes(self, total_bytes: int) -> int:
-        """How far beyond a line is far enough."""
-        return int(min(self.reclaim_share * total_bytes, self.reclaim_cap_bytes))
-
-    def floor_bytes(self, total_bytes: int) -> int:
-        """What admission leaves to everybody else: the line of WARNING, and a step beyond it."""
-        return self.thresholds.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
-
-    def dwell_seconds(self, relapses: int) -> float:
-        """How long memory has to be normal before a service returns whose returns have brought so many evictions."""
-        if relapses == 0:
-            return self.return_seconds
-        return float(min(self.relapse_seconds * 2.0 ** min(relapses - 1, 20), self.dwell_cap_seconds))
-
-
-@attrs.frozen
-class Candidate:
-    """One engine that runs, and what its going would bring.
-
-    Attributes:
-        key: Its service.
-        rank: Its priority as a number, the lowest first.
-        frees_bytes: What it holds, or is about to hold while it loads.
-        protected: It is never evicted.
-        idle_seconds: How long it has had no work.
-        leaves_by: It has been told to go, and should have gone by then; None while it may stay.
-        spare: It is to replace another engine, which still serves: its going costs nobody an answer.
-    """
-
-    key: Key
-    rank: int
-    frees_bytes: int
-    protected: bool = False
-    idle_seconds: float = 0.0
-    leaves_by: float | None = None
-    spare: bool = False
-
-
-@attrs.frozen
 class Look:
     """What is decided on.
 
@@ -163,7 +69,7 @@ class Look:
     """
 
     sample: Sample
-    engines: Sequence[Candidate] = ()
+    engines: Sequence[Reservation] = ()
     releasing: bool = False
     over_bytes: int = 0
 
@@ -195,14 +101,14 @@ class State:
 class Evict:
     """Who has to go, why, and whether requests in flight are waited for.
 
-    With `spare` it is not the engine that serves, but the one that was to replace it. `winner` is the service for which
-    it has to go, if it goes for one.
+    With `successor` it is not the engine that serves, but the one that was to replace it. `winner` is the service for
+    which it has to go, if it goes for one.
     """
 
     key: Key
     cause: Cause
     why: str
-    spare: bool = False
+    successor: bool = False
     winner: Key | None = None
 
     @property
@@ -236,11 +142,6 @@ class Decision:
     note: str = ""
 
 
-def rank_of(priority: str) -> int:
-    """Return a priority as a number, the lowest first; one that nobody knows is normal."""
-    return PRIORITIES.index(priority) if priority in PRIORITIES else PRIORITIES.index("normal")
-
-
 def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, Decision]:
     """Take in one look, and return what to do."""
     state = _noted(policy, state, look, now)
@@ -255,7 +156,9 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
         return state, plain
     if isinstance(cause, Skip):
         return state, attrs.evolve(plain, skip=cause, note="memory is short, but not for long enough yet")
-    chosen = _not_now(policy, state, look, cause, now) or _spare(look, cause) or _choose(policy, look, cause)
+    chosen = (
+        _not_now(policy, state, look, cause, now) or _successor(look, cause, now) or _choose(policy, look, cause, now)
+    )
     if isinstance(chosen, tuple):
         skip, note = chosen
         return state, attrs.evolve(plain, skip=skip, note=note)
@@ -306,22 +209,22 @@ def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip
     return Cause.IDLE if lasted >= policy.unload_seconds else Skip.NOT_LONG_ENOUGH
 
 
-def _spare(look: Look, cause: Cause) -> Evict | None:
+def _successor(look: Look, cause: Cause, now: float) -> Evict | None:
     """Name the engine that is to replace another one and serves nobody yet, if there is any: the largest of them."""
-    spares = [each for each in look.engines if each.leaves_by is None and each.spare]
-    if not spares:
+    successors = [each for each in look.engines if not each.is_leaving and each.role is Role.SUCCESSOR]
+    if not successors:
         return None
-    victim = max(spares, key=lambda each: each.frees_bytes)
-    return Evict(victim.key, cause, _why(look, cause, victim), spare=True)
+    victim = max(successors, key=lambda each: each.frees_bytes)
+    return Evict(victim.key, cause, _why(look, cause, victim, now), successor=True)
 
 
-def _choose(policy: Policy, look: Look, cause: Cause) -> Evict | tuple[Skip, str]:
+def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tuple[Skip, str]:
     """Name the one that has to go, or say why nobody has to."""
-    staying = [each for each in look.engines if each.leaves_by is None and not each.spare]
+    staying = [each for each in look.engines if not each.is_leaving and each.role is not Role.SUCCESSOR]
     lacking = _lacking(policy, look, cause)
     enough_bytes = lacking + policy.reclaim_bytes(look.sample.total_bytes)
-    order = partial(_order, policy, enough_bytes)
-    open_to = sorted((each for each in staying if not each.protected), key=order)
+    order = partial(_order, policy, enough_bytes, now)
+    open_to = sorted((each for each in staying if not each.terms.protected), key=order)
     if not open_to:
         return Skip.ALL_PROTECTED, "every engine is protected, or does not end although it was told to"
     worthwhile = [each for each in open_to if each.frees_bytes >= policy.worthwhile_bytes]
@@ -339,13 +242,15 @@ def _choose(policy: Policy, look: Look, cause: Cause) -> Evict | tuple[Skip, str
         )
     if cause is Cause.IDLE:
         high = rank_of("high")  # high and critical mean that an answer must not wait for a load
-        worthwhile = [each for each in worthwhile if each.idle_seconds >= policy.idle_seconds and each.rank < high]
+        worthwhile = [
+            each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.terms.rank < high
+        ]
         if not worthwhile and _figures_fine(policy, look.sample):
             return Skip.FIGURES_FINE, "only the kernel says that memory is short: services that have work stay"
         if not worthwhile:
             return Skip.NOT_LONG_ENOUGH, "memory is short, but not for long enough to end services that have work"
     victim = worthwhile[0]
-    return Evict(victim.key, cause, _why(look, cause, victim))
+    return Evict(victim.key, cause, _why(look, cause, victim, now))
 
 
 def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float) -> tuple[Skip, str] | None:
@@ -354,7 +259,7 @@ def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float)
         return Skip.DISABLED, "eviction is switched off"
     if not look.engines:
         return Skip.EMPTY, "no engine runs here: other programs hold the memory"
-    if look.releasing or any(each.leaves_by is not None and now < each.leaves_by for each in look.engines):
+    if look.releasing or any(each.leaves_in_time(now) for each in look.engines):
         return Skip.RELEASE_PENDING, "the memory of the last one is not back yet"
     doubtful = _figures_fine(policy, look.sample) and cause is not Cause.OVER_BUDGET
     pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
@@ -371,10 +276,10 @@ def _figures_fine(policy: Policy, sample: Sample) -> bool:
     return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 
 
-def _order(policy: Policy, enough_bytes: int, candidate: Candidate) -> tuple[int, bool, int, Key]:
+def _order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -> tuple[int, bool, int, Key]:
     """The lowest priority first, then one without work if it alone frees enough, then the one that frees most."""
-    spared = candidate.idle_seconds < policy.idle_seconds or candidate.frees_bytes < enough_bytes
-    return candidate.rank, spared, -candidate.frees_bytes, candidate.key
+    spared = engine.idle_seconds(now) < policy.idle_seconds or engine.frees_bytes < enough_bytes
+    return engine.terms.rank, spared, -engine.frees_bytes, engine.key
 
 
 def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
@@ -387,7 +292,7 @@ def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
     return max(0, line(sample.total_bytes) - sample.available_bytes)
 
 
-def _why(look: Look, cause: Cause, victim: Candidate) -> str:
+def _why(look: Look, cause: Cause, victim: Reservation, now: float) -> str:
     sample = look.sample
     left = f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
     said = sample.why or left
@@ -395,5 +300,5 @@ def _why(look: Look, cause: Cause, victim: Candidate) -> str:
     if cause is Cause.OVER_BUDGET:
         return f"all engines hold {format_bytes(look.over_bytes)} more than its budget or its device allows; {frees}"
     if cause is Cause.IDLE:
-        return f"memory is short ({said}), and it has had no work for {format_age(victim.idle_seconds)}; {frees}"
+        return f"memory is short ({said}), and it has had no work for {format_age(victim.idle_seconds(now))}; {frees}"
     return f"memory is {'critical' if cause is Cause.CRITICAL else 'short'} ({said}); {frees}"

@@ -101,7 +101,7 @@ class Pressure:
         if self._has_to_measure(sample, now):
             self._measuring, self._measured_at = True, now
             self._orders.put_nowait(sample)
-        self._state, decision = step(self.ledger.rules.policy, self._state, self.ledger.look(sample), now)
+        self._state, decision = step(self.ledger.book.rules.policy, self._state, self.ledger.book.look(sample), now)
         before, self._before = self._before, decision
         self._count(decision, before)
         self.ledger.decide(decision)
@@ -117,16 +117,16 @@ class Pressure:
         done = 0
         while True:
             sample = await self._orders.wait_newer(done)
-            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.pids()))
+            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.book.pids()))
             self._measuring, done = False, self._orders.version
             self.ledger.look_nowait()
 
     def _at_rest(self, sample: Sample, now: float) -> bool:
         """Whether a decision would be the last one again: to go through hundreds of engines for it costs something."""
-        last, ledger = self._decided_on, self.ledger
+        last, book = self._decided_on, self.ledger.book
         if now - self._decided_at >= MEASURE_SECONDS or self._measured is not None or self._short:
             return False
-        if ledger.moving or ledger.awaited or ledger.releasing or ledger.unmeasured:
+        if book.is_moving or book.is_awaited or book.is_releasing or book.is_unmeasured:
             return False
         alike = abs(sample.available_bytes - last.available_bytes) < REST_SHARE * sample.total_bytes
         return sample.level is Level.NORMAL is last.level and sample.total_bytes == last.total_bytes and alike
@@ -135,19 +135,20 @@ class Pressure:
         """Footprints count together with what the host had left then: since then an engine may have ended."""
         if self._measured is None:
             return
-        awaited = self.ledger.unmeasured
+        awaited = self.ledger.book.is_unmeasured
         self.ledger.observe(self._measured.sample, self._measured.footprints)
         self._measured = None
-        if awaited and not self.ledger.unmeasured:
+        if awaited and not self.ledger.book.is_unmeasured:
             self._measured_at = -math.inf  # an engine has loaded since this began, and may have held less then
 
     def _has_to_measure(self, sample: Sample, now: float) -> bool:
         """Not at every look, since it is the most expensive part of one; never while the last one is under way."""
         fresh = self._before is None or self._before.level is not Level.CRITICAL
-        if self._measuring or not self.ledger.pids() or (sample.level is Level.CRITICAL and fresh):
+        book = self.ledger.book
+        if self._measuring or not book.pids() or (sample.level is Level.CRITICAL and fresh):
             return False  # at the first sign of CRITICAL the processor has something better to do
-        pause = MOVING_SECONDS if self._short or self.ledger.moving or sample.level > Level.NORMAL else MEASURE_SECONDS
-        if self.ledger.unmeasured:
+        pause = MOVING_SECONDS if self._short or book.is_moving or sample.level > Level.NORMAL else MEASURE_SECONDS
+        if book.is_unmeasured:
             pause = RELEASE_SECONDS
         return now - self._measured_at >= pause
 
@@ -156,17 +157,17 @@ class Pressure:
         return self._state.level is not Level.NORMAL or self._state.pressed
 
     def _pace(self) -> float:
-        if self.ledger.releasing:
+        if self.ledger.book.is_releasing:
             return RELEASE_SECONDS
-        if self._short or self.ledger.moving or self.ledger.unmeasured:
+        if self._short or self.ledger.book.is_moving or self.ledger.book.is_unmeasured:
             return MOVING_SECONDS
-        return AWAITED_SECONDS if self.ledger.awaited else CALM_SECONDS
+        return AWAITED_SECONDS if self.ledger.book.is_awaited else CALM_SECONDS
 
     def _count(self, decision: Decision, before: Decision | None) -> None:
         if decision.evict is not None:
             self._log("evicting", decision.evict)
         if decision.skip is not None and (before is None or before.skip is not decision.skip):
-            self.ledger.skips[decision.skip] += 1
+            self.ledger.book.skips[decision.skip] += 1
             log.debug("nobody evicted", reason=str(decision.skip), note=decision.note)
         if decision.would is not None and (before is None or before.would is None):
             self._log("would evict", decision.would)

@@ -3,8 +3,8 @@
 from typing import Final
 
 from llmkube.base.units import format_bytes
-from llmkube.supervisor.memory.admission import Need
 from llmkube.supervisor.memory.learned import Figure
+from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.target import Launch
 
 GUESS_SHARE: Final = 1.2

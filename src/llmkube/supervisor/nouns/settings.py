@@ -6,8 +6,7 @@ from typing import Literal
 import attrs
 
 from llmkube.k8s.label_selectors import Selector
-from llmkube.supervisor.memory.accounts import Rules
-from llmkube.supervisor.memory.eviction import Policy
+from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.nouns.liveness import Limits
 from llmkube.weights.address_policy import Network
 from llmkube.weights.download.hugging_face import ENDPOINT

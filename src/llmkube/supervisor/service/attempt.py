@@ -28,9 +28,9 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
-from llmkube.supervisor.memory.accounts import Claim
-from llmkube.supervisor.memory.admission import Need, Refusal
-from llmkube.supervisor.memory.ledger import Ledger, reason_word
+from llmkube.supervisor.memory.ledger import Grant, Ledger
+from llmkube.supervisor.memory.refusal import Refusal
+from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView, reason_of
@@ -165,32 +165,32 @@ class Incarnation:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
         site, key = self.site, self.site.reporter.key
         if self.before is not None:
-            with site.ledger.beside(key, await site.need(self.launch), self.scope) as claim:
-                return await self._in_process(claim) if claim is not None else None
+            with site.ledger.beside(key, await site.need(self.launch), scope=self.scope) as grant:
+                return await self._in_process(grant) if grant is not None else None
         self.voice.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await site.need(self.launch)
-        async with site.ledger.admitted(key, need, self.scope, self._waits) as claim:
-            return await self._in_process(claim)
+        async with site.ledger.admitted(key, need, scope=self.scope, say=self._waits) as grant:
+            return await self._in_process(grant)
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
         key, message = self.site.reporter.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
-        evicted = self.site.ledger.evicted(key)
+        evicted = self.site.ledger.book.evicted(key)
         if evicted is None:
             log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
-            self.voice.say(ServiceView(reason_word(refusal.block), message))
+            self.voice.say(ServiceView(refusal.reason, message))
         else:
             self.voice.say(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
 
     # -- the process ----------------------------------------------------------------------------------------------
 
-    async def _in_process(self, claim: Claim) -> Failure:
+    async def _in_process(self, grant: Grant) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         site, found = self.site, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
             self.child, self._record = child, record
-            site.ledger.runs(claim, child.pid)
+            site.ledger.started(grant, child.pid)
             view = ServiceView(
                 Reason.LOADING,
                 "the engine is loading the model",
@@ -202,7 +202,7 @@ class Incarnation:
             self._host = record.host
             self.moved()
             try:
-                return await self._serve(child, record, view, claim)
+                return await self._serve(child, record, view, grant)
             finally:
                 self._host = ""
 
@@ -277,7 +277,7 @@ class Incarnation:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, claim: Claim) -> Failure:
+    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, grant: Grant) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         site, launch = self.site, self.launch
         engine = health.Engine(site.ports.http, _url(record), launch.plan)
@@ -297,20 +297,20 @@ class Incarnation:
 
             nursery.start_soon(notice_exit)
             async with (
-                self._drained(engine.url, lambda: in_service() and failure is None and ended is None, claim.hurried),
-                self.voice.withdrawn(site.parting, in_service, lambda: ended, lambda: claim.urgent),
+                self._drained(engine.url, lambda: in_service() and failure is None and ended is None, grant.hurried),
+                self.voice.withdrawn(site.parting, in_service, lambda: ended, lambda: grant.urgent),
             ):
                 if self.found is None or not await self._answers_at_once(engine.ready_url):
                     self.voice.say(view)
                 failure = await self._load(child, view, engine)
                 if failure is None:
                     ready_at = trio.current_time()
-                    site.ledger.loaded(claim)
+                    site.ledger.loaded(grant)
                     if self.before is not None:
-                        await self._take_over(child, record, claim)
+                        await self._take_over(child, record, grant)
                     words = f"loaded in {ready_at - started_at:.1f} s"
                     self.voice.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
-                    failure = await self._watched(child, view, engine, claim)
+                    failure = await self._watched(child, view, engine, grant)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
         lines = await child.last_lines(LAST_LINES)
@@ -318,13 +318,13 @@ class Incarnation:
         if ended is None and failure is not None:
             return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
         code = ended.code if ended else None
-        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.is_short)
+        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.book.is_short)
         when = "while loading" if ready_at is None else "while serving"
         reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
         because = f": {why}" if why.summary else ""
         return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
 
-    async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, claim: Claim) -> Failure:
+    async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, grant: Grant) -> Failure:
         """Return when it hangs."""
         site = self.site
         key = site.reporter.key
@@ -333,7 +333,7 @@ class Incarnation:
         self._status.started()
         look = partial(child.look, view.host, view.port, loading=False)
         glimpse = partial(child.glance, view.host, view.port)
-        measuring = Measuring(child, look, glimpse, self.launch, claim, site.ports)
+        measuring = Measuring(child, look, glimpse, self.launch, grant, site.ports)
         hung = await health.watch(
             engine, measuring.look, self.voice.answering, site.settings.limits, glance=measuring.glance
         )
@@ -341,7 +341,7 @@ class Incarnation:
         self.voice.amend(Reason.HUNG, failure.message)
         return failure
 
-    async def _take_over(self, child: Child, record: EngineRecord, claim: Claim) -> None:
+    async def _take_over(self, child: Child, record: EngineRecord, grant: Grant) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
         record = attrs.evolve(record, next_log=True)
         while not await self._noted(record):  # noqa: ASYNC110 - a disk tells nobody; what serves can wait
@@ -349,7 +349,7 @@ class Incarnation:
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(self.site.log_path))
         await self._named(child, record)
-        self.site.ledger.takes_over(claim)
+        self.site.ledger.take_over(grant)
         self.voice.lead()
         self.before = None
 

@@ -18,7 +18,7 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
-from llmkube.supervisor.memory.ledger import Ledger, reason_word
+from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports
@@ -133,7 +133,7 @@ async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
         refusal = ledger.never(wish.key, need_of(launch, None))
         if refusal is not None:
             message = refusal.message + context_hint(launch, refusal.room_bytes)
-            return Idle(reason_word(refusal.block), f"{message}; its file is not downloaded")
+            return Idle(refusal.reason, f"{message}; its file is not downloaded")
     return None
 
 

@@ -32,8 +32,8 @@ from llmkube.base.errors import innermost
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.memory.admission import Refusal, Way
-from llmkube.supervisor.memory.ledger import reason_word
+from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
@@ -211,7 +211,7 @@ class Runner:
 
     def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
         message = refusal.message + context_hint(goal, refusal.room_bytes)
-        self.site.reporter.outdated(reason_word(refusal.block), f"{message}; the engine of the older spec serves on")
+        self.site.reporter.outdated(refusal.reason, f"{message}; the engine of the older spec serves on")
 
     async def _begin(self, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
         """Have an engine where there is none; return when it serves, or has ended.

@@ -5,7 +5,7 @@ from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.config import AgentConfig, UpConfig
 from llmkube.supervisor.host.pressure_level import Thresholds
-from llmkube.supervisor.memory.eviction import Mode, Policy
+from llmkube.supervisor.memory.policy import Mode, Policy
 
 
 @pytest.mark.parametrize("config", [AgentConfig(), UpConfig()])

@@ -1,0 +1,445 @@
+"""What is promised to which engine, which services wait, and what the host has. Pure: no clock, no task, no process.
+
+Every method that can change who runs returns orders, which the ledger carries out before anything else happens. What
+is decided is in `admission` and `eviction`; here it is entered, so that two services that ask at the same moment cannot
+be promised the same bytes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import attrs
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
+from llmkube.supervisor.memory import admission
+from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.budget import Budget, host_budget
+from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Look, Skip
+from llmkube.supervisor.memory.policy import Rules
+from llmkube.supervisor.memory.refusal import Refusal, judge
+from llmkube.supervisor.memory.releases import Releases
+from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role, Terms
+from llmkube.supervisor.memory.service_record import ServiceRecord
+from llmkube.supervisor.memory.view import MemoryView, Room
+
+
+@attrs.frozen
+class Start:
+    """The wait of a service is over: this is its reservation."""
+
+    reservation: Reservation
+
+
+@attrs.frozen
+class Tell:
+    """A service is to be told why it waits."""
+
+    key: Key
+    refusal: Refusal
+
+
+@attrs.frozen
+class Leave:
+    """An engine has to go."""
+
+    reservation: Reservation
+    evict: Evict
+
+
+@attrs.frozen
+class Hurry:
+    """The requests of an engine that has to go are not waited for any more."""
+
+    reservation: Reservation
+
+
+Order = Start | Tell | Leave | Hurry
+Orders = tuple[Order, ...]
+
+
+@attrs.define(eq=False)
+class Book:
+    """The memory of one host: its budget, its last sample, and every reservation and request.
+
+    Times (`now`) are those of the monotonic clock, in seconds.
+
+    Attributes:
+        rules: What the operator has decided.
+        sample: The last good look at the host.
+        budget: What engines may take.
+        decision: What was last decided about pressure; None before the first look, while nothing is admitted.
+        evictions: How many engines have had to go since the agent started, by the cause.
+        skips: How often no engine was evicted although memory was short, by the reason; counted when that changes.
+    """
+
+    rules: Rules = Rules()
+    sample: Sample = UNREADABLE
+    budget: Budget = Budget(0, 0)
+    decision: Decision | None = None
+    evictions: Counter[Cause] = attrs.field(factory=Counter)
+    skips: Counter[Skip] = attrs.field(factory=Counter)
+    _records: dict[Key, ServiceRecord] = attrs.field(factory=dict)
+    _releases: Releases = attrs.field(factory=Releases)
+    _numbers: Iterator[int] = attrs.field(factory=lambda: count(1))
+    _left_bytes: int = 0  # what the host had left at the last look, also at one that is not believed
+
+    # -- services -------------------------------------------------------------------------------------------------
+
+    def follow(self, key: Key, terms: Terms, now: float) -> Orders:
+        """Take in what the objects say now."""
+        return self.admit(now) if self._record(key).follow(terms) else ()
+
+    def adopt(self, key: Key, need: Need, now: float) -> None:
+        """Promise at once what an engine has already that an earlier agent left."""
+        self._promise(key, need, now, held=False)
+
+    def forget(self, key: Key, now: float) -> Orders:
+        """Strike a service that is no longer this host's, with all that its engines hold."""
+        record = self._records.pop(key, None)
+        for each in record.reservations.values() if record else ():
+            self._give_back(each, now)
+        return self.admit(now)
+
+    def ask(self, key: Key, need: Need, now: float) -> Orders:
+        """Have a service wait for memory."""
+        record = self._record(key)
+        record.request, record.told = record.ask(self.rules.policy, Request(key, need, since=now)), None
+        return self.admit(now)
+
+    def withdraw(self, key: Key) -> None:
+        """Have a service wait no longer."""
+        if (record := self._records.get(key)) is not None:
+            record.request = None
+
+    def ask_beside(self, key: Key, need: Need, now: float) -> Reservation | None:
+        """Promise a second engine of a service what it needs, if there is room now; None otherwise."""
+        if self._record(key).engine(Role.SUCCESSOR) is not None or self.replacement(key, need, now) is not Way.BESIDE:
+            return None
+        return self._promise(key, need.at_most(self.budget.limit_bytes), now, role=Role.SUCCESSOR)
+
+    def replacement(self, key: Key, need: Need, now: float) -> Way | Refusal:
+        """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
+        if self.decision is None:
+            return Way.INSTEAD  # whether the host holds both is not known
+        return admission.replacement(
+            self._up_to_date(self._record(key), Request(key, need, since=now), now), self.capacity(now)
+        )
+
+    def never(self, key: Key, need: Need, now: float) -> Refusal | None:
+        """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
+        if self.decision is None:
+            return None
+        record = self._record(key)
+        request = record.ask(self.rules.policy, Request(key, need, since=now))
+        alone = Capacity(self.budget, self.budget.total_bytes, guesses=self.rules.guesses)
+        return judge(self._up_to_date(record, request, now), alone)
+
+    # -- engines --------------------------------------------------------------------------------------------------
+
+    def take(self, reservation: Reservation) -> Reservation:
+        """A task runs the engine from now on, which can be told to go by that."""
+        return self._update(reservation, held=True)
+
+    def started(self, reservation: Reservation, pid: int) -> None:
+        """The engine's process has been started, or found."""
+        self._update(reservation, pid=pid)
+
+    def loaded(self, reservation: Reservation, now: float) -> None:
+        """The engine answers: what it needs is there, and the next evicted service may return."""
+        record = self._records.get(reservation.key)
+        if record is not None:
+            record.load_seconds, record.evicted = now - reservation.since, None
+            record.relapses = record.relapses if reservation.returns else 0
+        # What was measured while it loaded is out of date.
+        self._update(reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since)
+
+    def worked(self, reservation: Reservation, now: float) -> None:
+        """The engine has had work just now."""
+        self._update(reservation, busy_at=now)
+
+    def take_over(self, successor: Reservation, now: float) -> None:
+        """The successor serves from now on; its predecessor is on its way out."""
+        record = self._records.get(successor.key)
+        if record is None or self.newest(successor).role is not Role.SUCCESSOR:
+            return
+        before = record.engine(Role.SERVING)
+        self._update(successor, role=Role.SERVING)
+        if before is not None:
+            self._leave(before, now + self.rules.gentle_seconds, role=Role.PREDECESSOR)
+
+    def release(self, reservation: Reservation, now: float) -> Orders:
+        """The engine's process has gone."""
+        record = self._records.get(reservation.key)
+        gone = record.strike(reservation.number) if record else None
+        if gone is None:
+            return ()  # the service is not this host's any more, and all has been given back
+        self._give_back(gone, now)
+        return self.admit(now)
+
+    def newest(self, reservation: Reservation) -> Reservation:
+        """Return a reservation as it is now; as it is given when it has been released."""
+        record = self._records.get(reservation.key)
+        return record.reservations.get(reservation.number, reservation) if record else reservation
+
+    # -- the host -------------------------------------------------------------------------------------------------
+
+    def observe(self, sample: Sample, footprints: Mapping[int, int], now: float) -> None:
+        """Take in one look at the host, and what processes hold, by pid; `decide` follows."""
+        self._left_bytes = sample.available_bytes
+        for each in self.reservations():
+            if each.pid in footprints:
+                held = footprints[each.pid]
+                # A process that leaves and is not seen may be gone by now, and its memory back.
+                left = sample.available_bytes if each.is_leaving else 0
+                peak = max(each.peak_bytes, held)
+                self._update(each, measured=True, resident_bytes=held, peak_bytes=peak, left_bytes=left)
+        self._releases.note(sample, now)
+        if sample.level is Level.UNKNOWN:
+            return
+        self.sample = sample
+        self.budget = host_budget(sample.total_bytes, self.rules.fraction, sample.device_limit_bytes)
+        spare = self._spare_bytes()
+        for each in self.reservations():
+            if each.spare_bytes < spare:
+                self._update(each, spare_bytes=spare)
+
+    def decide(self, decision: Decision, now: float) -> Orders:
+        """Take in what follows from the look: admit what fits now, and have go what has to."""
+        self.decision = decision
+        hurried: Orders = ()
+        if decision.level is Level.CRITICAL:
+            slow = [each for each in self.reservations() if each.is_leaving and not each.urgent]
+            hurried = tuple(Hurry(self._hurry(each, now)) for each in slow)
+        orders = hurried + self.admit(now)
+        return orders + self.evict(decision.evict, now) if decision.evict is not None else orders
+
+    def evict(self, evict: Evict, now: float) -> Orders:
+        """Have a service's engine go; the service waits for its turn to come back. A successor goes with it."""
+        record = self._records.get(evict.key)
+        if record is None:
+            return ()
+        successor, engine = record.engine(Role.SUCCESSOR), record.engine(Role.SERVING)
+        orders = self._send_away(successor, evict, now) if successor is not None else ()
+        if evict.successor:
+            self.evictions[evict.cause] += 1
+            return orders
+        if engine is None or not engine.held or engine.evicted_why is not None:
+            return orders
+        if evict.cause is not Cause.DISPLACED:
+            record.relapses = record.relapses + 1 if self._has_relapsed(engine, now) else 0
+            record.spare_bytes = self._spare_bytes()
+        record.note_eviction(evict, engine)
+        self.evictions[evict.cause] += 1
+        return orders + self._send_away(engine, evict, now)
+
+    def admit(self, now: float) -> Orders:
+        """Promise memory to every service that fits now, have go what has to for that, and say why the others wait."""
+        if self.decision is None:
+            return ()
+        queue = {key: self._asked(record, now) for key, record in self._records.items() if record.request is not None}
+        outcome = admission.step(tuple(queue.values()), self.capacity(now))
+        orders: list[Order] = []
+        for key in outcome.admitted:
+            asked = queue[key]
+            orders.append(Start(self._promise(key, asked.need, now, returns=asked.returns)))
+        for key, refusal in outcome.refused:
+            if self._records[key].has_to_tell(refusal, now):
+                orders.append(Tell(key, refusal))
+        for each in outcome.displaced:
+            self._records[each.winner].displaced_at = now
+            orders += self.evict(Evict(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
+        return tuple(orders)
+
+    def look(self, sample: Sample) -> Look:
+        """What the eviction policy decides on, after a sample has been observed."""
+        unsettled = self.is_releasing or self._is_taking_over
+        return Look(sample, self.reservations(), unsettled, self._over_bytes())
+
+    def capacity(self, now: float) -> Capacity:
+        """What admission decides on."""
+        decision, sample, policy = self.decision, self.sample, self.rules.policy
+        assert decision is not None, "nothing is admitted before the first look"
+        return Capacity(
+            self.budget,
+            sample.available_bytes,
+            policy.floor_bytes(sample.total_bytes),
+            policy.small_bytes,
+            Level.UNKNOWN if decision.level is Level.UNKNOWN else sample.level,
+            decision.admitting,
+            decision.calm_seconds,
+            self.reservations(),
+            self._releases.size_bytes,
+            self.rules.guesses,
+            now,
+        )
+
+    # -- what others want to know ---------------------------------------------------------------------------------
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """What every engine has been promised."""
+        return tuple(each for record in self._records.values() for each in record.reservations.values())
+
+    def requests(self) -> tuple[Request, ...]:
+        """What services wait for."""
+        return tuple(record.request for record in self._records.values() if record.request is not None)
+
+    def serving(self, key: Key) -> Reservation | None:
+        """The reservation of the engine that serves, or is to serve, a service."""
+        return record.engine(Role.SERVING) if (record := self._records.get(key)) else None
+
+    def evicted(self, key: Key) -> Evict | None:
+        """Why a service had to go, until it is loaded again."""
+        return record.evicted if (record := self._records.get(key)) else None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the host was short of memory at the last look."""
+        return self.decision is not None and self.decision.level >= Level.WARNING
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether an engine loads or is on the way out: figures change from one second to the next."""
+        return any(each.loaded_at is None or each.is_leaving for each in self.reservations())
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether an engine has loaded and was not measured since."""
+        return any(each.pid and each.loaded_at is not None and not each.measured for each in self.reservations())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a service waits for memory."""
+        return any(record.request is not None for record in self._records.values())
+
+    @property
+    def is_releasing(self) -> bool:
+        """Whether memory of an engine that has ended is not seen to be back."""
+        return bool(self._releases)
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes whose memory counts."""
+        return tuple(each.pid for each in self.reservations() if each.pid)
+
+    def room(self, now: float) -> Room | None:
+        """What there is for engines; None before the first look."""
+        if self.decision is None:
+            return None
+        host = self.capacity(now)
+        free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
+        return Room(self.sample.total_bytes, self.budget.limit_bytes, free_bytes)
+
+    def view(self, now: float) -> MemoryView | None:
+        """A snapshot for people and metrics; None before the first look."""
+        room = self.room(now)
+        if self.decision is None or room is None:
+            return None
+        return MemoryView(
+            self.decision.level,
+            self.sample,
+            self.budget,
+            room.free_bytes,
+            self.reservations(),
+            self.requests(),
+            dict(self.evictions),
+            dict(self.skips),
+        )
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _record(self, key: Key) -> ServiceRecord:
+        return self._records.setdefault(key, ServiceRecord())
+
+    def _promise(
+        self,
+        key: Key,
+        need: Need,
+        now: float,
+        *,
+        role: Role = Role.SERVING,
+        held: bool = True,
+        returns: bool = False,
+    ) -> Reservation:
+        spare = self._spare_bytes() if held else 0
+        return self._record(key).promise(
+            Reservation(
+                next(self._numbers),
+                key,
+                need,
+                role=role,
+                since=now,
+                held=held,
+                returns=returns,
+                busy_at=now,
+                spare_bytes=spare,
+            )
+        )
+
+    def _update(self, reservation: Reservation, **changes: Any) -> Reservation:
+        record, after = self._records.get(reservation.key), attrs.evolve(self.newest(reservation), **changes)
+        if record is not None and reservation.number in record.reservations:
+            record.reservations[reservation.number] = after
+        return after
+
+    def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
+        request = record.up_to_date(self.rules.policy, request, self.budget.limit_bytes, now)
+        return attrs.evolve(request, may_displace=request.may_displace and not self._is_taking_over)
+
+    def _asked(self, record: ServiceRecord, now: float) -> Request:
+        """A request as the newest objects have it; what others have given back since makes up for its relapses."""
+        assert record.request is not None, "only what waits is asked"
+        request, policy, dwell = self._up_to_date(record, record.request, now), self.rules.policy, 0.0
+        if request.returns:
+            eased = self._spare_bytes() - record.spare_bytes >= policy.reclaim_bytes(self.sample.total_bytes)
+            dwell = policy.dwell_seconds(0 if eased else record.relapses)
+        return attrs.evolve(request, dwell_seconds=dwell)
+
+    def _send_away(self, engine: Reservation, evict: Evict, now: float) -> Orders:
+        if not engine.held or engine.evicted_why is not None:
+            return ()
+        engine = self._leave(engine, now + self.rules.gentle_seconds, evicted_why=evict.why)
+        if evict.urgent:
+            engine = self._hurry(engine, now)
+        return (Leave(engine, evict),)
+
+    def _leave(self, engine: Reservation, by: float, **changes: Any) -> Reservation:
+        return self._update(engine, leaves_by=by, left_bytes=self._left_bytes, **changes)
+
+    def _hurry(self, engine: Reservation, now: float) -> Reservation:
+        return self._update(engine, leaves_by=now + self.rules.urgent_seconds, urgent=True)
+
+    def _has_relapsed(self, engine: Reservation, now: float) -> bool:
+        """Whether its own return has brought the pressure back: soon after it, and no other program has grown since."""
+        policy, total = self.rules.policy, self.sample.total_bytes
+        soon = engine.loaded_at is None or now - engine.loaded_at < policy.relapse_seconds
+        squeezed = engine.spare_bytes - self._spare_bytes() >= policy.reclaim_bytes(total)
+        return engine.returns and soon and not squeezed
+
+    def _spare_bytes(self) -> int:
+        """What all engines could have: what they hold, what is coming back, and what is left."""
+        held = sum(each.held_bytes for each in self.reservations()) + self._releases.size_bytes
+        return self.sample.available_bytes + held
+
+    @property
+    def _is_taking_over(self) -> bool:
+        """Whether an adopted engine cannot be told to go yet, since no task runs it: a matter of milliseconds."""
+        return any(not each.held for each in self.reservations())
+
+    def _over_bytes(self) -> int:
+        """How much more than the budget the engines hold that stay; a fiftieth of it is not worth a restart."""
+        budget = self.budget
+        staying = [each for each in self.reservations() if not each.is_leaving]
+        over = sum(each.total_bytes for each in staying) - budget.limit_bytes
+        if budget.device_limit_bytes is not None:
+            over = max(over, sum(each.need.device_bytes for each in staying) - budget.device_limit_bytes)
+        return over if over > budget.limit_bytes // 50 else 0
+
+    def _give_back(self, gone: Reservation, now: float) -> None:
+        """The bytes of a process that has gone count until they are seen to be back, or for so long."""
+        policy = self.rules.policy
+        if gone.resident_bytes >= policy.worthwhile_bytes:
+            before = gone.left_bytes if gone.is_leaving else self._left_bytes
+            self._releases.expect(gone.resident_bytes, before, now + policy.release_seconds)

@@ -1,0 +1,96 @@
+"""What a host has for engines, and what of it is promised; and how that looks once some of them have gone. Pure."""
+
+from collections.abc import Iterable
+
+import attrs
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.budget import Budget
+from llmkube.supervisor.memory.reservation import Request, Reservation
+
+
+@attrs.frozen
+class Capacity:
+    """What there is, and what of it is promised.
+
+    Attributes:
+        budget: What engines may take.
+        available_bytes: What programs could still take.
+        floor_bytes: What of it is left to other programs.
+        small_bytes: A need up to this does not have to leave the floor.
+        level: How short memory is.
+        admitting: Whether there is no pressure, nor has been a moment ago.
+        calm_seconds: How long memory has been normal.
+        reservations: What every engine has been promised.
+        releasing_bytes: What engines held that have ended, while it is not seen to be back.
+        guesses: Whether a need that is not known is admitted.
+        now: The moment of all this, by the monotonic clock.
+    """
+
+    budget: Budget
+    available_bytes: int
+    floor_bytes: int = 0
+    small_bytes: int = 0
+    level: Level = Level.NORMAL
+    admitting: bool = True
+    calm_seconds: float = 0.0
+    reservations: tuple[Reservation, ...] = ()
+    releasing_bytes: int = 0
+    guesses: bool = False
+    now: float = 0.0
+
+    @property
+    def free_bytes(self) -> int:
+        """What of the budget is not promised; below 0 when an engine has grown."""
+        return self.budget.limit_bytes - self.releasing_bytes - sum(each.total_bytes for each in self.reservations)
+
+    @property
+    def device_free_bytes(self) -> int | None:
+        """The same for the device, if its limit is known."""
+        limit = self.budget.device_limit_bytes
+        return None if limit is None else limit - sum(each.need.device_bytes for each in self.reservations)
+
+    @property
+    def promised_bytes(self) -> int:
+        """What has been promised and is not resident yet: it is not free twice."""
+        return sum(each.unused_bytes for each in self.reservations)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What the host has to give now and leaves the floor untouched."""
+        return self.available_bytes - self.floor_bytes - self.promised_bytes
+
+    @property
+    def leaving(self) -> tuple[Reservation, ...]:
+        """The engines that have been told to go, and may still do so in time."""
+        return tuple(each for each in self.reservations if each.leaves_in_time(self.now))
+
+    def without(self, keys: Iterable[Key]) -> "Capacity":
+        """The same host once the engines of these services have gone and their memory is back."""
+        gone = frozenset(keys)
+        return self._once_ended([each for each in self.reservations if each.key in gone])
+
+    def in_a_moment(self) -> "Capacity":
+        """The same host once all engines that are on their way out have gone, and all memory is back."""
+        soon = self._once_ended(self.leaving)
+        return attrs.evolve(soon, available_bytes=soon.available_bytes + self.releasing_bytes, releasing_bytes=0)
+
+    def _once_ended(self, ended: Iterable[Reservation]) -> "Capacity":
+        gone = {id(each) for each in ended}
+        back = sum(each.held_bytes for each in self.reservations if id(each) in gone)
+        stay = tuple(each for each in self.reservations if id(each) not in gone)
+        return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back)
+
+    def with_promise(self, request: Request) -> "Capacity":
+        """The same host once this service has been admitted."""
+        promised = Reservation(0, request.key, request.need, request.terms, returns=request.returns)
+        return attrs.evolve(self, reservations=(*self.reservations, promised))
+
+    def with_leaving(self, keys: Iterable[Key]) -> "Capacity":
+        """The same host once the engines of these services have been told to go."""
+        told = frozenset(keys)
+        after = tuple(
+            attrs.evolve(each, leaves_by=float("inf")) if each.key in told else each for each in self.reservations
+        )
+        return attrs.evolve(self, reservations=after)

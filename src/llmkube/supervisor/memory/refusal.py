@@ -1,0 +1,140 @@
+"""What stands in the way of one service's start, the most lasting thing first. Pure.
+
+Two sums have to come out, and each alone is wrong. The budget's: what all engines have been promised is no more than
+the budget. The host's: what it has to give now, less what was promised and is not resident yet, is enough. With the
+first one alone a host under pressure would start again what it has just evicted, for ever.
+"""
+
+import enum
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import format_age, format_bytes
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.budget import own_cap
+from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.reservation import Request, Terms
+
+
+class Block(enum.StrEnum):
+    """What stands in the way of a start."""
+
+    UNSIZED = "unsized"  # how much it needs is not known
+    OWN_BUDGET = "own_budget"  # more than its Model says that it may take
+    HOST_BUDGET = "host_budget"  # more than all models of this host together may take
+    DEVICE = "device"  # more than the device holds at all
+    FULL = "full"  # others have been promised it
+    DEVICE_FULL = "device_full"
+    HEADROOM = "headroom"  # the host itself does not have it now
+    PRESSURE = "pressure"
+    DWELL = "dwell"
+    TURN = "turn"  # another service comes first
+    UNREADABLE = "unreadable"  # the host's memory cannot be read
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the end of another engine could help."""
+        return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM}
+
+
+@attrs.frozen
+class Refusal:
+    """Why a service has to wait, with figures that a person can act on.
+
+    Attributes:
+        block: What stands in the way.
+        message: A sentence.
+        room_bytes: What a smaller need would have to fit into; None when a smaller one would not start either.
+        free_bytes: What is free, to see when the sentence is out of date.
+    """
+
+    block: Block
+    message: str
+    room_bytes: int | None = None
+    free_bytes: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The word for `status.schedulingStatus`."""
+        unknown = self.block in {Block.UNSIZED, Block.UNREADABLE}
+        return "MemoryCheckFailed" if unknown else "InsufficientMemory"
+
+
+def judge(request: Request, host: Capacity) -> Refusal | None:
+    """Return what stands in the way of one service, the most lasting thing first; None when nothing does."""
+    need, budget = request.need, host.budget
+    if not need.sized and not host.guesses:
+        words = f"how much memory it needs is not known: {need.why}; --memory-check warn starts it on a guess"
+        return Refusal(Block.UNSIZED, words)
+    if host.level is Level.UNKNOWN:
+        return Refusal(Block.UNREADABLE, "this host's memory cannot be read, so nothing is started")
+    if not need.sized:
+        return _closed(request, host)
+    needs = f"needs {format_bytes(need.total_bytes)}"
+    cap = _cap(request.terms, budget.total_bytes)
+    if cap is not None and need.total_bytes > cap[0]:
+        words = f"{needs}, more than its own budget of {cap[1]}"
+        return Refusal(Block.OWN_BUDGET, words, cap[0])
+    if need.total_bytes > budget.limit_bytes:
+        words = f"{needs}, more than all models on this host may take together: {budget}"
+        return Refusal(Block.HOST_BUDGET, words, budget.limit_bytes)
+    on_device = f"needs {format_bytes(need.device_bytes)} on the device"
+    limit = budget.device_limit_bytes
+    if limit is not None and need.device_bytes > limit:
+        words = f"{on_device}, which holds at most {format_bytes(limit)}"
+        return Refusal(Block.DEVICE, words)
+    return _closed(request, host) or _short(request, host, needs, on_device)
+
+
+def _closed(request: Request, host: Capacity) -> Refusal | None:
+    """Whether it is the wrong moment, however small the need."""
+    if host.level is Level.CRITICAL:
+        return Refusal(Block.PRESSURE, "memory is critically short on this host: nothing is started")
+    small = request.need.sized and request.need.total_bytes <= host.small_bytes
+    if not host.admitting and not small:
+        if host.level is Level.NORMAL:
+            return Refusal(Block.DWELL, "memory has been short on this host: it has to stay normal for a while first")
+        return Refusal(Block.PRESSURE, "memory is short on this host: nothing is started until that is over")
+    if request.returns:
+        if host.calm_seconds < request.dwell_seconds:
+            words = f"returns when memory has been normal for {format_age(request.dwell_seconds)}"
+            return Refusal(Block.DWELL, words)
+        ahead = [each.key for each in host.reservations if each.is_returning]
+        if ahead:
+            return Refusal(Block.TURN, f"returns after `{name_beside(ahead[0], request.key)}`, which is loading")
+    return None
+
+
+def _short(request: Request, host: Capacity, needs: str, on_device: str) -> Refusal | None:
+    """Whether there is not enough: promised to others, on the device, or taken by other programs."""
+    need, free = request.need, host.free_bytes
+    room = host.headroom_bytes - request.margin_bytes
+    if need.total_bytes <= host.small_bytes:
+        room = host.available_bytes - host.promised_bytes
+    if need.total_bytes > free:
+        words = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}"
+        return Refusal(Block.FULL, words, max(0, min(free, room)), free)
+    device_free = host.device_free_bytes
+    if device_free is not None and need.device_bytes > device_free:
+        limit = format_bytes(host.budget.device_limit_bytes or 0)
+        words = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}"
+        return Refusal(Block.DEVICE_FULL, words, free_bytes=device_free)
+    if need.total_bytes > room:
+        words = f"{needs}, but this host has only {format_bytes(max(0, room))} to give: other programs hold the rest"
+        return Refusal(Block.HEADROOM, words, max(0, room), room)
+    return None
+
+
+def _cap(terms: Terms, total_bytes: int) -> tuple[int, str] | None:
+    try:
+        cap = own_cap(terms.hardware, total_bytes)
+    except UserError:  # the planner refuses such a spec by its field's name
+        return None
+    return None if cap is None else (cap.limit_bytes, str(cap))
+
+
+def name_beside(key: Key, beside: Key) -> str:
+    """Return a service's name as another one's sentence has it: with the namespace where that differs."""
+    return key.name if key.namespace == beside.namespace else str(key)

@@ -1,0 +1,115 @@
+"""What a book remembers of one service: its request, its engines' reservations, why it was evicted. Pure."""
+
+from typing import Final
+
+import attrs
+
+from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.supervisor.memory.refusal import Refusal
+from llmkube.supervisor.memory.reservation import Request, Reservation, Role, Terms
+
+TELL_SECONDS: Final = 10.0
+"""The least time between two sentences about the same wait."""
+
+REPEAT_SECONDS: Final = 600.0
+"""After so long a sentence is brought up to date, although nothing has happened."""
+
+MOVED_BYTES: Final = 512 << 20
+"""A sentence whose figure is off by more is out of date."""
+
+LONG_AGO: Final = float("-inf")
+
+
+@attrs.define(eq=False)
+class ServiceRecord:
+    """One service, whether it runs or waits.
+
+    Attributes:
+        terms: What its objects say.
+        reservations: What its engines have been promised, by number: one, or two while one replaces the other.
+        request: What it waits for; None while it does not.
+        told: Why it waits, as it was told last.
+        told_at: When.
+        evicted: Why it had to go, until it is loaded again.
+        estimated_bytes: What was expected of the evicted engine.
+        peak_bytes: What the evicted engine held at most.
+        relapses: How often in a row its return has brought the pressure back.
+        spare_bytes: What engines could have had when it was evicted.
+        displaced_at: When others had to go for it last.
+        load_seconds: How long its last load took.
+    """
+
+    terms: Terms = Terms()
+    reservations: dict[int, Reservation] = attrs.field(factory=dict)
+    request: Request | None = None
+    told: Refusal | None = None
+    told_at: float = LONG_AGO
+    evicted: Evict | None = None
+    estimated_bytes: int = 0
+    peak_bytes: int = 0
+    relapses: int = 0
+    spare_bytes: int = 0
+    displaced_at: float = LONG_AGO
+    load_seconds: float = 0.0
+
+    def engine(self, role: Role) -> Reservation | None:
+        """The reservation of its engine in this role."""
+        return next((each for each in self.reservations.values() if each.role is role), None)
+
+    def follow(self, terms: Terms) -> bool:
+        """Take in what the objects say now, and return whether that is new: an edit is a new chance."""
+        if terms == self.terms:
+            return False
+        self.terms, self.displaced_at = terms, LONG_AGO
+        self.reservations = {at: attrs.evolve(each, terms=terms) for at, each in self.reservations.items()}
+        return True
+
+    def ask(self, policy: Policy, request: Request) -> Request:
+        """Return a request as it stands after an eviction: for pressure, with a wait for calm and a margin."""
+        returns = self.evicted is not None and self.evicted.cause is not Cause.DISPLACED
+        need = request.need
+        if returns and need.estimated_bytes == self.estimated_bytes:  # it may have gone before anything was learned
+            need = attrs.evolve(need, total_bytes=max(need.total_bytes, self.peak_bytes))
+        margin = int(need.total_bytes * policy.margin_share) if returns else 0
+        return attrs.evolve(request, need=need, dwell_seconds=float(returns), margin_bytes=margin)
+
+    def up_to_date(self, policy: Policy, request: Request, most_bytes: int, now: float) -> Request:
+        """Return a request with the newest terms, capped at what all engines may take."""
+        rested = now - self.displaced_at >= policy.displace_seconds
+        unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # no engine ends for one without users
+        return attrs.evolve(
+            request,
+            need=request.need.at_most(most_bytes),
+            terms=self.terms,
+            may_displace=rested and policy.mode is Mode.ON and not unused,
+        )
+
+    def promise(self, reservation: Reservation) -> Reservation:
+        """Enter a reservation; what waited for it waits no longer."""
+        reservation = attrs.evolve(reservation, terms=self.terms, load_seconds=self.load_seconds)
+        self.reservations[reservation.number] = reservation
+        if reservation.role is Role.SERVING:
+            self.request = None
+        return reservation
+
+    def strike(self, number: int) -> Reservation | None:
+        """Take a reservation out; a successor that is left alone becomes the one that serves."""
+        gone = self.reservations.pop(number, None)
+        successor = self.engine(Role.SUCCESSOR)
+        if gone is not None and gone.role is Role.SERVING and successor is not None:
+            self.reservations[successor.number] = attrs.evolve(successor, role=Role.SERVING)
+        return gone
+
+    def note_eviction(self, evict: Evict, engine: Reservation) -> None:
+        """Remember why an engine had to go, and what it had taken."""
+        self.evicted, self.estimated_bytes, self.peak_bytes = evict, engine.need.estimated_bytes, engine.peak_bytes
+
+    def has_to_tell(self, refusal: Refusal, now: float) -> bool:
+        """Whether the service is to be told why it waits: not at once again, and not while nothing has changed."""
+        if self.told is not None:
+            same = self.told.block is refusal.block and abs(self.told.free_bytes - refusal.free_bytes) < MOVED_BYTES
+            if now - self.told_at < (REPEAT_SECONDS if same else TELL_SECONDS):
+                return False
+        self.told, self.told_at = refusal, now
+        return True

@@ -1,0 +1,233 @@
+"""The book alone: what it promises, what it orders, and what is left when all is over. No Trio."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import Level, Sample
+from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.book import Book, Hurry, Leave, Start, Tell
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
+from llmkube.supervisor.memory.policy import Policy
+from llmkube.supervisor.memory.reservation import Need, Role, Terms
+
+GIB = 1 << 30
+TOTAL, OTHERS = 64 * GIB, 8 * GIB
+CALM = Decision(Level.NORMAL, admitting=True, calm_seconds=1e9)
+KEYS = tuple(Key("ns", name) for name in "abcde")
+A, B, C = KEYS[:3]
+
+
+def opened(available=56, **facts):
+    """A book that has seen its host once."""
+    book = Book(**facts)
+    book.observe(Sample(TOTAL, available * GIB, Level.NORMAL), {}, 0.0)
+    book.decide(CALM, 0.0)
+    return book
+
+
+def served(book, key, gib, now=0.0):
+    """The reservation of an engine that has loaded."""
+    (start,) = book.ask(key, Need(gib * GIB), now)
+    book.started(start.reservation, hash(key))
+    book.loaded(book.newest(start.reservation), now)
+    return book.newest(start.reservation)
+
+
+def kinds(orders):
+    return [type(order) for order in orders]
+
+
+@pytest.mark.parametrize(
+    ("gib", "order"),
+    [(20, Start), (48, Start), (49, Tell)],
+)
+def test_a_request_is_answered_at_once(gib, order):
+    """What fits is promised in the call that asks, and what does not is told why."""
+    assert kinds(opened().ask(A, Need(gib * GIB), 1.0)) == [order]
+
+
+def test_before_the_first_look_a_request_waits_unanswered():
+    """Without a decision about the host there is no order, and the first decision brings it."""
+    book = Book()
+    assert book.ask(A, Need(GIB), 0.0) == ()
+    book.observe(Sample(TOTAL, 56 * GIB, Level.NORMAL), {}, 1.0)
+    assert kinds(book.decide(CALM, 1.0)) == [Start]
+
+
+def test_a_more_important_request_orders_another_engine_to_leave():
+    """The order names the reservation and the winner, and the winner is told what it waits for."""
+    book = opened()
+    victim = served(book, A, 40)
+    book.follow(B, Terms("high"), 1.0)
+    told, leave = book.ask(B, Need(40 * GIB), 1.0)
+    assert isinstance(told, Tell)
+    assert told.key == B
+    assert isinstance(leave, Leave)
+    assert leave.reservation.number == victim.number
+    assert leave.evict.winner == B
+    assert kinds(book.release(leave.reservation, 2.0)) == [Start]
+
+
+def test_an_engine_is_told_to_go_once_and_hurried_when_memory_is_critical():
+    """A second eviction orders nothing; CRITICAL takes the time for requests away, once."""
+    book = opened()
+    served(book, A, 30)
+    assert kinds(book.evict(Evict(A, Cause.WARNING, "short"), 1.0)) == [Leave]
+    assert book.evict(Evict(A, Cause.WARNING, "short"), 1.0) == ()
+    assert kinds(book.decide(Decision(Level.CRITICAL), 2.0)) == [Hurry]
+    assert book.decide(Decision(Level.CRITICAL), 3.0) == ()
+
+
+def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
+    """An order that no task could carry out is not given."""
+    book = opened()
+    book.adopt(A, Need(30 * GIB), 0.0)
+    assert book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0) == ()
+    book.take(book.serving(A))
+    assert kinds(book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0)) == [Leave]
+
+
+def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
+    """Two engines of one service count both; the one that is replaced counts until its process is gone."""
+    book = opened()
+    before = served(book, A, 20)
+    assert book.replacement(A, Need(20 * GIB), 1.0) is Way.BESIDE
+    after = book.ask_beside(A, Need(20 * GIB), 1.0)
+    assert book.ask_beside(A, Need(GIB), 1.0) is None
+    book.take_over(after, 2.0)
+    assert {each.number: each.role for each in book.reservations()} == {
+        before.number: Role.PREDECESSOR,
+        after.number: Role.SERVING,
+    }
+    book.release(before, 3.0)
+    assert [each.number for each in book.reservations()] == [after.number]
+
+
+def test_a_successor_alone_is_the_one_that_serves():
+    """When the engine before it ends by itself, its successor takes its place in the book."""
+    book = opened()
+    before = served(book, A, 20)
+    after = book.ask_beside(A, Need(20 * GIB), 1.0)
+    book.release(before, 2.0)
+    assert book.serving(A).number == after.number
+
+
+def test_the_same_reason_is_told_once():
+    """Looks that change nothing order nothing."""
+    book = opened()
+    served(book, A, 40)
+    assert kinds(book.ask(B, Need(40 * GIB), 1.0)) == [Tell]
+    assert not any(book.decide(CALM, float(second)) for second in range(2, 300))
+
+
+@settings(max_examples=60, stateful_step_count=40, deadline=None)
+class BookMachine(RuleBasedStateMachine):
+    """Services ask, load, hold at most what they were promised, are evicted, replaced, deleted, and end."""
+
+    @initialize()
+    def begin(self):
+        self.now, self.told, self.held, self.book = 0.0, set(), {}, Book()
+        self.look(Level.NORMAL)
+
+    def carry_out(self, orders):
+        for order in orders:
+            if isinstance(order, Start):
+                self.held[order.reservation.number] = self.book.take(order.reservation)
+            elif isinstance(order, Tell):
+                self.told.add(order.key)
+
+    @rule(level=st.sampled_from([Level.NORMAL, Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN]))
+    def look(self, level):
+        held = {each.number: each.need.total_bytes for each in self.held.values() if self.book.newest(each).pid}
+        sample = Sample(TOTAL, TOTAL - OTHERS - sum(held.values()), level)
+        self.now += 15.0
+        self.book.observe(sample, held, self.now)
+        calm = level is Level.NORMAL
+        self.carry_out(self.book.decide(Decision(level, admitting=calm, calm_seconds=1e9 * calm), self.now))
+
+    @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 50))
+    def ask(self, key, gib):
+        if self.book.serving(key) is None and key not in {each.key for each in self.book.requests()}:
+            self.told.discard(key)
+            self.carry_out(self.book.ask(key, Need(gib * GIB), self.now))
+
+    @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 30))
+    def ask_beside(self, key, gib):
+        if self.book.serving(key) and (after := self.book.ask_beside(key, Need(gib * GIB), self.now)):
+            self.held[after.number] = after
+
+    @rule(key=st.sampled_from(KEYS), priority=st.sampled_from(["low", "normal", "high"]), protected=st.booleans())
+    def edit(self, key, priority, protected):
+        self.carry_out(self.book.follow(key, Terms(priority, protected), self.now))
+
+    @rule(key=st.sampled_from(KEYS), cause=st.sampled_from([Cause.CRITICAL, Cause.WARNING, Cause.IDLE]))
+    def evict(self, key, cause):
+        self.carry_out(self.book.evict(Evict(key, cause, "short"), self.now))
+
+    @rule(key=st.sampled_from(KEYS))
+    def withdraw(self, key):
+        self.book.withdraw(key)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def load(self, data):
+        one = data.draw(st.sampled_from(sorted(self.held)))
+        self.book.started(self.held[one], one)
+        self.book.loaded(self.held[one], self.now)
+        self.book.take_over(self.held[one], self.now)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def end(self, data):
+        one = data.draw(st.sampled_from(sorted(self.held)))
+        self.carry_out(self.book.release(self.held.pop(one), self.now))
+
+    @invariant()
+    def nothing_is_promised_beyond_the_budget(self):
+        """Whatever comes, all promises together fit the budget."""
+        promised = sum(each.total_bytes for each in self.book.reservations())
+        assert promised <= self.book.budget.limit_bytes
+
+    @invariant()
+    def every_reservation_is_held_by_an_engine(self):
+        """No promise outlives its engine, and none is forgotten before."""
+        assert {each.number for each in self.book.reservations()} == set(self.held)
+
+    @invariant()
+    def every_request_has_been_told_why_it_waits(self):
+        """A service that waits knows what for."""
+        assert {each.key for each in self.book.requests()} <= self.told
+
+    @invariant()
+    def one_engine_of_a_service_serves(self):
+        """A service has one serving engine at most, and one successor."""
+        roles = [(each.key, each.role) for each in self.book.reservations() if each.role is not Role.PREDECESSOR]
+        assert len(roles) == len(set(roles))
+
+    def teardown(self):
+        for each in KEYS:
+            self.book.withdraw(each)
+        for each in self.held.values():
+            self.book.release(each, self.now)
+        self.book.observe(Sample(TOTAL, TOTAL - OTHERS, Level.NORMAL), {}, self.now + Policy().release_seconds + 1)
+        assert not self.book.reservations()
+        assert not self.book.is_releasing
+        self.book.decide(CALM, self.now)
+        assert self.book.capacity(self.now).free_bytes == self.book.budget.limit_bytes
+
+
+TestBook = BookMachine.TestCase
+
+
+def test_a_forgotten_service_gives_all_back():
+    """What a service held or waited for is gone with it, and a late release of its engine changes nothing."""
+    book = opened()
+    held = served(book, A, 40)
+    book.ask(B, Need(40 * GIB), 1.0)
+    assert kinds(book.forget(A, 2.0)) == [Start]
+    before = book.reservations()
+    assert book.release(held, 3.0) == ()
+    assert book.reservations() == before
