@@ -3,22 +3,27 @@
 import functools
 import random
 
+import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
 from structlog.testing import capture_logs
 
-from controller.cluster import SETTLED, open_cluster, utcnow
+from controller.cluster import SETTLED, Faults, open_cluster, utcnow
 from controller.objects import service
+from controller.podcluster import open_pods
 from llmkube.controller.informers import Informers
 from llmkube.controller.operator import run_controller
 from llmkube.controller.reconcile import inference_services
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 from llmkube.k8s.wire.conditions import find_condition
@@ -435,3 +440,88 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
     informers.models.cache.apply(WatchEvent(type="DELETED", kind=Model, raw=newer))
     with pytest.raises(AttributeError, match="apply"):  # now it is missing, and that would be written
         await reconciler.reconcile(CHAT)
+
+
+async def test_nothing_of_a_cluster_is_touched_when_switched_off(autojump_clock):
+    """Without the setting no Job and no Deployment is made, whatever a Model asks for."""
+    async with open_pods(workloads=None) as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(60)
+        assert hands.cluster.writes == []
+
+
+LEADER = Key("llmkube-system", "llmkube-controller")
+
+
+class Second:
+    """Another controller on the same API server, with a network of its own."""
+
+    def __init__(self, cluster):
+        self.faults = Faults(cluster.faults._inner, cluster.faults.store)
+        self.scope = trio.CancelScope()
+        self.acting = trio.Event()
+
+    async def run(self, settings):
+        async with httpx.AsyncClient(transport=self.faults, base_url="http://apiserver") as http:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    start = functools.partial(run_controller, utcnow=utcnow, rng=random.Random(9))
+                    await nursery.start(start, Client(http), settings)
+                    self.acting.set()
+
+
+async def test_only_the_holder_of_the_lease_writes(autojump_clock):
+    """Of two controllers one writes; when it leaves in good order the other goes on within a few seconds."""
+    async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
+        second = Second(cluster)
+        nursery.start_soon(second.run, ControllerSettings(identity="two"))
+        await cluster.bring_up()
+        assert await cluster.where() == "Ready/InferenceReady"
+        assert second.faults.writes == []
+        assert (await cluster.client.get(Lease, LEADER)).spec.holder_identity.startswith("one_")
+        cluster.controller_scope.cancel()
+        await trio.sleep(RENEW_SECONDS + SETTLED)
+        assert second.acting.is_set()
+        writes = len(cluster.writes)
+        await cluster.publish(ready=False)
+        assert await cluster.where() == "Creating/Creating"
+        assert len(cluster.writes) == writes
+        assert second.faults.writes == ["chat"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_controller_that_is_cut_off_stops_before_the_next_begins(autojump_clock):
+    """A controller without a network gives up its turn; back on it, it waits, and never acts on old knowledge."""
+    async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
+        second = Second(cluster)
+        nursery.start_soon(second.run, ControllerSettings(identity="two"))
+        await cluster.bring_up()
+        with capture_logs() as logs:
+            await cluster.faults.cut()
+            await trio.sleep(HOLD_SECONDS)
+            assert [line for line in logs if line["event"] == "another controller may act now"]
+            assert not second.acting.is_set()
+            await trio.sleep(DURATION_SECONDS)
+            assert second.acting.is_set()
+        writes = len(cluster.writes)
+        cluster.faults.down = False
+        await cluster.renew()
+        await cluster.publish(ready=False)
+        await trio.sleep(60)
+        assert len(cluster.writes) == writes
+        second.scope.cancel()
+        await trio.sleep(RENEW_SECONDS + SETTLED)
+        await cluster.renew()
+        assert await cluster.where() == "Creating/Creating"
+        await cluster.publish()
+        assert await cluster.where() == "Ready/InferenceReady"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_lone_controller_needs_no_lease(autojump_clock):
+    """Without an identity there is no Lease of a leader."""
+    async with open_cluster() as cluster:
+        await cluster.bring_up()
+        with pytest.raises(NotFoundError):
+            await cluster.client.get(Lease, LEADER)

@@ -8,10 +8,8 @@ import trio
 from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import KUBE, open_pods
-from controller.podobjects import SETTINGS, cluster_model, fetch_pod, job_of, unscheduled
-from llmkube.controller.render.jobs import inspect_job
+from controller.podobjects import cluster_model, fetch_pod, job_of, unscheduled
 from llmkube.controller.render.model_sources import cache_key, job_name
-from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import Seen
 from llmkube.controller.status.pod_model_status import derive_supplied_status
 from llmkube.controller.status.supply import Supply
@@ -20,7 +18,6 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim
 
-ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
 SOURCE = "pvc://weights/a/b.gguf"
 TOLD = json.dumps(
     {
@@ -45,36 +42,6 @@ def status_of(model, seen, by="claim"):
 def said(status, kind="Inspected"):
     [found] = [one for one in status["conditions"] if one["type"] == kind]
     return found["status"], found["reason"], found["message"]
-
-
-# -- what is rendered --------------------------------------------------------------------------------------------------
-
-
-def test_the_job_runs_beside_the_pods_that_serve_and_may_do_nothing_but_read():
-    """It has the claim read-only, no token, no group that would change the claim's files, and no right to be root."""
-    spec = inspect_job(cluster_model(SOURCE), "/model-source/a/b.gguf", ["chat"], SETTINGS)["spec"]
-    pod = spec["template"]["spec"]
-    [container], [volume] = pod["containers"], pod["volumes"]
-    assert container["args"] == ["fetch", "--inspect", "/model-source/a/b.gguf"]
-    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
-    assert container["volumeMounts"] == [{"name": "model-source", "mountPath": "/model-source", "readOnly": True}]
-    assert "env" not in container
-    assert container["securityContext"]["runAsNonRoot"]
-    assert pod["automountServiceAccountToken"] is False
-    assert "fsGroup" not in pod["securityContext"]
-    [beside] = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert beside["labelSelector"]["matchExpressions"][0]["values"] == ["chat"]
-    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (0, 3600)
-
-
-def test_a_folder_of_the_nodes_is_mounted_read_only():
-    """A path on the nodes is read from its folder, as the engine has it."""
-    pod = inspect_job(cluster_model("/data/x/m.gguf"), "/model-source/m.gguf", ["chat"], ON_NODES)["spec"]["template"]
-    assert pod["spec"]["volumes"][0]["hostPath"] == {"path": "/data/x", "type": "Directory"}
-    assert pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"]
-
-
-# -- what the status says ----------------------------------------------------------------------------------------------
 
 
 def test_what_the_job_tells_is_in_the_status():
@@ -128,9 +95,6 @@ def test_only_gguf_files_that_are_mounted_are_read(by, spec):
     source = SOURCE if by == "claim" else "org/repo"
     status = status_of(cluster_model(source, **spec), Seen(claim=claim()), by)
     assert "Inspected" not in {one["type"] for one in status["conditions"]}
-
-
-# -- in a cluster ------------------------------------------------------------------------------------------------------
 
 
 async def serve(hands):

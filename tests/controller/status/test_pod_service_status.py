@@ -4,10 +4,15 @@ import attrs
 import pytest
 
 from controller.objects import NOW
+from controller.podcluster import open_pods
 from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, desired_replicas, judge_pods
+from llmkube.k8s.crd.definitions import crd_manifest
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.label_selectors import parse_selector
 from llmkube.k8s.wire.conditions import Verdict
+from llmkube.k8s.workloads import Deployment
 
 FETCHED = Verdict("Ready", "ModelReady", "4 GiB")
 FETCHING = Verdict("Downloading", "DownloadStarted", "12 %")
@@ -144,3 +149,17 @@ def test_the_endpoint_is_that_of_the_service():
     head, _, tail = status["endpoint"].partition(".ml.svc.k.local:9000")
     assert head.startswith("http://a-b-")
     assert tail == "/v1/chat/completions"
+
+
+async def test_the_selector_of_the_status_is_that_of_the_pods(autojump_clock):
+    """What the scale subresource shows selects the pods' template, and nothing that an edit changes."""
+    [version] = crd_manifest(InferenceService)["spec"]["versions"]
+    path = version["subresources"]["scale"]["labelSelectorPath"]
+    assert path == ".status.selector"
+    async with open_pods() as hands:
+        await hands.bring_up(podLabels={"team": "a"})
+        text = (await hands.cluster.service()).status.selector
+        live = (await hands.json(Deployment))["spec"]
+        assert dict(pair.split("=") for pair in text.split(",")) == live["selector"]["matchLabels"]
+        assert parse_selector(text).matches(live["template"]["metadata"]["labels"])
+        assert "team" not in text

@@ -1,20 +1,26 @@
 """What is there is compared with what is wanted as an API server would have it, and no further."""
 
 import pytest
+import trio
 
-from controller.cluster import open_cluster
+from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
+from controller.podkinds import install
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.informer import Informer
+from llmkube.controller.informers import PERMISSIONS
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.workload import deployment, kubernetes_service
-from llmkube.controller.writes.owned_objects import OwnedObjects, is_subset
+from llmkube.controller.writes import owned_objects
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, OwnedObjects, is_subset
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, NameTakenError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, Job
+from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
 
 
 @pytest.mark.parametrize(
@@ -197,3 +203,144 @@ async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
             await owned.ensure(kubernetes_service(pod_service(uid="new"), plan()))
         await owned.remove(Key("ml", "chat"), "new")
         assert await cluster.client.get(Service, Key("ml", "chat"))
+
+
+UNHEARD_SECONDS = 30.0
+
+
+async def replaced_unheard(hands, owner, child, *, again=True):
+    """Delete an object, and make it again, while no watch tells; return how often its child was made meanwhile."""
+    faults = hands.cluster.faults
+    name = {Model: "phi", InferenceService: "chat"}[owner]
+    made = []
+
+    def count(call):
+        if call.resource == child.RESOURCE.plural and "create" in call.verbs:
+            made.append(call)
+            if len(made) > 20:  # else it would go on for ever without any time passing
+                faults.delays[call.name] = 1.0
+
+    faults.unheard.add(owner.RESOURCE.plural)
+    faults.notice = count
+    await hands.client.patch(owner, Key("ml", name), {"metadata": {"finalizers": None}})
+    await hands.client.delete(owner, Key("ml", name), propagation="Background")
+    if again:
+        await (hands.create_model() if owner is Model else hands.create_service())
+    await trio.sleep(UNHEARD_SECONDS)
+    faults.notice = None
+    faults.unheard.clear()
+    await trio.sleep(UNHEARD_SECONDS)
+    return len(made)
+
+
+async def make_service(hands):
+    """A service that is being made: nothing new can be said of it for now."""
+    await hands.create_model()
+    await hands.create_service()
+    await trio.sleep(SETTLED)
+    await hands.finish_job()
+    await trio.sleep(SETTLED)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_service_that_was_ready_makes_no_pods_for_nobody(again, autojump_clock):
+    """What the collector takes stays away until its owner's end is heard of; then a successor gets pods of its own."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        assert await replaced_unheard(hands, InferenceService, Deployment, again=again) == 0
+        assert await hands.exists(Deployment) is again
+
+
+async def test_a_service_that_was_being_made_makes_no_pods_for_nobody(autojump_clock):
+    """The same holds where its status has nothing new to say, so that no refused status tells that it is gone."""
+    async with open_pods() as hands:
+        await make_service(hands)
+        assert await replaced_unheard(hands, InferenceService, Deployment) == 0
+        assert await hands.where() == "Creating/Creating"
+
+
+async def test_a_model_that_is_fetched_is_not_fetched_for_nobody(autojump_clock):
+    """The same holds for the Job of a Model."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        assert await replaced_unheard(hands, Model, Job) == 0
+        await hands.finish_job()
+        assert await hands.model_where() == "Ready/ModelReady"
+
+
+async def test_without_a_look_at_the_owner_controller_and_collector_take_turns(autojump_clock, monkeypatch):
+    """A controller that makes again whatever has vanished is noticed."""
+
+    async def believe(*_):
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(OwnedObjects, "_confirm_owner", believe)
+    async with open_pods() as hands:
+        await make_service(hands)
+        assert await replaced_unheard(hands, InferenceService, Deployment) > 20
+
+
+CHAT = Key("ml", "chat")
+MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs]
+EVERYTHING = {
+    "replicas": 2,
+    "autoscaling": {"maxReplicas": 3},
+    "slo": {"objective": "99"},
+    "endpoint": {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}},
+}
+
+
+async def bring_up_with_latecomer(hands, kind):
+    """Bring a service up while a stranger races the controller for one object; return that, before and after."""
+    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await trio.sleep(INSTALL_POLL_SECONDS)
+    faults = hands.cluster.faults
+    faults.latecomers.add(kind.RESOURCE.plural)
+    await hands.create_model()
+    await hands.create_service(**EVERYTHING)
+    await trio.sleep(SETTLED)
+    if kind is not Job:
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+    [before] = faults.strangers
+    key = Key.of(before)
+    return key, before, await hands.client.get_json(kind.RESOURCE.path("ml", key.name))
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.RESOURCE.kind)
+async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
+    """His object stays as he made it and the name is told to be taken; once it is gone, ours takes its place."""
+    async with open_pods() as hands:
+        key, before, after = await bring_up_with_latecomer(hands, kind)
+        assert after == before
+        where = hands.model_where if kind is Job else hands.where
+        assert await where() == "Failed/NameTaken"
+        await hands.client.delete(kind, key)
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS + SETTLED)
+        assert (await hands.json(kind, key.name))["metadata"]["ownerReferences"]
+        assert await where() != "Failed/NameTaken"
+
+
+async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
+    """A service that was deleted and made again at once is Pending, not Failed, until the collector is done."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": ["example.org/slow"]}})
+        await hands.client.delete(InferenceService, CHAT, propagation="Background")
+        await hands.create_service()
+        assert await hands.where() == "Pending/NameTaken"
+        conditions = (await hands.cluster.service()).status.conditions
+        assert {one.type: one.status for one in conditions}["Accepted"] == "True"
+        await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": None}})
+        assert await hands.where() == "Creating/Creating"
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.RESOURCE.kind)
+async def test_without_a_version_the_latecomer_loses(kind, autojump_clock, monkeypatch):
+    """A controller that makes objects by a plain apply takes his over: the race is one, and the test above notices."""
+    monkeypatch.setattr(owned_objects, "NO_VERSION", "")
+    async with open_pods() as hands:
+        _, before, after = await bring_up_with_latecomer(hands, kind)
+        assert after != before

@@ -1,4 +1,4 @@
-"""What users do to Models and services over time: each story is a list of acts, and the cluster settles after each."""
+"""What users do to Models and services over time: a scenario is a list of acts, each followed by calm."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -118,7 +118,7 @@ async def _meddle(hands: Hands) -> None:
     await hands.client.patch(Deployment, Key("ml", "chat"), patch, field_manager=KUBE)
 
 
-STORIES: Final[Mapping[str, Sequence[Act]]] = {
+SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
     "labels come and go": (
         _both(_model(), _service(podLabels={"a": "b"}, env=[{"name": "A", "value": "1"}])),
         _service(podLabels={"c": "d"}, podAnnotations={"e": "f"}),

@@ -1,26 +1,97 @@
-"""A Model and its services become objects of a cluster, and their status says how those do."""
+"""A service's pods are made once its Model is there, kept as its spec says, and what is in the way is a condition."""
 
+import attrs
 import pytest
 import trio
 
 from controller.cluster import SETTLED
-from controller.podcluster import open_pods
-from controller.podobjects import HUB_FILE, SHA
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
+from controller.podcluster import Hands, open_pods
+from controller.podobjects import SETTINGS, SHA
 from llmkube.controller.render.labels import MODEL_LABEL
 from llmkube.controller.render.storage import CACHE_CLAIM
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
-    Job,
     PersistentVolumeClaim,
     PodDisruptionBudget,
-    PodMonitor,
 )
+
+WRONG = 'is invalid: spec.template.labels: Invalid value: "a b": a qualified name must consist of alphanumerics'
+QUOTA = '"x" is forbidden: exceeded quota: compute, requested: count/x=1, used: count/x=3, limited: count/x=3'
+
+
+@pytest.mark.parametrize("resource", ["deployments", "services", "horizontalpodautoscalers", "poddisruptionbudgets"])
+async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, resource):
+    """The phase is Failed, `Accepted` is False with the server's sentence, and it goes on once the server takes it."""
+    async with open_pods() as hands:
+        faults = hands.cluster.faults
+        faults.refusals[resource] = f"{resource} {WRONG}"
+        await hands.create_model()
+        await hands.create_service(replicas=2, autoscaling={"maxReplicas": 3})
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        assert await hands.where() == "Failed/Invalid"
+        [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
+        assert (accepted.status, accepted.reason, accepted.message) == ("False", "Invalid", f"{resource} {WRONG}")
+        assert not hands.cluster.reconciles("inferenceservice", "error")
+        faults.refusals.clear()
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        assert await hands.where() == "Creating/Creating"
+
+
+@pytest.mark.parametrize("resource", ["deployments", "jobs"])
+async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_clock, resource):
+    """What the server forbids is said on the service, of a Job on its Model too; once there is room it goes on."""
+    async with open_pods() as hands:
+        faults = hands.cluster.faults
+        faults.refusals[resource], faults.refused = QUOTA, (403, "Forbidden")
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        if resource == "jobs":
+            assert await hands.model_where() == "Failed/Invalid"
+        else:
+            await hands.finish_job()
+        assert await hands.where() == "Failed/Invalid"
+        [degraded] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Degraded"]
+        assert degraded.message == QUOTA
+        assert not hands.cluster.reconciles("inferenceservice", "error")
+        faults.refusals.clear()
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        assert await hands.where() == ("Pending/Pending" if resource == "jobs" else "Creating/Creating")
+
+
+async def test_a_reason_of_the_kubelets_own_reaches_the_status(autojump_clock):
+    """A reason with dots and slashes is spelled as the schema wants it, and the status goes on being written."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service(resources={"gpu": 1})
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+        message = (
+            "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0"
+        )
+        await hands.service_pod({"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": message})
+        assert await hands.where() == "Creating/OutOfnvidia_com_gpu"
+        await hands.roll_out()
+        assert await hands.where() == "Ready/InferenceReady"
+
+
+async def test_what_serves_goes_on_while_its_next_spec_is_refused(autojump_clock):
+    """The pods that are there stay Ready; `Accepted` and `Degraded` say what is wrong."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        hands.cluster.faults.refusals["deployments"] = WRONG
+        await hands.create_service(podLabels={"a b": "c"})
+        assert await hands.where() == "Ready/InferenceReady"
+        said = {one.type: (one.status, one.reason) for one in (await hands.cluster.service()).status.conditions}
+        assert said["Accepted"] == ("False", "Invalid")
+        assert said["Degraded"] == ("True", "Invalid")
 
 
 async def test_a_model_is_fetched_and_its_service_served(autojump_clock):
@@ -57,26 +128,6 @@ async def test_what_is_settled_is_not_written(autojump_clock):
         assert hands.cluster.writes[before:] == []
 
 
-async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
-    """The old pods stay while the new file comes; then the Deployment points at the new folder, and not before."""
-    async with open_pods() as hands:
-        await hands.bring_up()
-        old = await hands.json(Deployment)
-        await hands.create_model(source="hf://org/repo/other.gguf")
-        assert (await hands.model_where()).startswith("Pending/")
-        assert (await hands.json(Deployment))["metadata"]["generation"] == old["metadata"]["generation"]
-        assert (await hands.where()).startswith("Progressing/")
-        assert (await hands.cluster.service()).status.ready_replicas == 1
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
-        new = await hands.json(Deployment)
-        paths = [one["spec"]["template"]["spec"]["containers"][0]["args"][1] for one in (old, new)]
-        assert paths[0] != paths[1]
-        assert await hands.where() == "Progressing/Creating"
-        await hands.roll_out()
-        assert await hands.where() == "Ready/InferenceReady"
-
-
 async def test_another_model_rolls(autojump_clock):
     """`modelRef` may be edited: old pods serve until the new Model is there, then its file and label replace them."""
     async with open_pods() as hands:
@@ -97,67 +148,6 @@ async def test_another_model_rolls(autojump_clock):
         await hands.roll_out()
         assert await hands.where() == "Ready/InferenceReady"
         assert (await hands.cluster.model()).metadata.finalizers == ()
-
-
-async def test_a_model_in_use_outlives_its_deletion(autojump_clock):
-    """It stays, serves and says who uses it; when its last service is gone, so is it."""
-    async with open_pods() as hands:
-        await hands.bring_up()
-        await hands.client.delete(Model, Key("ml", "phi"))
-        assert await hands.where() == "Ready/InferenceReady"
-        [progressing] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Progressing"]
-        assert (progressing.reason, progressing.status) == ("InUse", "True")
-        assert "chat" in progressing.message
-        await hands.client.delete(InferenceService, Key("ml", "chat"))
-        await trio.sleep(SETTLED)
-        assert not await hands.exists(Model, "phi")
-
-
-async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
-    """Without services there is no finalizer, and the Job goes with the Model."""
-    async with open_pods() as hands:
-        await hands.create_model()
-        await trio.sleep(SETTLED)
-        await hands.client.delete(Model, Key("ml", "phi"))
-        await trio.sleep(SETTLED)
-        assert not await hands.exists(Model, "phi")
-        assert await hands.names(Job) == []
-
-
-async def test_a_failed_fetch_fails_both_with_its_own_words(autojump_clock):
-    """Reason and sentence of `llmkube fetch` are the Model's and its service's."""
-    async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
-        await hands.finish_job(2, '{"reason":"AccessDenied","message":"the hub wants a token"}')
-        assert await hands.model_where() == "Failed/AccessDenied"
-        assert await hands.where() == "Failed/AccessDenied"
-
-
-async def test_a_job_whose_pod_is_gone_is_run_again(autojump_clock):
-    """A result that nobody can tell any more is asked for anew."""
-    async with open_pods() as hands:
-        await hands.create_model()
-        await trio.sleep(SETTLED)
-        before = (await hands.client.list(Job)).items[0].metadata.uid
-        await hands.finish_job(with_pod=False)
-        await trio.sleep(SETTLED)
-        assert (await hands.client.list(Job)).items[0].metadata.uid != before
-        await hands.finish_job()
-        assert await hands.model_where() == "Ready/ModelReady"
-
-
-async def test_what_is_remembered_needs_no_job(autojump_clock):
-    """A Model that is Ready stays so when its Job and pods are gone, for a new controller too."""
-    async with open_pods() as hands:
-        await hands.bring_up()
-        [job] = await hands.names(Job)
-        await hands.client.delete(Job, Key("ml", job), propagation="Background")
-        await trio.sleep(60)
-        assert await hands.names(Job) == []
-        assert await hands.model_where() == "Ready/ModelReady"
-        assert await hands.where() == "Ready/InferenceReady"
 
 
 async def test_suspending_stops_and_keeps_everything_else(autojump_clock):
@@ -336,125 +326,6 @@ async def test_a_bad_edit_leaves_the_pods_alone(autojump_clock):
         assert await hands.json(Deployment) == before
 
 
-async def test_fields_without_effect_are_named(autojump_clock):
-    """A field that nothing acts on is listed by its path."""
-    async with open_pods() as hands:
-        await hands.bring_up(hotCacheMaxSize="1Gi")
-        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
-        assert honoured.status == "False"
-        assert "spec.hotCacheMaxSize" in honoured.message
-
-
-@pytest.mark.parametrize(("source", "status"), [(HUB_FILE, "True"), ("pvc://weights/m.gguf", "False")])
-async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, status):
-    """Fetching checks a Model's digest; nobody checks a file that lies on a user's claim, and the service says so."""
-    async with open_pods() as hands:
-        await hands.create_model(source=source, sha256=SHA, hardware={"accelerator": "cpu"})
-        await hands.create_service()
-        await trio.sleep(SETTLED)
-        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
-        assert honoured.status == status
-        assert ("Model.spec.sha256" in honoured.message) is (status == "False")
-
-
-@pytest.mark.parametrize(
-    ("model", "service", "field"),
-    [
-        ({"source": "pvc://weights/phi.gguf"}, {}, "spec.modelCache"),
-        ({"source": "org/repo", "format": "safetensors"}, {"runtime": "vllm"}, "spec.modelCache"),
-        ({}, {}, ""),
-        ({"source": "pvc://weights/phi.gguf"},
-         {"speculativeDecoding": {"type": "draft", "draftModelRef": "small"}}, ""),
-        ({"prefetchTolerations": [{"key": "gpu", "operator": "Exists"}]}, {}, "Model.spec.prefetchTolerations"),
-        ({}, {"slo": {"objective": "99", "latencyThreshold": "2"}}, "spec.slo.latencyThreshold"),
-    ],
-)  # fmt: skip
-async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field, autojump_clock):
-    """Pods' own volume without a fetch, a fetch's tolerations without a Job, a latency of an availability."""
-    async with open_pods() as hands:
-        await hands.create_model(**model)
-        await hands.create_model("small")
-        await hands.create_service(modelCache={"claimName": "mine"}, **service)
-        await trio.sleep(SETTLED)
-        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
-        assert field in honoured.message
-        assert ("spec.modelCache" in honoured.message) is (field == "spec.modelCache")
-
-
-async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
-    """`pvc://` waits for the claim to be there and bound, mounts it, and fetches nothing."""
-    async with open_pods() as hands:
-        await hands.create_model(source="pvc://weights/phi/model.gguf")
-        await hands.create_service()
-        assert await hands.model_where() == "Failed/PVCNotFound"
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "weights", "namespace": "ml"},
-            "spec": {"accessModes": ["ReadWriteOnce"]},
-        }
-        await hands.client.apply(PersistentVolumeClaim, claim, field_manager="user")
-        await trio.sleep(15)
-        assert await hands.model_where() == "Pending/PVCNotBound"
-        await hands.bind("weights")
-        await trio.sleep(15)
-        assert await hands.model_where() == "Ready/PVCModelReady"
-        spec = (await hands.json(Deployment))["spec"]["template"]["spec"]
-        assert "/model-source/phi/model.gguf" in spec["containers"][0]["args"]
-        assert spec["volumes"] == [
-            {"name": "model-source", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
-        ]
-        assert await hands.names(Job) == []
-
-
-async def test_an_engine_that_fetches_for_itself_does_not_wait(autojump_clock):
-    """A repository for vLLM makes no Job, and its service is made at once."""
-    async with open_pods() as hands:
-        await hands.create_model(source="org/repo", format="safetensors")
-        await hands.create_service(runtime="vllm", resources={"gpu": 1})
-        assert await hands.model_where() == "Ready/RuntimeResolved"
-        assert await hands.where() == "Creating/Creating"
-        assert await hands.names(Job) == []
-
-
-async def test_ephemeral_weights_are_fetched_by_each_pod(autojump_clock):
-    """`modelCache: Ephemeral` makes an init container and an emptyDir, and no Job."""
-    async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service(modelCache={"persistence": "Ephemeral"})
-        await trio.sleep(SETTLED)
-        for job in await hands.names(Job):
-            await hands.client.delete(Job, Key("ml", job), propagation="Background")
-        assert await hands.model_where() == "Ready/WorkloadResolved"
-        spec = (await hands.json(Deployment))["spec"]["template"]["spec"]
-        assert [one["name"] for one in spec["initContainers"]] == ["fetch"]
-        assert {"name": "models", "emptyDir": {}} in spec["volumes"]
-
-
-async def test_a_service_that_moves_to_a_host_leaves_nothing(autojump_clock):
-    """When its Model asks for metal, the pods' objects and the Model's finalizer are gone."""
-    async with open_pods() as hands:
-        await hands.bring_up()
-        await hands.create_model(hardware={"accelerator": "metal"})
-        assert await hands.where() == "Pending/NoHost"
-        assert not await hands.exists(Deployment)
-        assert not await hands.exists(Service)
-        assert (await hands.cluster.model()).metadata.finalizers == ()
-
-
-async def test_pod_monitors_come_with_their_kind(autojump_clock):
-    """Where a Prometheus operator is installed later, services get a PodMonitor then; before, nothing is tried."""
-    async with open_pods() as hands:
-        await hands.bring_up()
-        await hands.install_pod_monitors()
-        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
-        spec = (await hands.json(PodMonitor))["spec"]
-        assert spec["podMetricsEndpoints"][0]["port"] == "http"
-        before = len(hands.cluster.writes)
-        await trio.sleep(600)
-        assert hands.cluster.writes[before:] == []
-
-
 async def test_deleting_a_service_takes_its_objects_along(autojump_clock):
     """Deployment and Service belong to it, and go with it."""
     async with open_pods() as hands:
@@ -465,22 +336,16 @@ async def test_deleting_a_service_takes_its_objects_along(autojump_clock):
         assert not await hands.exists(Service)
 
 
-async def test_another_quantization_than_promised_is_a_condition(autojump_clock):
-    """The header's word against the spec's is told, and hinders nothing."""
-    async with open_pods() as hands:
-        await hands.create_model(quantization="Q8_0")
-        await trio.sleep(SETTLED)
-        await hands.finish_job()
-        assert await hands.model_where() == "Ready/ModelReady"
-        conditions = (await hands.cluster.model()).status.conditions
-        [matches] = [one for one in conditions if one.type == "QuantizationMatches"]
-        assert (matches.status, matches.reason) == ("False", "QuantizationMismatch")
+async def honoured(hands: Hands) -> tuple[str, str]:
+    service = await hands.cluster.service()
+    [found] = [one for one in service.status.conditions if one.type == "SpecHonoured"]
+    return found.status, found.message
 
 
-async def test_nothing_of_a_cluster_is_touched_when_switched_off(autojump_clock):
-    """Without the setting no Job and no Deployment is made, whatever a Model asks for."""
-    async with open_pods(workloads=None) as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(60)
-        assert hands.cluster.writes == []
+@pytest.mark.parametrize("nodes", [{}, {"example.com/gpu": "shared"}])
+async def test_a_shared_gpu_is_where_the_operator_says(nodes, autojump_clock):
+    """The pods go to those nodes; where the operator names none, the field is named as one without effect."""
+    async with open_pods(workloads=attrs.evolve(SETTINGS, shared_gpu_selector=nodes)) as hands:
+        await hands.bring_up(resources={"gpu": 1, "gpuSharing": {"mode": "shared"}})
+        assert (await hands.json(Deployment))["spec"]["template"]["spec"].get("nodeSelector", {}) == nodes
+        assert ("gpuSharing.mode" in (await honoured(hands))[1]) is not bool(nodes)

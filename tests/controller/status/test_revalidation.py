@@ -9,13 +9,11 @@ import trio
 from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import open_pods
-from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod, pod_service
-from llmkube.controller.render.jobs import fetch_job
+from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod
 from llmkube.controller.render.model_sources import cache_key
-from llmkube.controller.render.storage import serving_storage
 from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status
 from llmkube.controller.status.revalidation import revalidate_in_seconds
-from llmkube.controller.status.supply import Supply, choose_supply, weights_path, without_effect
+from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment, Job
 
@@ -39,49 +37,8 @@ def followed(**status):
     return cluster_model(refreshPolicy="OnChange", status={**there, **status})
 
 
-def words(container):
-    return container["args"]
-
-
-# -- what is rendered --------------------------------------------------------------------------------------------------
-
-
-def test_a_followed_source_has_a_folder_for_each_version():
-    """The Job of a followed source compares, and keeps versions apart below a key of its own; others do neither."""
-    still, moving = cluster_model(), cluster_model(refreshPolicy="OnChange")
-    [plain] = fetch_job(still, SETTINGS)["spec"]["template"]["spec"]["containers"]
-    [fresh] = fetch_job(moving, SETTINGS)["spec"]["template"]["spec"]["containers"]
-    assert {"--fresh", "--versions"} & set(words(plain)) == set()
-    assert {"--fresh", "--versions"} <= set(words(fresh))
-    assert cache_key(still.spec) != cache_key(moving.spec)
-    own = pod_service(modelCache={"persistence": "Ephemeral"})
-    path = weights_path(moving, Supply("pods"))
-    [init] = serving_storage(own, moving, path, SETTINGS).init_containers
-    assert "--fresh" in words(init)
-    assert "--versions" not in words(init)
-
-
-def test_an_object_in_a_bucket_is_fetched_with_its_secret():
-    """The container is given what a bucket asks for of the Secret, if it is there; another Secret, another folder."""
-    model = cluster_model("s3://models/chat.gguf", sourceSecretRef={"name": "minio"})
-    [container] = fetch_job(model, SETTINGS)["spec"]["template"]["spec"]["containers"]
-    given = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
-    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"} <= set(given)
-    assert given["AWS_REGION"] == {"name": "minio", "key": "AWS_REGION", "optional": True}
-    assert cache_key(model.spec) != cache_key(cluster_model("s3://models/chat.gguf").spec)
-    assert weights_path(model, Supply("pods")).endswith("/model.gguf")
-    assert choose_supply(model, [], SETTINGS) == JOB
-
-
-@pytest.mark.parametrize(("by", "ignored"), [("job", False), ("pods", False), ("claim", True), ("runtime", True)])
-def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
-    """What is mounted, or fetched by the engine itself, is not followed, and the service says so."""
-    path = "Model.spec.refreshPolicy"
-    model = cluster_model("pvc://c/m.gguf" if by == "claim" else "org/repo", refreshPolicy="OnChange")
-    assert (path in without_effect(model, Supply(by), [path])) is ignored
-
-
-# -- when, and what then -----------------------------------------------------------------------------------------------
+async def jobs(hands) -> list[str]:
+    return [one.metadata.uid for one in (await hands.client.list(Job, namespace="ml")).items]
 
 
 @pytest.mark.parametrize(
@@ -134,13 +91,6 @@ def test_the_condition_says_how_the_last_look_went(seen, held, reason):
     assert (found["status"], found["reason"]) == (held, reason)
     still = derive_supplied_status(cluster_model(), JOB, seen, now=NOW)
     assert "UpToDate" not in [one["type"] for one in still["conditions"]]
-
-
-# -- in a cluster ------------------------------------------------------------------------------------------------------
-
-
-async def jobs(hands) -> list[str]:
-    return [one.metadata.uid for one in (await hands.client.list(Job, namespace="ml")).items]
 
 
 async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_clock):

@@ -1,4 +1,4 @@
-"""Whatever breaks, and wherever, the same objects come of it: over many stories, by every kind of `FAULTS`.
+"""Whatever breaks, and wherever, the same objects come of it: over many scenarios, by every kind of `FAULTS`.
 
 The points are sampled; LLMKUBE_SWEEP=whole tries every one (about half an hour), and `-rA` then shows how many.
 """
@@ -14,7 +14,7 @@ import trio
 
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
-from controller.stories import STORIES
+from controller.scenarios import SCENARIOS
 from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.reconciler import Reconciler
 from llmkube.controller.render.storage import cache_claim
@@ -51,7 +51,7 @@ OLD_ENOUGH = sum(RECHECK_SECONDS) + 15.0
 """Seconds after which a reflector no longer lists again because its first list was empty: a broken watch is resumed."""
 
 QUIET = 1800.0
-"""Seconds in which nothing may be written after a story, whatever has gone wrong in it."""
+"""Seconds in which nothing may be written after a scenario, whatever has gone wrong in it."""
 
 FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "crash before a write": ("crash_at", {}),
@@ -62,7 +62,7 @@ FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "watch breaks before an event": ("break_at", {}),
     "watch is forgotten before an event": ("forget_at", {}),
 }
-"""Each with what says where in a story it happens, and what else there is to it.
+"""Each with what says where in a scenario it happens, and what else there is to it.
 
 All but the old reads have a defect below that they show; for those none is known that ends elsewhere.
 """
@@ -75,7 +75,7 @@ WHOLE = os.environ.get("LLMKUBE_SWEEP") == "whole"
 
 @attrs.frozen
 class End:
-    """How a story ended: its lasting objects, and how many changes and events the controller saw on the way."""
+    """How a scenario ended: its lasting objects, and how many changes and events the controller saw on the way."""
 
     objects: list
     changes: int
@@ -89,7 +89,7 @@ def lasting(value):
     return [lasting(one) for one in value] if isinstance(value, list) else value
 
 
-async def play(story, **faults):
+async def play(scenario, **faults):
     """Act by act with these faults, which begin in the first; nothing is written in the quiet after the last."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         network = hands.cluster.faults
@@ -101,7 +101,7 @@ async def play(story, **faults):
         others = await nursery.start(run_in_scope, run_others, hands) if network.stale else kubernetes
         await trio.sleep(OLD_ENOUGH)
         network.events = 0
-        for act in STORIES[story]:
+        for act in SCENARIOS[scenario]:
             await act(hands)
             await trio.sleep(LONG_ENOUGH)
         kubernetes.cancel()
@@ -148,17 +148,17 @@ def points(fault, end, drawn):
     return [{place: at, **besides} for at in places]
 
 
-@pytest.mark.parametrize("story", STORIES)
-async def test_the_same_objects_come_of_it(story, autojump_clock):
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_the_same_objects_come_of_it(scenario, autojump_clock):
     """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""
-    expected = await play(story)
+    expected = await play(scenario)
     assert expected.objects
-    drawn = 7 * list(STORIES).index(story)
+    drawn = 7 * list(SCENARIOS).index(scenario)
     elsewhere, tried = [], {}
     for number, fault in enumerate(FAULTS):
         tried[fault] = points(fault, expected, drawn + 5 * number)
-        elsewhere += [one for one in tried[fault] if (await play(story, **one)).objects != expected.objects]
-    print(f"{story}:", ", ".join(f"{fault} {len(some)}" for fault, some in tried.items()))  # noqa: T201 (for -rA)
+        elsewhere += [one for one in tried[fault] if (await play(scenario, **one)).objects != expected.objects]
+    print(f"{scenario}:", ", ".join(f"{fault} {len(some)}" for fault, some in tried.items()))  # noqa: T201 (for -rA)
     assert elsewhere == []
 
 
@@ -199,7 +199,7 @@ class Defect:
     """A function that does something else instead, and the kind of fault that shows it, from this place on."""
 
     fault: str
-    story: str
+    scenario: str
     place: type
     function: str
     instead: Callable
@@ -219,14 +219,14 @@ DEFECTS = (
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.fault)
 async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
     """A controller with the defect ends elsewhere, or errs, after one of the faults, and only then."""
-    expected = await play(defect.story)
+    expected = await play(defect.scenario)
     monkeypatch.setattr(defect.place, defect.function, defect.instead)
-    assert (await play(defect.story)).objects == expected.objects
+    assert (await play(defect.scenario)).objects == expected.objects
     place, besides = FAULTS[defect.fault]
     at, noticed = defect.begin, False
     while not noticed and at < defect.begin + 6:
         try:
-            noticed = (await play(defect.story, **{place: at}, **besides)).objects != expected.objects
+            noticed = (await play(defect.scenario, **{place: at}, **besides)).objects != expected.objects
         except* AssertionError:
             noticed = True
         at += 1

@@ -1,7 +1,4 @@
-"""Whatever a spec says, pods come of it or a condition says why not; and a spec that is reverted reverts its objects.
-
-LLMKUBE_DRAWN names how many batches are drawn; the usual run is short.
-"""
+"""Whatever a spec says, pods come of it or a condition says why not, and fields without effect are named."""
 
 import json
 import os
@@ -9,20 +6,90 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+import pytest
 import trio
 import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.drawn import SPECS, admitted
+from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
+from controller.podobjects import HUB_FILE, SHA
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import InvalidError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, PersistentVolumeClaim, PodDisruptionBudget
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    Job,
+    PersistentVolumeClaim,
+    PodDisruptionBudget,
+)
+
+
+async def test_fields_without_effect_are_named(autojump_clock):
+    """A field that nothing acts on is listed by its path."""
+    async with open_pods() as hands:
+        await hands.bring_up(hotCacheMaxSize="1Gi")
+        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert honoured.status == "False"
+        assert "spec.hotCacheMaxSize" in honoured.message
+
+
+@pytest.mark.parametrize(("source", "status"), [(HUB_FILE, "True"), ("pvc://weights/m.gguf", "False")])
+async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, status):
+    """Fetching checks a Model's digest; nobody checks a file that lies on a user's claim, and the service says so."""
+    async with open_pods() as hands:
+        await hands.create_model(source=source, sha256=SHA, hardware={"accelerator": "cpu"})
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert honoured.status == status
+        assert ("Model.spec.sha256" in honoured.message) is (status == "False")
+
+
+@pytest.mark.parametrize(
+    ("model", "service", "field"),
+    [
+        ({"source": "pvc://weights/phi.gguf"}, {}, "spec.modelCache"),
+        ({"source": "org/repo", "format": "safetensors"}, {"runtime": "vllm"}, "spec.modelCache"),
+        ({}, {}, ""),
+        ({"source": "pvc://weights/phi.gguf"},
+         {"speculativeDecoding": {"type": "draft", "draftModelRef": "small"}}, ""),
+        ({"prefetchTolerations": [{"key": "gpu", "operator": "Exists"}]}, {}, "Model.spec.prefetchTolerations"),
+        ({}, {"slo": {"objective": "99", "latencyThreshold": "2"}}, "spec.slo.latencyThreshold"),
+    ],
+)  # fmt: skip
+async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field, autojump_clock):
+    """Pods' own volume without a fetch, a fetch's tolerations without a Job, a latency of an availability."""
+    async with open_pods() as hands:
+        await hands.create_model(**model)
+        await hands.create_model("small")
+        await hands.create_service(modelCache={"claimName": "mine"}, **service)
+        await trio.sleep(SETTLED)
+        [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert field in honoured.message
+        assert ("spec.modelCache" in honoured.message) is (field == "spec.modelCache")
+
+
+async def test_a_draft_that_the_engine_does_not_take_is_named(autojump_clock):
+    """Only llama.cpp takes a draft from another Model; elsewhere the field is named as one without an effect."""
+    draft = {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}}
+    said = {}
+    async with open_pods() as hands:
+        await hands.create_model()
+        for runtime in ("llamacpp", "generic"):
+            await hands.create_service(runtime, runtime=runtime, image="x", **draft)
+            await trio.sleep(SETTLED)
+            conditions = (await hands.cluster.service(runtime)).status.conditions
+            [said[runtime]] = [one.message for one in conditions if one.type == "SpecHonoured"]
+    assert "draftModelRef" not in said["llamacpp"]
+    assert "spec.speculativeDecoding.draftModelRef" in said["generic"]
+
 
 BATCHES: Final = int(os.environ.get("LLMKUBE_DRAWN", "25"))
 SETTLED_SECONDS: Final = 25.0
@@ -37,7 +104,6 @@ USEFUL: Final = (
     {"source": "pvc://claim/m.gguf"},
 )
 """A Model that something can serve, in most cases: what is drawn lies on top of it."""
-
 CLAIM: Final = {"metadata": {"name": "claim", "namespace": "ml"}, "spec": {}}
 
 
@@ -127,6 +193,13 @@ def errors(hands: Hands) -> float:
     return hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
 
 
+def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
+    """As text, byte for byte; how many pods there are is the autoscaler's business where there is one."""
+    if wanted.service.get("autoscaling"):
+        objects = {name: {**one, "spec": {**one["spec"], "replicas": 0}, "status": {}} for name, one in objects.items()}
+    return json.dumps(objects, indent=1, sort_keys=True)
+
+
 @settings(
     max_examples=BATCHES,
     deadline=None,
@@ -163,10 +236,3 @@ def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[t
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
-    """As text, byte for byte; how many pods there are is the autoscaler's business where there is one."""
-    if wanted.service.get("autoscaling"):
-        objects = {name: {**one, "spec": {**one["spec"], "replicas": 0}, "status": {}} for name, one in objects.items()}
-    return json.dumps(objects, indent=1, sort_keys=True)

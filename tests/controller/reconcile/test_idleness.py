@@ -1,0 +1,62 @@
+"""Pods are asked all at once whether they have requests, and one that has, or does not answer, is enough."""
+
+import pytest
+import trio
+
+from controller.podcluster import open_pods
+from controller.podobjects import plan, pod
+from llmkube.controller.reconcile import idleness
+from llmkube.k8s.workloads import Deployment
+
+NAMES = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
+BUSY = IDLE.replace("processing 0", "processing 1")
+
+
+async def context(hands) -> bool:
+    """Whether the Deployment has the edit."""
+    [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+    return "8192" in container["args"]
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [("10.0.0.7", "http://10.0.0.7:8080/metrics"), ("fd00::7", "http://[fd00::7]:8080/metrics")]
+)
+def test_a_pod_is_asked_at_its_address_of_either_family(address, url):
+    """An address of IPv6 stands in brackets, or its last part would be the port."""
+    assert idleness.pod_url(pod(podIP=address), 8080, "/metrics") == url
+
+
+async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
+    """Nine replicas that are idle, and take four seconds each to say so, are asked at once and then replaced."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
+
+    async def read_slowly(_url):
+        await trio.sleep(idleness.ASK_SECONDS - 1)
+        return IDLE
+
+    monkeypatch.setattr(idleness, "read_text", read_slowly)
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy, replicas=9)
+        for number in range(1, 10):
+            await hands.service_pod({"phase": "Running", "podIP": f"10.0.0.{number}"}, number=number)
+        await hands.create_service(rolloutPolicy=policy, replicas=9, contextSize=8192)
+        await trio.sleep(60)
+        assert await context(hands)
+        assert not hands.cluster.reconciles("inferenceservice", "error")
+
+
+@pytest.mark.parametrize("busy", [None, 0, 1, 2])
+async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
+    """Of three pods that run any one that has a request, or does not answer, counts; one that is going does not."""
+    urls = [f"http://10.0.0.{number}:8080/metrics" for number in range(3)]
+    texts = {url: "" if busy == 2 else BUSY for index, url in enumerate(urls) if index == busy}
+
+    async def read(url):
+        await trio.lowlevel.checkpoint()
+        return texts.get(url, IDLE)
+
+    monkeypatch.setattr(idleness, "read_text", read)
+    pods = [pod(name=f"chat-{number}", phase="Running", podIP=f"10.0.0.{number}") for number in range(3)]
+    going = pod(name="chat-9", phase="Running", deleted=True)
+    assert await idleness.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)

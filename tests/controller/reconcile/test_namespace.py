@@ -1,0 +1,44 @@
+"""The namespace of the Leases is made, and a controller that may not do so says it once."""
+
+import random
+
+import trio
+from structlog.testing import capture_logs
+
+from controller.cluster import open_cluster
+from llmkube.controller.reconcile.namespace import POLL_SECONDS, run_namespace_keeper
+from llmkube.k8s.builtins import Lease, Namespace
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.resource import Key
+
+
+async def test_the_namespace_of_the_leases_is_made(autojump_clock):
+    """On a cluster without it, the namespace is there soon, also when it is deleted later or the server was away."""
+    async with open_cluster(lease_namespace="elsewhere", identity="one") as cluster:
+        await trio.sleep(1)
+        key = Key("", "elsewhere")
+        assert await cluster.client.get(Namespace, key)
+        await cluster.client.delete(Namespace, key)
+        await cluster.faults.cut()
+        await trio.sleep(POLL_SECONDS + 10)
+        cluster.faults.down = False
+        await trio.sleep(120)
+        assert await cluster.client.get(Namespace, key)
+        await cluster.client.get(Lease, Key("elsewhere", "llmkube-controller"))
+
+
+async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock):
+    """Forbidden is logged once in a day and ends nothing."""
+    calls = []
+
+    class Refusing:
+        async def get(self, kind, key):
+            await trio.lowlevel.checkpoint()
+            calls.append(key)
+            raise ForbiddenError("namespaces is forbidden", code=403)
+
+    with capture_logs() as logs, trio.move_on_after(86_400):
+        await run_namespace_keeper(Refusing(), "llmkube-system", random.Random(0))
+    assert len(logs) == 1
+    assert "forbidden" in logs[0]["error"]
+    assert 140 < len(calls) <= 145

@@ -1,0 +1,376 @@
+"""A Job brings what its Model asks for now, its own pods alone speak for it, and a Model stays while it is used."""
+
+import json
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from controller.cluster import SETTLED
+from controller.podcluster import open_pods
+from controller.podobjects import FETCHED
+from llmkube.controller.reconcile.pod_models import FINALIZER
+from llmkube.controller.render.labels import MANAGED_BY
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim
+
+WRONG = 'is invalid: spec.template.labels: Invalid value: "a b": a qualified name must consist of alphanumerics'
+
+
+async def test_a_source_of_any_length_is_refused_with_a_message_that_fits(autojump_clock):
+    """What a refusal quotes is cut, and the Model is Failed."""
+    async with open_pods() as hands:
+        await hands.create_model(source="pvc://" + "a" * 40_000)
+        assert await hands.model_where() == "Failed/SourceInvalid"
+
+
+async def test_a_refused_job_is_a_condition_of_its_model(autojump_clock):
+    """The Model is Failed with the server's sentence, and so is the service that waits for it."""
+    async with open_pods() as hands:
+        hands.cluster.faults.refusals["jobs"] = WRONG
+        await hands.create_model()
+        await hands.create_service()
+        assert await hands.model_where() == "Failed/Invalid"
+        assert await hands.where() == "Failed/Invalid"
+        [degraded] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Degraded"]
+        assert degraded.message == WRONG
+
+
+async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
+    """The Job that is in the way is named, left alone, and replaced by ours once it is gone."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        [name] = await hands.names(Job)
+        for kind, gone in ((InferenceService, "chat"), (Model, "phi")):
+            await hands.client.delete(kind, Key("ml", gone))
+            await trio.sleep(SETTLED)
+        theirs = {"metadata": {"name": name, "namespace": "ml"}, "spec": {"backoffLimit": 0}}
+        await hands.client.create(decode(Job, theirs), field_manager="somebody")
+        await hands.create_model()
+        await hands.create_service()
+        assert await hands.model_where() == "Failed/NameTaken"
+        assert (await hands.json(Job, name))["spec"] == {"backoffLimit": 0}
+        await hands.client.delete(Job, Key("ml", name))
+        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        assert await hands.model_where() == "Pending/Pending"
+        assert not await hands.exists(Deployment)
+        assert not await hands.exists(Service)
+
+
+TOLERATION = {"key": "gpu", "operator": "Exists"}
+REFUSED = '{"reason":"Unauthorized","message":"the hub wants a token"}'
+
+
+async def only_job(hands):
+    [job] = (await hands.client.list(Job, namespace="ml")).items
+    return job
+
+
+async def make_strangers_pod(hands, status):
+    """Begin to fetch a Model, and make a pod that has the label of its Job and is somebody's; return the Job."""
+    await hands.create_model(prefetch=True)
+    await trio.sleep(SETTLED)
+    job = await only_job(hands)
+    labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
+    await hands.make_pod("a-pod", labels, status)
+    return job
+
+
+async def test_a_secret_that_was_lacking_is_tried_at_once(autojump_clock):
+    """A fetch that was refused is made anew with the Secret that the Model names since, and only then."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        await hands.finish_job(2, REFUSED)
+        refused = await only_job(hands)
+        await trio.sleep(600)
+        assert (await only_job(hands)).metadata.uid == refused.metadata.uid
+        await hands.create_model(sourceSecretRef={"name": "hub"})
+        await trio.sleep(SETTLED)
+        job = await only_job(hands)
+        assert job.metadata.uid != refused.metadata.uid
+        assert '"secretKeyRef": {"name": "hub"' in json.dumps(await hands.json(Job, job.key.name))
+        assert await hands.model_where() == "Pending/Pending"
+        await hands.finish_job()
+        assert await hands.model_where() == "Ready/ModelReady"
+
+
+@pytest.mark.parametrize("state", ["none", "waiting", "running", "ended"])
+async def test_an_edit_replaces_a_job_that_gets_nowhere(autojump_clock, state):
+    """Tolerations reach a Job whose pod has not started; one that fetches, or has fetched, goes on as it is."""
+    async with open_pods() as hands:
+        await hands.create_model(prefetch=True)
+        await trio.sleep(SETTLED)
+        job = await only_job(hands)
+        if state == "waiting":
+            await hands.job_pod(job, {"waiting": {"reason": "ContainerCreating"}}, "Pending")
+        elif state == "running":
+            await hands.job_pod(job, {"running": {}}, "Running")
+        elif state == "ended":
+            await hands.finish_job()
+        await hands.create_model(prefetch=True, prefetchTolerations=[TOLERATION])
+        await trio.sleep(600)
+        replaced = (await only_job(hands)).metadata.uid != job.metadata.uid
+        assert replaced is (state in ("none", "waiting"))
+        if replaced:
+            spec = (await hands.json(Job, job.key.name))["spec"]["template"]["spec"]
+            assert spec["tolerations"] == [TOLERATION]
+
+
+async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):
+    """What somebody's pod tells under the Job's label is neither a result nor a failure."""
+    async with open_pods() as hands:
+        theirs = FETCHED.replace('"model.gguf"', '"theirs.gguf"')
+        ended = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "message": theirs}}}
+        await make_strangers_pod(hands, {"phase": "Succeeded", "containerStatuses": [ended]})
+        assert await hands.model_where() == "Pending/Pending"
+        await hands.finish_job()
+        assert await hands.model_where() == "Ready/ModelReady"
+        assert (await hands.cluster.model()).status.path.endswith("/model.gguf")
+
+
+async def test_a_job_is_run_again_though_a_strangers_pod_has_its_label(autojump_clock):
+    """A result that no pod of the Job's own tells any more is asked for anew."""
+    async with open_pods() as hands:
+        job = await make_strangers_pod(hands, {"phase": "Running"})
+        await hands.finish_job(with_pod=False)
+        await trio.sleep(SETTLED)
+        assert (await only_job(hands)).metadata.uid != job.metadata.uid
+
+
+async def test_a_controller_without_pods_lets_go_of_what_one_with_pods_has_kept(autojump_clock):
+    """Once pods are switched off, a Model that was in use goes when it is deleted and nothing refers to it."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        assert (await hands.cluster.model()).metadata.finalizers == (FINALIZER,)
+        cluster = hands.cluster
+        cluster.controller_scope.cancel()
+        cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(cluster.run_controller, ControllerSettings(workloads=None))
+            await hands.client.delete(Model, Key("ml", "phi"))
+            await trio.sleep(SETTLED)
+            assert await hands.exists(Model, "phi")
+            await hands.client.delete(InferenceService, Key("ml", "chat"))
+            await trio.sleep(SETTLED)
+            assert not await hands.exists(Model, "phi")
+            cluster.controller_scope.cancel()
+
+
+CLAIM = Key("ml", "llmkube-model-cache")
+
+
+async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock):
+    """The Model waits for a new Job, although the old one's result is still there; then it is Ready, and stays it."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        old = await hands.client.get(PersistentVolumeClaim, CLAIM)
+        assert (await hands.cluster.model()).status.cache_volume == old.metadata.uid
+        [before] = (await hands.client.list(Job, namespace="ml")).items
+        generation = (await hands.json(Deployment))["metadata"]["generation"]
+
+        await trio.sleep(600)
+        await hands.client.delete(PersistentVolumeClaim, CLAIM)
+        await trio.sleep(SETTLED)
+        assert await hands.model_where() == "Pending/Pending"
+        new = await hands.client.get(PersistentVolumeClaim, CLAIM)
+        assert new.metadata.uid != old.metadata.uid
+        [after] = (await hands.client.list(Job, namespace="ml")).items
+        assert after.metadata.uid != before.metadata.uid
+
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+        assert await hands.model_where() == "Ready/ModelReady"
+        assert (await hands.cluster.model()).status.cache_volume == new.metadata.uid
+        assert (await hands.json(Deployment))["metadata"]["generation"] == generation
+        writes = len(hands.cluster.writes)
+        await trio.sleep(1800)
+        assert len(hands.cluster.writes) == writes
+
+
+async def test_an_admins_own_claim_is_filled_once(autojump_clock):
+    """A claim of the right name without our label is used as it is, and what is on it counts: one Job, then quiet."""
+    async with open_pods() as hands:
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM.name, "namespace": "ml"},
+        }
+        access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
+        await hands.client.apply(PersistentVolumeClaim, {**claim, "spec": access}, field_manager="admin")
+        await hands.bring_up()
+        [job] = (await hands.client.list(Job, namespace="ml")).items
+        writes = len(hands.cluster.writes)
+        await trio.sleep(1800)
+        assert (await hands.model_where(), await hands.where()) == ("Ready/ModelReady", "Ready/InferenceReady")
+        assert [one.metadata.uid for one in (await hands.client.list(Job, namespace="ml")).items] == [job.metadata.uid]
+        assert len(hands.cluster.writes) == writes
+        assert (await hands.cluster.model()).status.cache_volume
+
+
+async def test_other_claims_are_none_of_our_business(autojump_clock):
+    """A user's claim of the namespace comes and goes without anybody being asked to fetch again."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        [before] = (await hands.client.list(Job, namespace="ml")).items
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mine", "namespace": "ml"}}
+        access = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        await hands.client.apply(PersistentVolumeClaim, {**claim, "spec": access}, field_manager="user")
+        await hands.client.delete(PersistentVolumeClaim, Key("ml", "mine"))
+        await trio.sleep(SETTLED)
+        [after] = (await hands.client.list(Job, namespace="ml")).items
+        assert after.metadata.uid == before.metadata.uid
+        assert await hands.model_where() == "Ready/ModelReady"
+
+
+async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
+    """The old pods stay while the new file comes; then the Deployment points at the new folder, and not before."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        old = await hands.json(Deployment)
+        await hands.create_model(source="hf://org/repo/other.gguf")
+        assert (await hands.model_where()).startswith("Pending/")
+        assert (await hands.json(Deployment))["metadata"]["generation"] == old["metadata"]["generation"]
+        assert (await hands.where()).startswith("Progressing/")
+        assert (await hands.cluster.service()).status.ready_replicas == 1
+        await hands.finish_job()
+        await trio.sleep(SETTLED)
+        new = await hands.json(Deployment)
+        paths = [one["spec"]["template"]["spec"]["containers"][0]["args"][1] for one in (old, new)]
+        assert paths[0] != paths[1]
+        assert await hands.where() == "Progressing/Creating"
+        await hands.roll_out()
+        assert await hands.where() == "Ready/InferenceReady"
+
+
+async def test_a_model_in_use_outlives_its_deletion(autojump_clock):
+    """It stays, serves and says who uses it; when its last service is gone, so is it."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.client.delete(Model, Key("ml", "phi"))
+        assert await hands.where() == "Ready/InferenceReady"
+        [progressing] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Progressing"]
+        assert (progressing.reason, progressing.status) == ("InUse", "True")
+        assert "chat" in progressing.message
+        await hands.client.delete(InferenceService, Key("ml", "chat"))
+        await trio.sleep(SETTLED)
+        assert not await hands.exists(Model, "phi")
+
+
+async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
+    """Without services there is no finalizer, and the Job goes with the Model."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await trio.sleep(SETTLED)
+        await hands.client.delete(Model, Key("ml", "phi"))
+        await trio.sleep(SETTLED)
+        assert not await hands.exists(Model, "phi")
+        assert await hands.names(Job) == []
+
+
+async def test_a_failed_fetch_fails_both_with_its_own_words(autojump_clock):
+    """Reason and sentence of `llmkube fetch` are the Model's and its service's."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        await hands.finish_job(2, '{"reason":"AccessDenied","message":"the hub wants a token"}')
+        assert await hands.model_where() == "Failed/AccessDenied"
+        assert await hands.where() == "Failed/AccessDenied"
+
+
+async def test_a_job_whose_pod_is_gone_is_run_again(autojump_clock):
+    """A result that nobody can tell any more is asked for anew."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await trio.sleep(SETTLED)
+        before = (await hands.client.list(Job)).items[0].metadata.uid
+        await hands.finish_job(with_pod=False)
+        await trio.sleep(SETTLED)
+        assert (await hands.client.list(Job)).items[0].metadata.uid != before
+        await hands.finish_job()
+        assert await hands.model_where() == "Ready/ModelReady"
+
+
+async def test_what_is_remembered_needs_no_job(autojump_clock):
+    """A Model that is Ready stays so when its Job and pods are gone, for a new controller too."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        [job] = await hands.names(Job)
+        await hands.client.delete(Job, Key("ml", job), propagation="Background")
+        await trio.sleep(60)
+        assert await hands.names(Job) == []
+        assert await hands.model_where() == "Ready/ModelReady"
+        assert await hands.where() == "Ready/InferenceReady"
+
+
+async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
+    """`pvc://` waits for the claim to be there and bound, mounts it, and fetches nothing."""
+    async with open_pods() as hands:
+        await hands.create_model(source="pvc://weights/phi/model.gguf")
+        await hands.create_service()
+        assert await hands.model_where() == "Failed/PVCNotFound"
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "weights", "namespace": "ml"},
+            "spec": {"accessModes": ["ReadWriteOnce"]},
+        }
+        await hands.client.apply(PersistentVolumeClaim, claim, field_manager="user")
+        await trio.sleep(15)
+        assert await hands.model_where() == "Pending/PVCNotBound"
+        await hands.bind("weights")
+        await trio.sleep(15)
+        assert await hands.model_where() == "Ready/PVCModelReady"
+        spec = (await hands.json(Deployment))["spec"]["template"]["spec"]
+        assert "/model-source/phi/model.gguf" in spec["containers"][0]["args"]
+        assert spec["volumes"] == [
+            {"name": "model-source", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
+        ]
+        assert await hands.names(Job) == []
+
+
+async def test_an_engine_that_fetches_for_itself_does_not_wait(autojump_clock):
+    """A repository for vLLM makes no Job, and its service is made at once."""
+    async with open_pods() as hands:
+        await hands.create_model(source="org/repo", format="safetensors")
+        await hands.create_service(runtime="vllm", resources={"gpu": 1})
+        assert await hands.model_where() == "Ready/RuntimeResolved"
+        assert await hands.where() == "Creating/Creating"
+        assert await hands.names(Job) == []
+
+
+async def test_ephemeral_weights_are_fetched_by_each_pod(autojump_clock):
+    """`modelCache: Ephemeral` makes an init container and an emptyDir, and no Job."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service(modelCache={"persistence": "Ephemeral"})
+        await trio.sleep(SETTLED)
+        for job in await hands.names(Job):
+            await hands.client.delete(Job, Key("ml", job), propagation="Background")
+        assert await hands.model_where() == "Ready/WorkloadResolved"
+        spec = (await hands.json(Deployment))["spec"]["template"]["spec"]
+        assert [one["name"] for one in spec["initContainers"]] == ["fetch"]
+        assert {"name": "models", "emptyDir": {}} in spec["volumes"]
+
+
+async def test_another_quantization_than_promised_is_a_condition(autojump_clock):
+    """The header's word against the spec's is told, and hinders nothing."""
+    async with open_pods() as hands:
+        await hands.create_model(quantization="Q8_0")
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        assert await hands.model_where() == "Ready/ModelReady"
+        conditions = (await hands.cluster.model()).status.conditions
+        [matches] = [one for one in conditions if one.type == "QuantizationMatches"]
+        assert (matches.status, matches.reason) == ("False", "QuantizationMismatch")

@@ -1,0 +1,145 @@
+"""Running pods are replaced when they have no request, or when they have waited long enough; never without a cause."""
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.podcluster import open_pods
+from llmkube.controller.reconcile import idleness
+from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS
+from llmkube.controller.render.labels import RESTARTED
+from llmkube.k8s.workloads import Deployment
+
+IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
+BUSY = IDLE.replace("processing 0", "processing 1")
+RUNNING = {"phase": "Running", "podIP": "10.0.0.7"}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """What the engines answer, and where they were asked."""
+    said = {"text": BUSY, "asked": []}
+
+    async def read(url):
+        await trio.lowlevel.checkpoint()
+        said["asked"].append(url)
+        return said["text"]
+
+    monkeypatch.setattr(idleness, "read_text", read)
+    return said
+
+
+async def context(hands) -> bool:
+    """Whether the Deployment has the edit."""
+    [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+    return "8192" in container["args"]
+
+
+async def deferred(hands) -> str:
+    conditions = (await hands.cluster.service()).status.conditions
+    return next((one.status for one in conditions if one.type == "RolloutDeferred"), "")
+
+
+async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
+    """While a replica is busy the template stays, and the replica count does not; then the edit comes through."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy)
+        await hands.service_pod(RUNNING)
+        assert engine["asked"] == []
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192, replicas=2)
+        await trio.sleep(600)
+        assert (await context(hands), await deferred(hands)) == (False, "True")
+        assert (await hands.json(Deployment))["spec"]["replicas"] == 2
+        assert set(engine["asked"]) == {"http://10.0.0.7:8080/metrics"}
+        engine["text"] = IDLE
+        await trio.sleep(IDLE_POLL_SECONDS + SETTLED)
+        assert (await context(hands), await deferred(hands)) == (True, "False")
+
+
+@pytest.mark.parametrize("policy", [{"rolloutPolicy": {"waitForIdle": True}}, {"maxPodLifetimeSeconds": 7200}])
+async def test_a_policy_that_a_busy_service_is_given_defers_nothing(autojump_clock, engine, policy):
+    """That pods shall be replaced otherwise from now on replaces none, and so nothing waits for their requests."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.service_pod(RUNNING)
+        generation = (await hands.json(Deployment))["metadata"]["generation"]
+        await hands.create_service(**policy)
+        await trio.sleep(SETTLED)
+        assert (await deferred(hands), engine["asked"]) == ("False", [])
+        assert (await hands.json(Deployment))["metadata"]["generation"] == generation
+
+
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [({"modelRef": "phii"}, "Progressing/ModelNotFound"), ({"runtime": "vllm"}, "Ready/InferenceReady")],
+)
+async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(autojump_clock, engine, edit, where):
+    """A Model that is not there, a format that does not fit: what runs stays, and nothing is said to be waited for."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy)
+        await hands.service_pod(RUNNING)
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192)
+        await trio.sleep(SETTLED)
+        assert await deferred(hands) == "True"
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192, **edit)
+        assert (await hands.where(), await deferred(hands)) == (where, "False")
+        assert not await context(hands)
+
+
+async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
+    """After its time an edit interrupts whoever is there; with force it never waited."""
+    policy = {"waitForIdle": True, "idleTimeoutSeconds": 60}
+    async with open_pods() as hands:
+        await hands.bring_up(rolloutPolicy=policy)
+        await hands.service_pod(RUNNING)
+        await hands.create_service(rolloutPolicy=policy, contextSize=8192)
+        await trio.sleep(50)
+        assert not await context(hands)
+        await trio.sleep(20)
+        assert await context(hands)
+        await hands.roll_out()
+        await hands.create_service(rolloutPolicy={**policy, "force": True})
+        await trio.sleep(SETTLED)
+        assert not await context(hands)
+
+
+@pytest.mark.parametrize("timeout", [None, 100])
+async def test_old_pods_are_replaced_once_they_are_idle(autojump_clock, engine, timeout):
+    """At its age a pod that is busy stays, for ever or for its time; an idle one is replaced, once an age."""
+    spec = {"maxPodLifetimeSeconds": 1000}
+    if timeout is not None:
+        spec["maxPodLifetimeIdleTimeoutSeconds"] = timeout
+    async with open_pods() as hands:
+        await hands.bring_up(**spec)
+        await hands.service_pod(RUNNING)
+        before = (await hands.json(Deployment))["metadata"]["generation"]
+        await trio.sleep(950)
+        assert (engine["asked"], await deferred(hands)) == ([], "False")
+        await trio.sleep(90)
+        assert await deferred(hands) == "True"
+        await trio.sleep(200)
+        changed = (await hands.json(Deployment))["metadata"]["generation"] > before
+        assert changed is (timeout is not None)
+        engine["text"] = IDLE
+        await trio.sleep(IDLE_POLL_SECONDS + SETTLED)
+        live = await hands.json(Deployment)
+        assert live["metadata"]["generation"] == before + 1
+        assert RESTARTED in live["spec"]["template"]["metadata"]["annotations"]
+        await trio.sleep(600)
+        assert (await hands.json(Deployment))["metadata"]["generation"] == before + 1
+
+
+async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
+    """Where nobody can say whether there are requests, waiting would be for ever: the field is named, the edit made."""
+    policy = {"waitForIdle": True}
+    body = {"runtime": "generic", "image": "x", "args": ["a"], "rolloutPolicy": policy}
+    async with open_pods() as hands:
+        await hands.bring_up(**body)
+        await hands.create_service(**{**body, "args": ["b"]})
+        await trio.sleep(SETTLED)
+        [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+        assert container["args"] == ["b"]
+        [found] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert "spec.rolloutPolicy.waitForIdle (generic does not tell" in found.message

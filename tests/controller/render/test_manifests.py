@@ -1,0 +1,159 @@
+"""Manifests are what the golden files say, byte for byte; LLMKUBE_GOLDEN=write writes them anew, to be read."""
+
+import os
+from pathlib import Path
+
+import attrs
+import pytest
+import yaml
+
+from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
+from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
+from llmkube.controller.render.model_sources import (
+    claim_path,
+    source_of,
+)
+from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.scaling import autoscaler, disruption_budget
+from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, serving_storage
+from llmkube.controller.render.workload import deployment, kubernetes_service
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import PersistentVolumeClaim
+from llmkube.runtimes.container.container_plan import ScalingMetric
+from llmkube.runtimes.plan import Placeholder
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PATH = "/models/0123/model.gguf"
+TOLERATION = {"key": "gpu", "operator": "Exists"}
+TUNED = attrs.evolve(
+    SETTINGS,
+    image_pull_secrets=("pull",),
+    cache_storage_class="fast",
+    cache_access_mode="ReadWriteMany",
+    hub_endpoint="https://hub.local",
+    private_sources=("10.0.0.0/8",),
+    ca_config_map="ca",
+    priority_class_prefix="llmkube-",
+)
+
+
+def in_pods(service, the_plan, *, model=None, settings=SETTINGS, replicas=1, path=PATH):
+    storage = serving_storage(service, model or cluster_model(), path, settings)
+    return deployment(service, the_plan, settings, replicas=replicas, storage=storage)
+
+
+def with_draft(source, draft):
+    """Return a Deployment whose engine is handed two files, each from where its Model has it."""
+    weights, beside = (
+        serving_storage(pod_service(), cluster_model(one), PATH if one == HUB_FILE else mounted(one), SETTINGS)
+        for one in (source, draft)
+    )
+    engine = plan(args=("--model", Placeholder.MODEL, "--model-draft", Placeholder.DRAFT))
+    return deployment(pod_service(), engine, SETTINGS, replicas=1, storage=weights, draft=beside)
+
+
+def mounted(source):
+    return f"/model-source/{claim_path(source_of(cluster_model(source).spec)).path}"
+
+
+def shared_claim():
+    tag = {"name": CACHE_CLAIM, "namespace": "ml", "uid": "c-1"}
+    return decode(PersistentVolumeClaim, {"metadata": tag})
+
+
+EVERYTHING = {
+    "podLabels": {"team": "ml", "app": "not-this"},
+    "podAnnotations": {"sidecar.istio.io/inject": "false"},
+    "nodeSelector": {"zone": "a"},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+    "runtimeClassName": "nvidia",
+    "imagePullSecrets": [{"name": "mine"}],
+    "podSecurityContext": {"runAsUser": 1000},
+    "securityContext": {"privileged": True},
+    "extraVolumes": [{"name": "lora", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "lora", "mountPath": "/lora"}],
+    "revisionHistoryLimit": 2,
+    "priority": "critical",
+    "endpoint": {"port": 9000, "type": "NodePort", "nodePort": 30080},
+}
+MANIFESTS = {
+    "claim": lambda: cache_claim("ml", SETTINGS),
+    "claim-tuned": lambda: cache_claim("ml", TUNED),
+    "job": lambda: fetch_job(cluster_model(), SETTINGS),
+    "job-inspect": lambda: inspect_job(cluster_model("pvc://c/a/b.gguf"), "/model-source/a/b.gguf", ["chat"], SETTINGS),
+    "job-prune": lambda: prune_job(shared_claim(), ["0123456789abcdef", "fedcba9876543210"], SETTINGS),
+    "job-everything": lambda: fetch_job(
+        cluster_model(
+            "org/repo@v1",
+            files=["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+            mmproj="mmproj.gguf",
+            sha256=SHA.upper(),
+            sourceSecretRef={"name": "hub"},
+            prefetch=True,
+            prefetchTolerations=[TOLERATION],
+        ),
+        TUNED,
+    ),
+    "deployment": lambda: in_pods(pod_service(), plan()),
+    "deployment-gpu": lambda: in_pods(pod_service(replicas=2), gpu_plan(2), replicas=2),
+    "deployment-everything": lambda: in_pods(
+        pod_service(**EVERYTHING), gpu_plan(shared_memory=True), settings=TUNED, replicas=1
+    ),
+    "deployment-claim": lambda: in_pods(
+        pod_service(), plan(), model=cluster_model("pvc://w/a/b.gguf"), path="/model-source/a/b.gguf"
+    ),
+    "deployment-node": lambda: in_pods(
+        pod_service(), plan(), model=cluster_model("/data/m.gguf"), path="/model-source/m.gguf"
+    ),
+    "deployment-ephemeral": lambda: in_pods(
+        pod_service(modelCache={"persistence": "Ephemeral"}, resources={"ephemeralStorage": "20Gi"}), plan()
+    ),
+    "deployment-own-claim": lambda: in_pods(pod_service(modelCache={"claimName": "mine"}), plan(), settings=TUNED),
+    "deployment-draft-elsewhere": lambda: with_draft("pvc://w/a/b.gguf", "pvc://d/c/small.gguf"),
+    "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, replicas=1),
+    "service": lambda: kubernetes_service(pod_service(), plan(port=8000)),
+    "service-node-port": lambda: kubernetes_service(pod_service(**EVERYTHING), plan()),
+    "service-odd-name": lambda: kubernetes_service(pod_service("9.chat"), plan()),
+    "autoscaler": lambda: autoscaler(pod_service(autoscaling={"maxReplicas": 4}), plan()),
+    "autoscaler-metrics": lambda: autoscaler(
+        pod_service(
+            autoscaling={
+                "minReplicas": 2,
+                "maxReplicas": 4,
+                "metrics": [
+                    {"type": "Pods", "name": "queue", "targetAverageValue": "5"},
+                    {"type": "Resource", "name": "cpu", "targetAverageUtilization": 80},
+                    {"type": "Resource", "name": "memory", "targetAverageValue": "8Gi"},
+                ],
+            }
+        ),
+        plan(),
+    ),
+    "budget": lambda: disruption_budget(pod_service(replicas=2), plan(), starting=False),
+    "budget-protected": lambda: disruption_budget(
+        pod_service(disruption={"protectAlways": True}), plan(), starting=False
+    ),
+    "monitor": lambda: pod_monitor(pod_service(), plan(metrics_port_name="http")),
+    "monitor-renamed": lambda: pod_monitor(
+        pod_service(),
+        plan(metrics_port_name="metrics", hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_each_manifest_is_as_written_down(name):
+    """Rendered twice it is the same, and the same as in the golden file."""
+    rendered = yaml.safe_dump(MANIFESTS[name](), sort_keys=False, width=120)
+    assert yaml.safe_dump(MANIFESTS[name](), sort_keys=False, width=120) == rendered
+    file = GOLDEN / f"{name}.yaml"
+    if os.environ.get("LLMKUBE_GOLDEN") == "write":
+        file.write_text(rendered, encoding="utf-8")
+    assert rendered == file.read_text(encoding="utf-8")
+
+
+def test_every_golden_file_has_its_manifest():
+    """No file is left over from a manifest that nobody renders any more."""
+    assert {file.stem for file in GOLDEN.glob("*.yaml")} == set(MANIFESTS)

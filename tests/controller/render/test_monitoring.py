@@ -1,0 +1,82 @@
+"""What a Prometheus operator and Pyrra are told is what users have asked for, of the series that engines have."""
+
+import re
+
+import attrs
+import pytest
+import trio
+
+from controller.objects import NOW
+from controller.podcluster import open_pods
+from controller.podkinds import install
+from controller.podobjects import SETTINGS, plan, pod_service
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
+from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status
+from llmkube.k8s.wire.conditions import Verdict
+from llmkube.k8s.workloads import PodMonitor
+
+VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
+
+
+def test_availability_is_whether_pods_can_be_scraped():
+    """Target and window are the user's; the figure is `up` of the very series that our PodMonitor brings."""
+    service = pod_service(slo={"objective": "99.5", "window": "4w"})
+    made = objective(service, plan())
+    assert made["metadata"]["name"] == "chat-availability"
+    assert (made["spec"]["target"], made["spec"]["window"]) == ("99.5", "4w")
+    metric = 'up{job="llmkube-inference",namespace="ml",service="chat"}'
+    assert made["spec"]["indicator"] == {"bool_gauge": {"metric": metric}}
+    assert objective(pod_service(), plan()) is None
+
+
+def test_a_prometheus_selects_monitors_by_the_operators_labels():
+    """What the controller makes has them, so that what Pyrra derives of it has them, too; ours are not replaced."""
+    service, more = pod_service(slo={"objective": "99"}), {"release": "prometheus", "app": "theirs"}
+    for made in (pod_monitor(service, plan(), more), objective(service, plan(), more)):
+        assert made["metadata"]["labels"]["release"] == "prometheus"
+        assert made["metadata"]["labels"]["app"] == "chat"
+
+
+async def test_the_operators_labels_reach_what_is_made(autojump_clock):
+    """A PodMonitor that no Prometheus selects would be scraped by nobody."""
+    workloads = attrs.evolve(SETTINGS, monitor_labels={"release": "prometheus"})
+    async with open_pods(workloads=workloads) as hands:
+        await install(hands, PodMonitor)
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        await hands.bring_up()
+        assert (await hands.json(PodMonitor))["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_latency_is_the_share_of_answers_in_time():
+    """The bucket's bound is written as Prometheus writes it."""
+    slo = {"objective": "99", "indicator": "latency", "latencyThreshold": "2", "name": "fast"}
+    made = objective(pod_service(slo=slo), VLLM)
+    assert made["metadata"]["name"] == "fast"
+    place = 'job="llmkube-inference",namespace="ml",service="chat"'
+    assert made["spec"]["indicator"]["latency"] == {
+        "success": {"metric": f'vllm:e2e_request_latency_seconds_bucket{{{place},le="2.0"}}'},
+        "total": {"metric": f"vllm:e2e_request_latency_seconds_count{{{place}}}"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "slo", "says"),
+    [
+        (plan(), {"indicator": "latency", "latencyThreshold": "1"}, r"spec\.slo\.indicator .*use availability"),
+        (plan(metrics_port_name=""), {}, r"spec\.slo .*tells no metrics"),
+        (plan(), {"name": "No Name"}, r"spec\.slo\.name .*lower-case"),
+    ],
+)
+def test_an_objective_that_nothing_can_be_held_to_is_named(container, slo, says):
+    """Nothing is made, and the field says what to write instead."""
+    service = pod_service(slo={"objective": "99", **slo})
+    assert objective(service, container) is None
+    obstacle = objective_obstacle(service, container)
+    scene = ServiceFacts(model=Verdict("Ready", "ModelReady", ""), plan=container, unmet=(obstacle,))
+    status = derive_pod_status(service, scene, ControllerSettings(), now=NOW)
+    [found] = [one for one in status["conditions"] if one["type"] == "SpecHonoured"]
+    assert found["status"] == "False"
+    assert obstacle in found["message"]
+    assert re.match(says, obstacle)

@@ -1,0 +1,32 @@
+"""What is scaled, and how many pods may go at a time, follows from the spec."""
+
+import pytest
+
+from controller.podobjects import plan, pod_service
+from llmkube.controller.render.scaling import autoscaler, disruption_budget
+
+
+@pytest.mark.parametrize(
+    ("spec", "starting", "most"),
+    [
+        ({}, True, None),
+        ({"replicas": 2}, True, 1),
+        ({"disruption": {}}, True, 0),
+        ({"disruption": {}}, False, None),
+        ({"disruption": {}, "replicas": 3}, False, 1),
+        ({"disruption": {"protectAlways": True}}, False, 0),
+        ({"disruption": {"protectStartup": False}}, True, None),
+        ({"autoscaling": {"maxReplicas": 2}}, False, 1),
+    ],
+)
+def test_disruption_is_bounded_where_that_helps(spec, starting, most):
+    """Protected pods may not go at all, of several one at a time; for a single one there is no budget."""
+    budget = disruption_budget(pod_service(**spec), plan(), starting=starting)
+    assert (budget["spec"]["maxUnavailable"] if budget else None) == most
+
+
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}, "suspend": True},
+                                  {"autoscaling": {"maxReplicas": 2}, "replicas": 0}])  # fmt: skip
+def test_nothing_is_scaled_that_shall_not_run(spec):
+    """No autoscaler without the wish for one, and none that would start what is stopped."""
+    assert autoscaler(pod_service(**spec), plan()) is None

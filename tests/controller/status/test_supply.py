@@ -1,0 +1,28 @@
+"""Who brings the weights of a Model decides which of its fields have an effect."""
+
+import pytest
+
+from controller.podobjects import SHA, cluster_model
+from llmkube.controller.render.model_sources import cache_key
+from llmkube.controller.status.supply import Supply, without_effect
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import Job
+
+
+def job(kind: str = "Complete", at: str = "2025-06-01T11:00:00Z") -> Job:
+    held = [{"type": kind, "status": "True", "lastTransitionTime": at}] if kind else []
+    return decode(Job, {"metadata": {"name": "phi-0", "namespace": "ml"}, "status": {"conditions": held}})
+
+
+def followed(**status):
+    key = cache_key(cluster_model(refreshPolicy="OnChange").spec)
+    there = {"cacheKey": key, "path": f"/models/{key}/v1/model.gguf", "size": "4.5 GiB", "sha256": SHA}
+    return cluster_model(refreshPolicy="OnChange", status={**there, **status})
+
+
+@pytest.mark.parametrize(("by", "ignored"), [("job", False), ("pods", False), ("claim", True), ("runtime", True)])
+def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
+    """What is mounted, or fetched by the engine itself, is not followed, and the service says so."""
+    path = "Model.spec.refreshPolicy"
+    model = cluster_model("pvc://c/m.gguf" if by == "claim" else "org/repo", refreshPolicy="OnChange")
+    assert (path in without_effect(model, Supply(by), [path])) is ignored

@@ -1,0 +1,130 @@
+"""What belongs to an optional kind is made while the cluster has the kind, and fails no service while it has not."""
+
+import pytest
+import trio
+
+from controller.cluster import SETTLED
+from controller.podcluster import KUBE, Hands, open_pods
+from controller.podkinds import install
+from llmkube.controller.optional_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
+from llmkube.controller.queues import RETRY
+from llmkube.k8s.builtins import CustomResourceDefinition
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import (
+    Deployment,
+    HTTPRoute,
+    PodMonitor,
+    ServiceLevelObjective,
+)
+
+
+async def test_pod_monitors_come_with_their_kind(autojump_clock):
+    """Where a Prometheus operator is installed later, services get a PodMonitor then; before, nothing is tried."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.install_pod_monitors()
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
+        spec = (await hands.json(PodMonitor))["spec"]
+        assert spec["podMetricsEndpoints"][0]["port"] == "http"
+        before = len(hands.cluster.writes)
+        await trio.sleep(600)
+        assert hands.cluster.writes[before:] == []
+
+
+GATEWAY = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge", "namespace": "infra"}}}
+
+
+async def honoured(hands: Hands) -> tuple[str, str]:
+    service = await hands.cluster.service()
+    [found] = [one for one in service.status.conditions if one.type == "SpecHonoured"]
+    return found.status, found.message
+
+
+async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
+    """Before, the service names what is missing; after, it has its objects, follows edits and gives them up again."""
+    async with open_pods() as hands:
+        slo = {"objective": "99.5"}
+        await hands.bring_up(slo=slo, endpoint=GATEWAY)
+        status, message = await honoured(hands)
+        assert status == "False"
+        assert "spec.slo (Pyrra is not installed here)" in message
+        assert "spec.endpoint.gateway (the Gateway API is not installed here)" in message
+
+        await install(hands, ServiceLevelObjective, HTTPRoute)
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
+        _, message = await honoured(hands)
+        assert "spec.slo" not in message
+        assert "gateway" not in message
+        assert await hands.names(ServiceLevelObjective) == ["chat-availability"]
+        assert (await hands.cluster.service()).status.gateway.route_ready is False
+        parents = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
+        key = (await hands.client.list(HTTPRoute, namespace="ml")).items[0].key
+        await hands.client.patch(HTTPRoute, key, parents, subresource="status", field_manager=KUBE)
+        await trio.sleep(SETTLED)
+        gateway = (await hands.cluster.service()).status.gateway
+        assert (gateway.route_ready, gateway.model_name) == (True, "phi")
+
+        await hands.create_service(slo={**slo, "name": "other"}, endpoint=GATEWAY)
+        await trio.sleep(SETTLED)
+        assert await hands.names(ServiceLevelObjective) == ["other"]
+        before = await hands.json(Deployment)
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        assert await hands.names(ServiceLevelObjective) == await hands.names(HTTPRoute) == []
+        assert (await hands.cluster.service()).status.gateway is None
+        assert (await hands.json(Deployment))["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+@pytest.mark.parametrize("kind", [PodMonitor, ServiceLevelObjective, HTTPRoute], ids=lambda kind: kind.RESOURCE.kind)
+async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind):
+    """An edit goes through all the same, and once the kind is back the service has its object again."""
+    async with open_pods() as hands:
+        await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        spec = {"slo": {"objective": "99.5"}, "endpoint": GATEWAY}
+        await hands.bring_up(**spec)
+        [name] = await hands.names(kind)
+        await hands.client.delete(CustomResourceDefinition, Key("", kind.RESOURCE.full_name))
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        await hands.create_service(**spec, podLabels={"team": "ml"}, suspend=True)
+        assert (await hands.where()).startswith("Suspended/")
+        assert (await hands.json(Deployment))["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+        errors = hands.cluster.reconciles("inferenceservice", "error")
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        assert hands.cluster.reconciles("inferenceservice", "error") == errors
+        await install(hands, kind)
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
+        assert await hands.names(kind) == [name]
+
+
+async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
+    """A 404 about an owner or a namespace that has gone is met again after growing pauses, for as long as it lasts."""
+    async with open_pods() as hands:
+        await install(hands, PodMonitor)
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        faults = hands.cluster.faults
+        faults.refusals["podmonitors"], faults.refused = 'namespaces "ml" not found', (404, "NotFound")
+        faults.delays["podmonitors"] = 1.0  # so that time goes on while it is read
+        asked = len(faults.calls)
+        await hands.finish_job()
+        await trio.sleep(60)
+        writes = [one for one in faults.calls[asked:] if one.resource == "podmonitors" and "patch" in one.verbs]
+        assert 0 < len(writes) < 10
+        faults.refusals.clear()
+        await trio.sleep(RETRY.cap_seconds + 5)
+        assert await hands.names(PodMonitor) == ["chat"]
+
+
+async def test_a_server_that_is_silent_about_a_kind_is_asked_again(autojump_clock):
+    """A question that nobody answers is given up after a while, and the kind is found at the next look."""
+    async with open_pods() as hands:
+        await hands.bring_up(endpoint=GATEWAY)
+        await install(hands, HTTPRoute)
+        hands.cluster.faults.delays["httproutes"] = 100_000.0
+        await trio.sleep(INSTALL_POLL_SECONDS)
+        hands.cluster.faults.delays.clear()
+        await trio.sleep(INSTALL_POLL_SECONDS + DISCOVERY_SECONDS + SETTLED)
+        assert await hands.names(HTTPRoute) == ["chat"]

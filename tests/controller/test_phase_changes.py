@@ -1,0 +1,70 @@
+"""A new phase is an Event, once."""
+
+import functools
+import random
+
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import trio
+
+from controller.cluster import Faults, open_cluster, utcnow
+from llmkube.controller.operator import run_controller
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.builtins import Event
+from llmkube.k8s.client import Client
+
+
+class Second:
+    """Another controller on the same API server, with a network of its own."""
+
+    def __init__(self, cluster):
+        self.faults = Faults(cluster.faults._inner, cluster.faults.store)
+        self.scope = trio.CancelScope()
+        self.acting = trio.Event()
+
+    async def run(self, settings):
+        async with httpx.AsyncClient(transport=self.faults, base_url="http://apiserver") as http:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    start = functools.partial(run_controller, utcnow=utcnow, rng=random.Random(9))
+                    await nursery.start(start, Client(http), settings)
+                    self.acting.set()
+
+
+async def test_ready_and_failed_are_events(autojump_clock):
+    """A service that becomes ready, or fails, has an Event with the reason; other phases have none."""
+    async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
+        nursery.start_soon(cluster.run_host)
+        await cluster.bring_up()
+        await cluster.publish(ready=False)
+        await cluster.report_service("Loaded", "CrashLoopBackOff", message="exit code 1, token=abcdef")
+        assert await cluster.where() == "Failed/CrashLoopBackOff"
+        await cluster.publish()
+        await cluster.report_service("Loaded", "Loaded")
+        assert await cluster.where() == "Ready/InferenceReady"
+        events = (await cluster.client.list(Event, namespace="ml")).items
+        told = sorted((one.involved_object.kind, one.type, one.reason, one.message, one.count) for one in events)
+        assert told == [
+            ("InferenceService", "Normal", "InferenceReady", "1 of 1 replicas ready", 2),
+            ("InferenceService", "Warning", "CrashLoopBackOff", "exit code 1, [redacted]", 1),
+            ("Model", "Normal", "ModelReady", "a message", 1),
+        ]
+        service = await cluster.service()
+        about = {one.involved_object.uid for one in events if one.involved_object.kind == "InferenceService"}
+        assert about == {service.metadata.uid}
+        assert {one.reporting_instance for one in events} == {"one"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_restarted_controller_repeats_no_event(autojump_clock):
+    """What was ready before is no news to the next controller."""
+    async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
+        nursery.start_soon(cluster.run_host)
+        await cluster.bring_up()
+        before = len((await cluster.client.list(Event)).raw)
+        cluster.controller_scope.cancel()
+        second = Second(cluster)
+        nursery.start_soon(second.run, ControllerSettings(identity="two"))
+        await trio.sleep(120)
+        assert second.acting.is_set()
+        assert len((await cluster.client.list(Event)).raw) == before
+        nursery.cancel_scope.cancel()
