@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs envtest bench manifests generate chart clean
+.PHONY: help demo test check docs envtest bench manifests sentences generate chart clean
 .PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -59,7 +59,10 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \
 	done
 
-generate: manifests
+sentences: $(STAMP)  ## write docs/sentences.md: every sentence that a user can meet
+	$(BIN)/python tests/docs/sentences.py
+
+generate: manifests sentences
 
 chart: $(STAMP)  ## package the Helm chart and index it as a repository: dist/charts
 	@mkdir -p dist/charts
