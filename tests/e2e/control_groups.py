@@ -11,8 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.supervisor.host.cgroups import Group, Room, room_in
-from llmkube.supervisor.host.linux import PROC, mounts_in, own_group
+from llmkube.supervisor.host.cgroups import Group, Room, own_group, own_mounts, room_in
 
 MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
 
@@ -44,7 +43,7 @@ class ControlGroup:
 @contextmanager
 def open_control_group(name: str, limit_bytes: int) -> Iterator[ControlGroup]:
     """Make a group, and remove it with all that is left in it; where that may not be done, the test is skipped."""
-    ours = own_group(mounts_in(PROC))
+    ours = own_group(own_mounts())
     if ours is None:
         pytest.skip("this machine has no memory control groups")
     top = ours.folders[-1]

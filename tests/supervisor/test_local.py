@@ -75,7 +75,7 @@ async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reads", "source"), [("read_header", "{}/m.gguf"), ("recall", "https://files.example/m.gguf")]
+    ("reads", "source"), [("read_header", "{}/m.gguf"), ("find_weights", "https://files.example/m.gguf")]
 )
 async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, reads, source):
     """Who waits for a file's header, or for the store's word of it, can be stopped while the disk does not answer."""
@@ -89,7 +89,7 @@ async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, read
     monkeypatch.setattr(f"llmkube.supervisor.local.{reads}", hang)
     async with opened(tmp_path) as ports, trio.open_nursery() as nursery:
         wanted = model(source.format(tmp_path))
-        if reads == "recall":
+        if reads == "find_weights":
             nursery.start_soon(ports.weights.has, wanted)
         else:
             nursery.start_soon(ports.weights.fetch, wanted, print)

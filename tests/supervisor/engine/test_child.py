@@ -14,7 +14,8 @@ import trio.testing
 from lacking import no_descriptors
 from llmkube.supervisor.engine import child as owned
 from llmkube.supervisor.engine.child import AdoptError, Ending, SpawnError, adopt_child, open_child
-from llmkube.supervisor.engine.process_stats import Census, Rounds
+from llmkube.supervisor.engine.cookie_scan import CookieScan
+from llmkube.supervisor.engine.process_stats import Sampler
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
@@ -176,10 +177,10 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
 
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
     monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
-    ending, rounds = Ending("none", 0.2, Parting(), hang), Rounds(census=Census(hang))
+    ending, sampler = Ending("none", 0.2, Parting(), hang), Sampler(cookies=CookieScan(hang))
     code = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(10):
-        async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, rounds=rounds) as child:
+        async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, sampler=sampler) as child:
             await first_line(child)
         assert done == []  # both hang on
         over.set()

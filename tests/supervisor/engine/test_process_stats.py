@@ -4,27 +4,22 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from lacking import no_descriptors
 from llmkube.supervisor.engine import process_stats
 from llmkube.supervisor.engine.process_stats import (
     FRESH_SECONDS,
-    PORT_SWEEPS,
-    Census,
-    Patient,
-    Rounds,
-    Sweep,
-    memory_kills,
-    sign_of,
+    PORT_ROUNDS,
+    EngineProcess,
+    Sampler,
+    StatsReader,
+    read_stat,
 )
-from llmkube.supervisor.host.cgroups import Group
 from llmkube.supervisor.host.processes import families
 from llmkube.supervisor.nouns.liveness import Look
 from waiting import until
@@ -45,18 +40,18 @@ def running(code):
         process.wait()
 
 
-def patient(pid, port=1, log_path=Path("/nowhere")):
-    return Patient(pid, "127.0.0.1", port, log_path)
+def engine(pid, port=1, log_path=Path("/nowhere")):
+    return EngineProcess(pid, "127.0.0.1", port, log_path)
 
 
 @pytest.mark.e2e
 async def test_cpu_time_of_a_process_moves_while_it_works():
     """Two looks at a busy process differ in CPU time; two at one that sleeps do not."""
     with running(SPIN) as busy, running(REST) as idle:
-        first = sign_of(busy.pid).cpu_seconds
-        await until(lambda: sign_of(busy.pid).cpu_seconds > first)
-        await until(lambda: sign_of(idle.pid).state == "S")
-        assert sign_of(idle.pid).resident_bytes > 0
+        first = read_stat(busy.pid).cpu_seconds
+        await until(lambda: read_stat(busy.pid).cpu_seconds > first)
+        await until(lambda: read_stat(idle.pid).state == "S")
+        assert read_stat(idle.pid).resident_bytes > 0
 
 
 @pytest.mark.e2e
@@ -64,9 +59,9 @@ async def test_a_stopped_process_shows_it():
     """SIGSTOP is seen as state T, and SIGCONT as its end."""
     with running(SPIN) as process:
         process.send_signal(signal.SIGSTOP)
-        await until(lambda: sign_of(process.pid).state == "T")
+        await until(lambda: read_stat(process.pid).state == "T")
         process.send_signal(signal.SIGCONT)
-        await until(lambda: sign_of(process.pid).state == "R")
+        await until(lambda: read_stat(process.pid).state == "R")
 
 
 @pytest.mark.e2e
@@ -75,41 +70,41 @@ async def test_the_work_of_a_process_below_counts():
     with running(PARENT) as process:
         await until(lambda: families([process.pid])[process.pid])
         (child,) = families([process.pid])[process.pid]
-        sweep = Sweep()
-        before = sweep([patient(process.pid)], frozenset())[process.pid].cpu_seconds
-        await until(lambda: sweep([patient(process.pid)], frozenset())[process.pid].cpu_seconds > before + 0.05)
+        sweep = StatsReader()
+        before = sweep([engine(process.pid)], frozenset())[process.pid].cpu_seconds
+        await until(lambda: sweep([engine(process.pid)], frozenset())[process.pid].cpu_seconds > before + 0.05)
         os.kill(child, signal.SIGSTOP)
-        await until(lambda: sweep([patient(process.pid)], frozenset())[process.pid].state == "T")
+        await until(lambda: sweep([engine(process.pid)], frozenset())[process.pid].state == "T")
 
 
 def test_a_process_that_is_gone_is_not_seen():
     """There is no look at a process that has ended."""
     with running(REST) as process:
         pass
-    assert sign_of(process.pid) is None
-    assert Sweep()([patient(process.pid)], frozenset()) == {}
+    assert read_stat(process.pid) is None
+    assert StatsReader()([engine(process.pid)], frozenset()) == {}
 
 
 def test_a_listener_is_seen_in_every_second_sweep():
     """The port of an engine is found in the host's table while somebody listens there, and not when nobody does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        sweep = Sweep()
-        looks = [sweep([patient(os.getpid(), port)], frozenset())[os.getpid()] for _ in range(2 * PORT_SWEEPS)]
+        sweep = StatsReader()
+        looks = [sweep([engine(os.getpid(), port)], frozenset())[os.getpid()] for _ in range(2 * PORT_ROUNDS)]
     assert [look.listening for look in looks] == [None, True, None, True]
-    sweep([patient(os.getpid(), port)], frozenset())
-    assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
+    sweep([engine(os.getpid(), port)], frozenset())
+    assert sweep([engine(os.getpid(), port)], frozenset())[os.getpid()].listening is False
 
 
 def test_who_waits_at_the_door_is_seen():
     """A connection that nobody accepts, and bytes that nobody reads, are seen on the port; taken in, they are not."""
     if sys.platform != "linux":
         pytest.skip("only Linux tells")
-    sweep = Sweep(count=1)
+    sweep = StatsReader(count=1)
 
     def look(port):
         sweep._count = 1
-        return sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].waiting
+        return sweep([engine(os.getpid(), port)], frozenset())[os.getpid()].waiting
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -127,12 +122,12 @@ def test_who_waits_at_the_door_is_seen():
 
 def test_without_a_table_the_port_is_tried():
     """Where the kernel has no table of listeners, a connection tells."""
-    sweep = Sweep(count=1, has_doors=False)
+    sweep = StatsReader(count=1, has_port_table=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is True
-    sweep([patient(os.getpid(), port)], frozenset())
-    assert sweep([patient(os.getpid(), port)], frozenset())[os.getpid()].listening is False
+        assert sweep([engine(os.getpid(), port)], frozenset())[os.getpid()].listening is True
+    sweep([engine(os.getpid(), port)], frozenset())
+    assert sweep([engine(os.getpid(), port)], frozenset())[os.getpid()].listening is False
 
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
@@ -143,109 +138,87 @@ def test_a_host_that_cannot_try_a_port_says_nothing_of_it(monkeypatch, lack):
         raise OSError(lack, os.strerror(lack))
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    sweep = Sweep(count=1, has_doors=False)
-    assert sweep([patient(os.getpid())], frozenset())[os.getpid()].listening is None
+    sweep = StatsReader(count=1, has_port_table=False)
+    assert sweep([engine(os.getpid())], frozenset())[os.getpid()].listening is None
 
 
 def test_the_log_that_grows_is_seen(tmp_path):
     """The size of the log file is part of a look; one that is not there yet is empty."""
-    log, pid, sweep = tmp_path / "log", os.getpid(), Sweep()
-    assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 0
+    log, pid, sweep = tmp_path / "log", os.getpid(), StatsReader()
+    assert sweep([engine(pid, log_path=log)], frozenset())[pid].log_bytes == 0
     log.write_text("12345")
-    assert sweep([patient(pid, log_path=log)], frozenset())[pid].log_bytes == 5
+    assert sweep([engine(pid, log_path=log)], frozenset())[pid].log_bytes == 5
 
 
 async def test_who_shows_the_same_again_costs_no_new_look(tmp_path):
     """What has not changed is the same object again, also when ports were looked at in between; what has is not."""
     log = tmp_path / "log"
-    sweep = Sweep(has_doors=False)
+    sweep = StatsReader(has_port_table=False)
     with running(REST) as process:
 
         def is_the_same():
-            looks = [sweep([patient(process.pid, log_path=log)], frozenset())[process.pid] for _ in range(4)]
+            looks = [sweep([engine(process.pid, log_path=log)], frozenset())[process.pid] for _ in range(4)]
             return looks[0] is looks[2] and looks[1] is looks[3]
 
         await until(is_the_same)  # once its interpreter has started
         log.write_text("12345")
-        assert sweep([patient(process.pid, log_path=log)], frozenset())[process.pid].log_bytes == 5
+        assert sweep([engine(process.pid, log_path=log)], frozenset())[process.pid].log_bytes == 5
 
 
 def test_psutil_tells_the_same():
     """On a system without /proc the same look comes from psutil, except that running is no sign of life there."""
-    ours, theirs = sign_of(os.getpid()), process_stats._sign_by_psutil(os.getpid())
+    ours, theirs = read_stat(os.getpid()), process_stats._read_by_psutil(os.getpid())
     assert theirs.state == "S"  # although it runs: macOS says so of everybody, and it would count as a sign of life
     assert abs(ours.cpu_seconds - theirs.cpu_seconds) < 5
     assert theirs.resident_bytes > 0
-    assert process_stats._sign_by_psutil(2**22 + 1) is None
-
-
-def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
-    """The counter of our control group is read, of version 1 or 2; where it has none, the machine's."""
-    monkeypatch.setattr(process_stats, "own_group", lambda mounts: Group(1, (tmp_path,)))
-    assert memory_kills() >= 0
-    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert memory_kills() == 2
-    monkeypatch.setattr(process_stats, "own_group", lambda mounts: Group(2, (tmp_path,)))
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
-    assert memory_kills() == 3
+    assert process_stats._read_by_psutil(2**22 + 1) is None
 
 
 async def test_without_descriptors_nothing_is_said_of_anybody():
     """Who cannot be looked at is not seen, its port is neither open nor closed, and its cookie is not missed."""
     if sys.platform != "linux":
         pytest.skip("elsewhere a look at a process takes no descriptor")
-    rounds, own = Rounds(), patient(os.getpid())
-    await rounds.family("none")  # the worker thread is there from now on
+    sampler, own = Sampler(), engine(os.getpid())
+    await sampler.family("none")  # the worker thread is there from now on
     with no_descriptors():
-        assert await rounds.look(own, loading=True) is None
-        assert rounds.glance(own) is None
+        assert await sampler.sample(own, loading=True) is None
+        assert sampler.sample_nowait(own) is None
         assert process_stats._accepts("127.0.0.1", 1) is None
         with pytest.raises(OSError, match="Too many open files"):
-            await rounds.family("none")
+            await sampler.family("none")
     assert process_stats._accepts("127.0.0.1", 1) is False
-    rounds._seen_at = float("-inf")
-    assert await rounds.look(own, loading=True) is not None
-
-
-async def test_who_waits_for_a_look_that_hangs_can_leave():
-    """A process on a dead disk may hold the look at all cookies for ever, and holds nobody's end."""
-    may_end = threading.Event()
-    census = Census(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(20))
-    with trio.fail_after(10):
-        with trio.move_on_after(0.1):
-            await census.carriers("a")
-        may_end.set()
-        assert await census.carriers("a") == ("one",)
+    sampler._seen_at = float("-inf")
+    assert await sampler.sample(own, loading=True) is not None
 
 
 class Counting:
     """A sweep that takes a while and counts itself."""
 
     def __init__(self):
-        self.patients = []
+        self.engines = []
 
-    def __call__(self, patients, loading):
-        self.patients.append(([one.pid for one in patients], loading))
-        return {one.pid: Look("S", 1.0) for one in patients if one.pid != 13}
+    def __call__(self, engines, loading):
+        self.engines.append(([one.pid for one in engines], loading))
+        return {one.pid: Look("S", 1.0) for one in engines if one.pid != 13}
 
 
 async def test_one_sweep_serves_all_who_look_on_the_same_tick():
     """Fifty services that look together cost one sweep."""
     counting = Counting()
-    rounds, clock = Rounds(counting), trio.current_time
+    sampler, clock = Sampler(counting), trio.current_time
     for pid in range(1, 51):
-        await rounds.look(patient(pid), loading=False)
-    counting.patients.clear()
-    rounds._seen_at = clock() - FRESH_SECONDS
+        await sampler.sample(engine(pid), loading=False)
+    counting.engines.clear()
+    sampler._seen_at = clock() - FRESH_SECONDS
     seen = []
 
     async def look(pid):
-        seen.append(await rounds.look(patient(pid), loading=pid == 3))
+        seen.append(await sampler.sample(engine(pid), loading=pid == 3))
 
     async with trio.open_nursery() as nursery:
         for pid in range(1, 51):
             nursery.start_soon(look, pid)
-    assert len(counting.patients) == 1
+    assert len(counting.engines) == 1
     assert len(seen) == 50
     assert seen.count(None) == 1  # of the process that has ended
 
@@ -253,61 +226,40 @@ async def test_one_sweep_serves_all_who_look_on_the_same_tick():
 async def test_a_glance_sees_what_a_look_sees():
     """Glances share a sweep with each other and with looks; where that takes a thread they see nothing."""
     counting = Counting()
-    rounds = Rounds(counting, in_thread=False)
-    assert rounds.glance(patient(1)) == Look("S", 1.0)
-    rounds.glance(patient(2))
-    counting.patients.clear()
-    assert rounds.glance(patient(1)) is rounds.glance(patient(1)) is await rounds.look(patient(1), loading=False)
-    assert rounds.glance(patient(13)) is None  # its process has ended
-    assert counting.patients == [([1, 2, 13], frozenset())]
-    assert Rounds(counting, in_thread=True).glance(patient(1)) is None
+    sampler = Sampler(counting, in_thread=False)
+    assert sampler.sample_nowait(engine(1)) == Look("S", 1.0)
+    sampler.sample_nowait(engine(2))
+    counting.engines.clear()
+    assert (
+        sampler.sample_nowait(engine(1))
+        is sampler.sample_nowait(engine(1))
+        is await sampler.sample(engine(1), loading=False)
+    )
+    assert sampler.sample_nowait(engine(13)) is None  # its process has ended
+    assert counting.engines == [([1, 2, 13], frozenset())]
+    assert Sampler(counting, in_thread=True).sample_nowait(engine(1)) is None
 
 
 async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):
     """After a minute without a question an engine is not looked at any more."""
     counting = Counting()
-    rounds = Rounds(counting)
-    await rounds.look(patient(1), loading=True)
+    sampler = Sampler(counting)
+    await sampler.sample(engine(1), loading=True)
     monkeypatch.setattr(process_stats, "FORGOTTEN_SECONDS", 0.0)
-    rounds._seen_at = float("-inf")
+    sampler._seen_at = float("-inf")
     monkeypatch.setattr(process_stats, "FRESH_SECONDS", 0.0)
     await trio.lowlevel.checkpoint()
     monkeypatch.setattr(process_stats, "FORGOTTEN_SECONDS", 1e-9)
-    await rounds.look(patient(2), loading=False)
-    assert counting.patients[0] == ([1], frozenset({1}))
-    assert 1 not in counting.patients[-1][0]
+    await sampler.sample(engine(2), loading=False)
+    assert counting.engines[0] == ([1], frozenset({1}))
+    assert 1 not in counting.engines[-1][0]
 
 
 async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
     """Whoever looks for all may be cancelled: the next one looks."""
-    rounds = Rounds(Counting())
+    sampler = Sampler(Counting())
     with trio.CancelScope() as scope:
         scope.cancel()
-        await rounds.look(patient(1), loading=False)
+        await sampler.sample(engine(1), loading=False)
     with trio.fail_after(5):
-        assert await rounds.look(patient(2), loading=False) is not None
-
-
-async def test_many_who_look_for_cookies_at_once_share_a_look():
-    """Who asks while a look runs gets the next one, which begins later and serves all who wait for it."""
-    looks, may_end = [], threading.Event()
-
-    def scan():
-        looks.append(len(looks) + 1)
-        may_end.wait(5)
-        return {f"cookie-{number}": (number,) for number in looks}
-
-    census, found = Census(scan), []
-
-    async def ask(cookie):
-        found.append(tuple(await census.carriers(cookie)))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, "cookie-1")
-        await until(lambda: looks == [1])
-        for _ in range(50):
-            nursery.start_soon(ask, "cookie-2")
-        await trio.testing.wait_all_tasks_blocked()
-        may_end.set()
-    assert looks == [1, 2]
-    assert found == [(1,), *[(2,)] * 50]
+        assert await sampler.sample(engine(2), loading=False) is not None

@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmkube.supervisor.host import pss
-from llmkube.supervisor.host.linux import (
-    LinuxMemory,
-    host_available,
-    open_linux_memory,
-    parse_meminfo,
-    parse_swapped_pages,
-)
+from llmkube.supervisor.host import linux as linux_memory
+from llmkube.supervisor.host.cgroups import Group
+from llmkube.supervisor.host.linux import LinuxMemory, host_available, oom_kills, open_linux_memory
 from llmkube.supervisor.host.process_trees import footprints
+from llmkube.supervisor.host.procfs import parse_meminfo, read_pss_bytes, read_stat
 from llmkube.supervisor.host.psi import Pressure, open_alarm, open_triggers, parse_pressure, read_pressure
-from llmkube.supervisor.host.pss import Proportions, Resident, resident_of, shared_out
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host.this_machine import footprints_here, open_host_memory
 
@@ -86,21 +81,9 @@ def host(tmp_path):
     return FakeHost(tmp_path)
 
 
-def test_meminfo_is_read_in_bytes():
-    """Entries in kB become bytes; those that count pages stay as they are."""
-    found = parse_meminfo(MEMINFO)
-    assert (found["MemTotal"], found["HugePages_Total"]) == (24684084 * 1024, 4)
-
-
 def test_mapped_files_are_in_use():
     """What programs have mapped is not available, whatever the kernel says."""
     assert host_available(parse_meminfo(MEMINFO)) == (23210436 - (322628 - 210996)) * 1024
-
-
-@pytest.mark.parametrize(("text", "pages"), [("pswpin 1\npswpout 42\npswpout_x 9\n", 42), ("pgpgin 3\n", 0), ("", 0)])
-def test_swapped_pages_are_counted(text, pages):
-    """The counter is found among the others, and is 0 where it is missing."""
-    assert parse_swapped_pages(text) == pages
 
 
 def test_pressure_is_read(tmp_path):
@@ -309,9 +292,9 @@ def test_what_two_share_is_counted_once(tmp_path):
     file = tmp_path / "weights"
     file.write_bytes(b"x" * (64 * MIB))
     with mapping(file) as one:
-        alone = shared_out(one)
+        alone = read_pss_bytes(one)
         with mapping(file):
-            assert alone - shared_out(one) > 30 * MIB
+            assert alone - read_pss_bytes(one) > 30 * MIB
 
 
 def test_a_process_that_is_gone_has_no_footprint():
@@ -333,51 +316,16 @@ def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
     pid = os.getpid()
     assert footprints_here([pid])[pid] > 0
     monkeypatch.setattr(Path, "read_bytes", refused)
-    assert shared_out(pid) is None
-    assert abs(footprints_here([pid])[pid] - resident_of(pid).size_bytes) < 16 * MIB
+    assert read_pss_bytes(pid) is None
+    assert abs(footprints_here([pid])[pid] - read_stat(pid).resident_bytes) < 16 * MIB
 
 
-class Measurements:
-    """Processes as the kernel shows them, and how often it had to walk their page tables."""
-
-    def __init__(self, monkeypatch):
-        self.resident, self.shared_out, self.walks = Resident(1, 8 * GIB), 5 * GIB, 0
-        monkeypatch.setattr(pss, "resident_of", lambda pid: self.resident)
-        monkeypatch.setattr(pss, "shared_out", self.walk)
-        self.proportions = Proportions()
-
-    def walk(self, pid):
-        self.walks += 1
-        return self.shared_out
-
-    def at(self, now):
-        return self.proportions.footprints([2**22 + 1], now).get(2**22 + 1)
-
-
-def test_a_large_process_is_walked_now_and_then(monkeypatch):
-    """8 GiB are measured every 12 s; between that, what has become resident or has gone is added to the last figure."""
-    kernel = Measurements(monkeypatch)
-    assert kernel.at(100.0) == 5 * GIB
-    kernel.resident = Resident(1, 9 * GIB)
-    assert kernel.at(105.0) == 6 * GIB
-    kernel.resident = Resident(1, 6 * GIB)
-    assert (kernel.at(111.9), kernel.walks) == (3 * GIB, 1)
-    kernel.shared_out = GIB
-    assert (kernel.at(112.0), kernel.walks) == (GIB, 2)
-
-
-def test_a_pid_that_is_used_again_is_measured(monkeypatch):
-    """What was measured of a process says nothing of the next one with its pid."""
-    kernel = Measurements(monkeypatch)
-    assert kernel.at(100.0) == 5 * GIB
-    kernel.resident, kernel.shared_out = Resident(2, 8 * GIB), 7 * GIB
-    assert kernel.at(100.1) == 7 * GIB
-
-
-def test_who_has_ended_is_forgotten(monkeypatch):
-    """A process that has ended has no footprint, and nothing of it is kept."""
-    kernel = Measurements(monkeypatch)
-    kernel.at(100.0)
-    kernel.resident = None
-    assert kernel.at(101.0) is None
-    assert not kernel.proportions._known
+def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
+    """The counter of our control group is read, of version 1 or 2; where it has none, the machine's."""
+    monkeypatch.setattr(linux_memory, "own_group", lambda mounts: Group(1, (tmp_path,)))
+    assert oom_kills() >= 0
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert oom_kills() == 2
+    monkeypatch.setattr(linux_memory, "own_group", lambda mounts: Group(2, (tmp_path,)))
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert oom_kills() == 3

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmkube.supervisor.host import tcp_listeners as module
-from llmkube.supervisor.host.tcp_listeners import LISTEN, doors
+from llmkube.supervisor.host.tcp_listeners import LISTEN, listening_ports
 from waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
@@ -35,15 +35,15 @@ async def test_a_listener_is_seen_and_who_waits_there(host):
         pytest.skip("no IPv6 here")
     with server:
         port = server.getsockname()[1]
-        assert doors({port})[port] is False
+        assert listening_ports({port})[port] is False
         with socket.create_connection((host, port)) as client:
-            await until(lambda: doors({port})[port])
+            await until(lambda: listening_ports({port})[port])
             accepted, _ = server.accept()
             with accepted:
-                assert doors({port})[port] is False
+                assert listening_ports({port})[port] is False
                 client.sendall(b"hello")
-                await until(lambda: doors({port})[port])
-    assert port not in doors({port})
+                await until(lambda: listening_ports({port})[port])
+    assert port not in listening_ports({port})
 
 
 def test_both_ways_tell_the_same():
@@ -58,4 +58,4 @@ def test_where_nobody_tells_nothing_is_claimed(monkeypatch):
     """Without either way the answer is None, and not that nobody listens."""
     monkeypatch.setattr(module, "_asked", refuse)
     monkeypatch.setattr(module, "_read", refuse)
-    assert doors({1}) is None
+    assert listening_ports({1}) is None

@@ -8,7 +8,7 @@ import trio
 
 from lacking import no_descriptors
 from llmkube.supervisor import network as network_module
-from llmkube.supervisor.host.linux import parse_meminfo
+from llmkube.supervisor.host.procfs import parse_meminfo
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.network import LocalNetwork, host_facts
 from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, is_usable, settle

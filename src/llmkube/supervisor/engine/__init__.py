@@ -2,6 +2,7 @@
 
 launcher, child   from a plan to a process, and its end
 health, stuck     does it answer, does it move
-process_stats     memory and processor time of all engines
+process_stats     memory and processor time of all engines, sampled at once
+cookie_scan       which processes carry the cookie of an engine
 orphans, logfile  processes of an earlier agent; the log
 """

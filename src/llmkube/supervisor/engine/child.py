@@ -19,8 +19,9 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
-from llmkube.supervisor.engine.process_stats import Patient, Rounds, memory_kills
+from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
 from llmkube.supervisor.host import processes
+from llmkube.supervisor.host.linux import oom_kills
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import Look
@@ -61,9 +62,9 @@ class OwnedProcess:
     _log_path: Path
     _wait: Callable[[], Awaitable[Exit]]
     _log_cap_bytes: int
-    _rounds: Rounds
-    _kills_before: int = attrs.field(factory=memory_kills)
-    _patient: Patient | None = None
+    _sampler: Sampler
+    _kills_before: int = attrs.field(factory=oom_kills)
+    _engine: EngineProcess | None = None
 
     async def wait(self) -> Exit:
         """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
@@ -96,29 +97,29 @@ class OwnedProcess:
 
         A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
         """
-        seen = await self._rounds.look(self._as_patient(host, port), loading=loading)
+        seen = await self._sampler.sample(self._engine_at(host, port), loading=loading)
         if seen is not None and seen.log_bytes > self._log_cap_bytes:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return seen
 
     def glance(self, host: str, port: int) -> Look | None:
         """The same without waiting; None also when its log has to be rotated."""
-        seen = self._rounds.glance(self._as_patient(host, port))
+        seen = self._sampler.sample_nowait(self._engine_at(host, port))
         return seen if seen is not None and seen.log_bytes <= self._log_cap_bytes else None
 
-    def _as_patient(self, host: str, port: int) -> Patient:
-        known = self._patient
+    def _engine_at(self, host: str, port: int) -> EngineProcess:
+        known = self._engine
         if known is None or (known.host, known.port, known.log_path) != (host, port, self._log_path):
-            self._patient = known = Patient(self.pid, host, port, self._log_path)
+            self._engine = known = EngineProcess(self.pid, host, port, self._log_path)
         return known
 
     async def family(self, cookie: str) -> Sequence[psutil.Process]:
         """Every process on this host that carries its cookie, itself included."""
-        return await self._rounds.family(cookie)
+        return await self._sampler.family(cookie)
 
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
-        return memory_kills() - self._kills_before
+        return oom_kills() - self._kills_before
 
 
 @attrs.frozen
@@ -140,7 +141,7 @@ class Ending:
 
 @asynccontextmanager
 async def open_child(
-    command: Command, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
+    command: Command, ending: Ending, *, log_cap_bytes: int, sampler: Sampler | None = None
 ) -> AsyncIterator[OwnedProcess]:
     """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
@@ -175,14 +176,14 @@ async def open_child(
         return Exit(await process.wait())
 
     started = processes.start_of(process.pid)
-    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, rounds or Rounds())
+    child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
     async with _owned(child, ending):
         yield child
 
 
 @asynccontextmanager
 async def adopt_child(
-    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int, rounds: Rounds | None = None
+    record: EngineRecord, log_path: Path, ending: Ending, *, log_cap_bytes: int, sampler: Sampler | None = None
 ) -> AsyncIterator[OwnedProcess]:
     """Take over a process that an earlier agent has started; from here on it is treated as our own.
 
@@ -200,7 +201,7 @@ async def adopt_child(
             return Exit(None)
 
         child = OwnedProcess(
-            record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, rounds or Rounds()
+            record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, sampler or Sampler()
         )
         async with _owned(child, ending):
             yield child

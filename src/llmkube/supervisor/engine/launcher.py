@@ -15,7 +15,7 @@ from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_version
 from llmkube.supervisor.engine.child import Ending, adopt_child, open_child
 from llmkube.supervisor.engine.logfile import service_of
-from llmkube.supervisor.engine.process_stats import Rounds
+from llmkube.supervisor.engine.process_stats import Sampler
 from llmkube.supervisor.engine.stuck import STRAYS, Stray, Strays
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
@@ -62,7 +62,7 @@ class LocalEngines:
     settings: AgentSettings
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _question: _Question | None = None
-    _rounds: Rounds = attrs.field(factory=Rounds)
+    _sampler: Sampler = attrs.field(factory=Sampler)
 
     async def info(self) -> EngineInfo:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
@@ -146,14 +146,14 @@ class LocalEngines:
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
         ending = self._ending(command.cookie, parting, service)
         cap = self.settings.log_cap_bytes
-        async with open_child(complete, ending, log_cap_bytes=cap, rounds=self._rounds) as child:
+        async with open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler) as child:
             yield child
 
     def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started."""
         ending = self._ending(record.cookie, parting, service_of(log_path))
         cap = self.settings.log_cap_bytes
-        return adopt_child(record, log_path, ending, log_cap_bytes=cap, rounds=self._rounds)
+        return adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
 
     def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
         def outlived(pid: int, started: str) -> None:

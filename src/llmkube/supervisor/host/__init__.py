@@ -1,10 +1,11 @@
 """What the kernel says of this machine: memory, processes, listeners, power.
 
     sample, pressure_level, rates        values and rules; pure
-    linux, cgroups, psi, pss             Linux, from /proc and /sys
+    procfs                               the one reader of /proc; each file's content as a value
+    linux, cgroups, psi, pss             Linux's memory: meminfo, limits, stalls, proportional sizes
     darwin, mach, power                  macOS, from Mach calls, sysctl and powermetrics
     processes, process_trees             which process is which, and what a tree of them holds
-    tcp_listeners                        who listens on which port, and who waits there
+    tcp_listeners                        which ports have a listener, and at which a client waits
     this_machine                         picks the readers of this platform
 
 A reader reports and decides nothing: what follows from a figure is the business of `supervisor/memory`.

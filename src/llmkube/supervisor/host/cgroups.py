@@ -11,6 +11,8 @@ from typing import Final
 
 import attrs
 
+from llmkube.supervisor.host.procfs import PROC
+
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5): space, tab, newline and backslash
 
 
@@ -63,6 +65,22 @@ def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
             found.append(Mount(2 if kind == "cgroup2" else 1, _unescaped(fields[3]), Path(_unescaped(fields[4]))))
     return tuple(sorted(found, key=lambda mount: mount.version))
+
+
+def own_mounts(proc: Path = PROC) -> tuple[Mount, ...]:
+    """Return the control group trees that this process sees; none when it may not know."""
+    try:
+        return parse_mounts((proc / "self" / "mountinfo").read_text("utf-8", "replace"))
+    except OSError:
+        return ()
+
+
+def own_group(mounts: tuple[Mount, ...], proc: Path = PROC) -> Group | None:
+    """Return the memory control group that this process is in now; None when there is none."""
+    try:
+        return group_of(mounts, (proc / "self" / "cgroup").read_text("utf-8", "replace"))
+    except OSError:
+        return None
 
 
 def group_of(mounts: tuple[Mount, ...], cgroup: str) -> Group | None:

@@ -1,23 +1,19 @@
 """This machine's memory under Linux: MemAvailable, stalls, swapping, and the limits of the agent's control group."""
 
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import attrs
 import trio
 
-from llmkube.supervisor.host.cgroups import Group, Mount, group_of, mapped_files, parse_mounts, room_in
+from llmkube.supervisor.host.cgroups import Mount, mapped_files, own_group, own_mounts, room_in
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Signs, Thresholds, judge
+from llmkube.supervisor.host.procfs import PAGE_BYTES, PROC, parse_counter, parse_meminfo
 from llmkube.supervisor.host.psi import open_triggers, read_pressure
-from llmkube.supervisor.host.pss import Proportions
+from llmkube.supervisor.host.pss import PssSampler
 from llmkube.supervisor.host.rates import Count, per_second
 from llmkube.supervisor.host.sample import Level, Sample
-
-PROC: Final = Path("/proc")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @attrs.define(eq=False)
@@ -35,11 +31,11 @@ class LinuxMemory:
     proc: Path = PROC
     _mounts: tuple[Mount, ...] = attrs.field(init=False)
     _swapped: Count | None = attrs.field(default=None, init=False)
-    _proportions: Proportions = attrs.field(factory=Proportions, init=False)
+    _pss: PssSampler = attrs.field(factory=PssSampler, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._mounts = mounts_in(self.proc)
+        self._mounts = own_mounts(self.proc)
 
     async def sample(self) -> Sample:
         """Look once, in some hundred microseconds; the files are made by the kernel, so no thread is needed."""
@@ -56,7 +52,7 @@ class LinuxMemory:
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Measure in a thread."""
         now = trio.current_time()
-        return await trio.to_thread.run_sync(self._proportions.footprints, pids, now, limiter=self._limiter)
+        return await trio.to_thread.run_sync(self._pss.footprints, pids, now, limiter=self._limiter)
 
     def look(self, now_seconds: float) -> Sample:
         """Look at once; raises `OSError`, `ValueError` or `KeyError` where /proc is not as it should be."""
@@ -70,8 +66,8 @@ class LinuxMemory:
             available_bytes = min(available_bytes, room.available_bytes)  # others may have left less than the limit
             if group.pressure_path is not None:
                 pressures.insert(0, group.pressure_path)
-        pages = parse_swapped_pages((self.proc / "vmstat").read_text("ascii"))
-        swapped = Count(pages * _PAGE_BYTES, now_seconds)
+        pages = parse_counter((self.proc / "vmstat").read_text("ascii"), "pswpout") or 0  # none without swap
+        swapped = Count(pages * PAGE_BYTES, now_seconds)
         swap_rate = per_second(self._swapped, swapped)
         self._swapped = swapped
         pressure = read_pressure(pressures)
@@ -83,26 +79,12 @@ class LinuxMemory:
 @contextmanager
 def open_linux_memory(thresholds: Thresholds, *, proc: Path = PROC) -> Iterator[LinuxMemory]:
     """Look at this host, and have the kernel wake us when programs begin to wait for memory, where it can."""
-    group = own_group(mounts_in(proc), proc)
+    group = own_group(own_mounts(proc), proc)
     paths = [proc / "pressure" / "memory"]
     if group is not None and group.pressure_path is not None:
         paths.append(group.pressure_path)
     with open_triggers(paths) as stalled:
         yield LinuxMemory(thresholds, stalled, proc)
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Return the entries of /proc/meminfo in bytes.
-
-    Raises:
-        ValueError: It has another form.
-    """
-    sizes = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        number, *unit = value.split()
-        sizes[name] = int(number) * (1024 if unit == ["kB"] else 1)
-    return sizes
 
 
 def host_available(meminfo: Mapping[str, int]) -> int:
@@ -114,25 +96,18 @@ def host_available(meminfo: Mapping[str, int]) -> int:
     return max(0, meminfo["MemAvailable"] - mapped_files(meminfo["Mapped"], meminfo["Shmem"]))
 
 
-def parse_swapped_pages(text: str) -> int:
-    """Return how many pages have been swapped out since boot, by /proc/vmstat; 0 for a kernel without swap."""
-    for line in text.splitlines():
-        if line.startswith("pswpout "):
-            return int(line[8:])
+def oom_kills() -> int:
+    """Return how often the kernel has killed for want of memory in our control group (the engines' too) or on the host.
+
+    It is `oom_kill` in memory.events (version 2) or memory.oom_control (version 1), else in /proc/vmstat; 0 where no
+    such file is.
+    """
+    group = own_group(own_mounts())
+    for path in (*([group.kills_path] if group else ()), PROC / "vmstat"):
+        try:
+            count = parse_counter(path.read_text("ascii"), "oom_kill")
+        except (OSError, ValueError):
+            continue
+        if count is not None:
+            return count
     return 0
-
-
-def mounts_in(proc: Path) -> tuple[Mount, ...]:
-    """Return the control group trees that this process sees; none when it may not know."""
-    try:
-        return parse_mounts((proc / "self" / "mountinfo").read_text("utf-8", "replace"))
-    except OSError:
-        return ()
-
-
-def own_group(mounts: tuple[Mount, ...], proc: Path = PROC) -> Group | None:
-    """Return the memory control group that this process is in now; None when there is none."""
-    try:
-        return group_of(mounts, (proc / "self" / "cgroup").read_text("utf-8", "replace"))
-    except OSError:
-        return None

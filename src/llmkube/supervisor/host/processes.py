@@ -13,13 +13,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import structlog
 import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
+from llmkube.supervisor.host import procfs
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +28,6 @@ OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
 
 COOKIE_VARIABLE = "LLMKUBE_ENGINE"
 """Set in every engine's environment to a text that no other engine has."""
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def start_of(pid: int) -> str:
@@ -40,10 +38,10 @@ def start_of(pid: int) -> str:
     it by however much the clock has been set since psutil was imported, and the next agent would not know it again.
     """
     if sys.platform == "linux":
+        stat = procfs.read_stat(pid)
         try:
-            ticks = stat_fields(pid)[19].decode("ascii")
-            return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}:{ticks}"
-        except (OSError, IndexError):
+            return f"{procfs.read_boot_id()}:{stat.start_ticks}" if stat is not None else ""
+        except OSError:
             return ""
     try:
         return repr(psutil.Process(pid)._proc.create_time(monotonic=True))  # noqa: SLF001 - see above
@@ -203,33 +201,12 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
         yield wait
 
 
-def stat_fields(pid: int | str) -> list[bytes]:
-    """Return what /proc/PID/stat says from its third field (the state) on; Linux only.
-
-    proc_pid_stat(5) counts from 1, so field N is at N - 3 here. The second field, the program's name, may contain
-    anything. Fields beyond the 24th (the resident size) are left in one piece.
-
-    Raises:
-        OSError: There is no such process.
-    """
-    return read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 22)
-
-
 def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Return the processes below each of these, however deep."""
     below: dict[int, list[int]] = {}
     for pid, parent in _parents().items():
         below.setdefault(parent, []).append(pid)
     return {leader: tuple(_descendants(leader, below)) for leader in leaders}
-
-
-def read_small(path: str) -> bytes:
-    """Read a small file of /proc, which comes in one piece: three system calls, and nothing in between."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, _PAGE_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 def _hinted(entry: str) -> Iterator[psutil.Process]:
@@ -241,10 +218,10 @@ def _hinted(entry: str) -> Iterator[psutil.Process]:
         OSError: No descriptor is left, and whoever could not be looked at may have it.
     """
     wanted = os.fsencode(entry)
-    for folder in Path("/proc").iterdir():
+    for pid in procfs.list_pids():
         try:
-            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes():
-                yield psutil.Process(int(folder.name))
+            if wanted in procfs.read_environment(pid):
+                yield psutil.Process(pid)
         except psutil.Error:
             continue
         except OSError as error:  # another user's, or gone since
@@ -279,15 +256,8 @@ def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
 def _parents() -> dict[int, int]:
     if sys.platform != "linux":
         return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
-    parents: dict[int, int] = {}
     try:
-        names = os.listdir("/proc")  # noqa: PTH208 - of thousands, and only the names
-    except OSError:  # no descriptor is left on this host; whoever asks looks again
-        return parents
-    for name in names:
-        if name.isdigit():
-            try:
-                parents[int(name)] = int(stat_fields(name)[1])
-            except (OSError, IndexError, ValueError):
-                continue
-    return parents
+        pids = procfs.list_pids()
+    except OSError:  # no descriptor is left on this host; the caller looks again later
+        return {}
+    return {pid: parent for pid in pids if (parent := procfs.read_parent(pid)) is not None}

@@ -1,6 +1,6 @@
-"""Which TCP ports of a Linux host have a listener, and at which of them somebody waits.
+"""Which TCP ports of a Linux host have a listener, and at which of them a client waits.
 
-Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes nobody has read.
+Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes were not read.
 It is asked by sock_diag(7), for these two states only: the table in /proc holds all connections that have ended lately
 as well, and takes ten times as long on a host where many did. Where sock_diag is not there, /proc/net/tcp tells.
 """
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
+
+from llmkube.supervisor.host.procfs import PROC
 
 ESTABLISHED: Final = 1
 LISTEN: Final = 10
@@ -31,11 +33,11 @@ _LINE: Final = re.compile(rb":([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (0A|01) [0-9A-
 """Of /proc/net/tcp: the port, the state, and the receive queue."""
 
 Link = tuple[int, int, int]
-"""State, local port, and how much nobody has taken in yet."""
+"""State, local port, and how much was not taken in yet."""
 
 
-def doors(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
-    """Return every port that somebody listens on, and whether anybody waits there; None where nobody tells.
+def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
+    """Return every port that has a listener, and whether a client waits there; None where the kernel does not tell.
 
     IPv6 is looked at only for wanted ports that IPv4 does not have.
     """
@@ -62,7 +64,7 @@ def _links(family: socket.AddressFamily) -> list[Link]:
     try:
         return list(_asked(family))
     except (OSError, struct.error):
-        return list(_read(Path("/proc/net/tcp" if family is socket.AF_INET else "/proc/net/tcp6")))
+        return list(_read(PROC / "net" / ("tcp" if family is socket.AF_INET else "tcp6")))
 
 
 def _asked(family: socket.AddressFamily) -> Iterator[Link]:

@@ -9,7 +9,7 @@ from llmkube.supervisor.host.darwin import DarwinMemory, open_darwin_memory, wor
 from llmkube.supervisor.host.linux import LinuxMemory, open_linux_memory
 from llmkube.supervisor.host.mach import LibSystem
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
-from llmkube.supervisor.host.pss import Proportions
+from llmkube.supervisor.host.pss import PssSampler
 from llmkube.supervisor.host.sample import HostMemory, Sample
 
 
@@ -40,7 +40,7 @@ def sample_here() -> Sample:
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:
     """Return what processes of this machine use with all below them, without a provider; blocks."""
     if sys.platform == "linux":
-        return Proportions().footprints(pids, 0.0)
+        return PssSampler().footprints(pids, 0.0)
     return DarwinMemory(_kernel()).footprints(pids)
 
 
