@@ -29,7 +29,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.runtimes.registry import plan_for
-from llmkube.supervisor.cluster.applier import Outbox
+from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.memory.ledger import Ledger
@@ -188,7 +188,7 @@ async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path
         reporter = Reporter(
             wish(),
             host,
-            Outbox(rng),
+            Applier(rng),
             EventRecorder("test", "box", utcnow, rng),
             utcnow,
             lambda: views.append(reporter.view),

@@ -25,8 +25,8 @@ def two_hosts(**changes):
 
 @asynccontextmanager
 async def at_once():
-    """Nobody hesitates: all hosts want the same slot at the same moment."""
-    with patch.object(claims, "hesitation_seconds", lambda *args, **kwargs: 0.0):
+    """No host delays: all hosts want the same slot at the same moment."""
+    with patch.object(claims, "delay_seconds", lambda *args, **kwargs: 0.0):
         yield
 
 

@@ -15,7 +15,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
-from llmkube.supervisor.cluster.claimant import Claimant
+from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import liveness
 from llmkube.supervisor.nouns.desired import Desired
@@ -266,10 +266,10 @@ def flapping(original):
 
 
 def never_yields(original):
-    def consult(self, wish, *, running):
+    def may_run(self, wish, *, running):
         return original(self, wish, running=running) or running
 
-    return consult
+    return may_run
 
 
 def broken(*_):
@@ -364,9 +364,9 @@ BOOKED = {
         "bugs",
     ),
     "a host that was cut off does not yield": (
-        Claimant,
-        "consult",
-        never_yields(Claimant.consult),
+        ClaimManager,
+        "may_run",
+        never_yields(ClaimManager.may_run),
         acts(*CREATED, (1300.0, "partition"), hosts=2),
         "double",
     ),

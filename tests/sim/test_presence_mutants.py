@@ -10,10 +10,10 @@ from trio.testing import MockClock
 from llmkube.controller.reconcile import stale_endpoints
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
-from llmkube.supervisor.cluster import claimant, claims, drift_repair, host_lease
-from llmkube.supervisor.cluster.applier import Outbox
-from llmkube.supervisor.cluster.claimant import Claimant
-from llmkube.supervisor.cluster.drift_repair import Corrections
+from llmkube.supervisor.cluster import claim_manager, claims, drift_repair, host_lease
+from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.status_manager import Reporter
@@ -41,10 +41,10 @@ def everybody_lives(original):
 
 
 def never_yields(original):
-    def consult(self, wish, *, running):
+    def may_run(self, wish, *, running):
         return original(self, wish, running=running) or running
 
-    return consult
+    return may_run
 
 
 async def denied(*args, **kwargs):
@@ -53,10 +53,10 @@ async def denied(*args, **kwargs):
 
 
 def speaks_first(original):
-    def speaks(self, wish):
+    def reports(self, wish):
         return not self.synced or original(self, wish)
 
-    return speaks
+    return reports
 
 
 def deaf_after_loss(original):
@@ -74,45 +74,50 @@ def deaf_after_loss(original):
 
 MUTANTS = {
     "nobody asks": (
-        Claimant,
-        "consult",
+        ClaimManager,
+        "may_run",
         always(True),
         test_claims.test_two_hosts_share_the_services_and_run_none_twice,
     ),
     "the loser of a race does not see it": (
-        Claimant,
+        ClaimManager,
         "_write",
-        deaf_after_loss(Claimant._write),
+        deaf_after_loss(ClaimManager._write),
         test_claims.test_a_race_for_one_slot_has_one_winner_and_no_noise,
     ),
     "a dead host's claims hold for ever": (
         claims,
-        "judge",
-        everybody_lives(claims.judge),
+        "decide",
+        everybody_lives(claims.decide),
         test_claims.test_a_dead_host_is_replaced_within_a_minute,
     ),
     "a returned host does not yield": (
-        Claimant,
-        "consult",
-        never_yields(Claimant.consult),
+        ClaimManager,
+        "may_run",
+        never_yields(ClaimManager.may_run),
         test_claims.test_a_partitioned_host_serves_on_and_yields_on_return,
     ),
-    "nobody hesitates": (
+    "no host delays": (
         claims,
-        "hesitation_seconds",
+        "delay_seconds",
         always(0.0),
         test_claims.test_the_host_with_the_file_comes_first_then_the_one_with_most_memory,
     ),
-    "claims are never given up": (Claimant, "let_go", always(None), test_claims.test_a_deleted_service_leaves_no_claim),
+    "claims are never given up": (
+        ClaimManager,
+        "release",
+        always(None),
+        test_claims.test_a_deleted_service_leaves_no_claim,
+    ),
     "one slot for any number of replicas": (
-        claimant,
+        claim_manager,
         "slots",
         always(1),
         test_claims.test_two_replicas_run_on_two_hosts,
     ),
     "every replica speaks": (
-        Claimant,
-        "speaks",
+        ClaimManager,
+        "reports",
         always(True),
         test_claims.test_two_replicas_run_on_two_hosts,
     ),
@@ -129,8 +134,8 @@ MUTANTS = {
         test_presence.test_what_changed_while_a_host_slept_is_known_when_it_wakes,
     ),
     "nothing is said again on return": (
-        Outbox,
-        "repeat_nowait",
+        Applier,
+        "reapply_all_nowait",
         always(None),
         test_api_faults.test_what_was_undone_during_an_outage_is_said_again_at_once,
     ),
@@ -154,12 +159,12 @@ MUTANTS = {
     ),
     "what an earlier agent published stays": (
         agent,
-        "withdraw_strangers",
+        "delete_stale_endpoints",
         nothing,
         test_presence.test_what_is_not_served_here_any_more_is_withdrawn,
     ),
     "a claim on what no list has named is given up": (
-        Claimant,
+        ClaimManager,
         "_is_ours",
         denied,
         test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims,
@@ -171,13 +176,13 @@ MUTANTS = {
         test_limits.test_an_agent_without_descriptors_condemns_no_engine,
     ),
     "an agent speaks before it knows who serves": (
-        Claimant,
-        "speaks",
-        speaks_first(Claimant.speaks),
+        ClaimManager,
+        "reports",
+        speaks_first(ClaimManager.reports),
         test_claims.test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves,
     ),
     "what was written over the status stands": (
-        Corrections,
+        DriftRepair,
         "look_nowait",
         always(None),
         test_claims.test_what_a_host_says_too_late_is_said_again_at_once,

@@ -9,7 +9,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import Outbox, Slot
+from llmkube.supervisor.cluster.applier import Applier, Slot
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -51,13 +51,13 @@ class Alone:
 
     synced = True
 
-    def consult(self, wish, *, running):
+    def may_run(self, wish, *, running):
         return True
 
-    def speaks(self, wish):
+    def reports(self, wish):
         return True
 
-    def let_go(self, key, *, unheard=False):
+    def release(self, key, *, unlisted=False):
         pass
 
 
@@ -68,9 +68,9 @@ def new_roster(address="192.0.2.1"):
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
     rng = random.Random(0)
     ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
-    claimant = Alone()
+    claims = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return Roster(settings, ports, Outbox(rng), events, Known(model), Known(service), claimant, Mailbox(Reach(address)))
+    return Roster(settings, ports, Applier(rng), events, Known(model), Known(service), claims, Mailbox(Reach(address)))
 
 
 async def test_two_marks_before_the_first_step_make_one_task():
@@ -97,7 +97,7 @@ async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
 async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
     """Where no endpoint is published its word is heard at once, also while another service's is still on its way."""
     roster = new_roster(None)
-    roster.outbox.put_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
+    roster.applier.apply_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
     async with trio.open_nursery() as nursery:
         roster._reconcile(CHAT, nursery)
         with trio.fail_after(2):

@@ -3,7 +3,7 @@
 ```
  run_agent
  └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ outbox, repeats, reflectors, presence, claims, events, pressure
+   ├ applier, repeats, reflectors, host_lease, claims, events, pressure
    └ services nursery    cancelled first; the support closes after the last service has gone
      ├ run_service "chat"      life scope
      └ run_service "embed"     life scope
@@ -25,10 +25,10 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import Outbox
-from llmkube.supervisor.cluster.claimant import Claimant
-from llmkube.supervisor.cluster.host_lease import Presence, withdraw_presence
-from llmkube.supervisor.cluster.stale_endpoints import withdraw_strangers
+from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
+from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.ledger import Ledger
@@ -112,51 +112,51 @@ async def _run_shielded(
         roster.mark_all()
 
     hosts = HostMonitor(client, settings.lease_namespace, mark_all)
-    claimant = Claimant(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
+    claims = ClaimManager(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
     ledger = Ledger(Book(settings.memory_rules), watched=ports.memory is not None)
-    roster = Roster(settings, ports, Outbox(ports.rng), events, Cache(), Cache(), claimant, reach, ledger)
+    roster = Roster(settings, ports, Applier(ports.rng), events, Cache(), Cache(), claims, reach, ledger)
     wakes = Mailbox(0.0)
-    presence = Presence(
+    host_lease = HostLease(
         client,
         settings,
         ports,
         reach,
         services=lambda: len(roster.running),
         memory=ledger.room,
-        woke=wakes.put_nowait,
-        returned=roster.outbox.repeat_nowait,
-        named=claimant.named,
-        present=claimant.present,
-        upgraded=roster.plan_again,
+        on_wake=wakes.put_nowait,
+        on_renewed_again=roster.applier.reapply_all_nowait,
+        name_confirmed=claims.name_confirmed,
+        renewed=claims.renewed,
+        on_engine_upgrade=roster.plan_again,
     )
-    # Cancellation would reach the outbox together with the services that still have to speak through it. So the
+    # Cancellation would reach the applier together with the services that still have to speak through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
             selected = partial(reflect, label_selector=settings.selector.text)
             with trio.move_on_after(LOOK_SECONDS):
-                await presence.look_around()
-            speak = partial(roster.outbox.run, client, field_manager=settings.field_manager)
-            outer.start_soon(_run_named, claimant.named, speak)
-            repeat = partial(roster.outbox.run_repeats, client, namespace=settings.namespace)
+                await host_lease.refresh_address()
+            speak = partial(roster.applier.run, client, field_manager=settings.field_manager)
+            outer.start_soon(_run_once_named, claims.name_confirmed, speak)
+            repeat = partial(roster.applier.run_resync, client, namespace=settings.namespace)
             outer.start_soon(partial(repeat, every_seconds=settings.reassert_seconds))
             for follow in (
                 partial(selected, InferenceService, roster.services, roster.on_service, brake=True),
                 partial(reflect, Model, roster.models, roster.on_model),
                 partial(hosts.run_reflector, ports.rng),
-                claimant.run_reflector,
+                claims.run_reflector,
             ):
                 outer.start_soon(_run_afresh, follow, wakes)
             outer.start_soon(hosts.run_expiry)
-            outer.start_soon(claimant.run)
-            outer.start_soon(presence.run)
+            outer.start_soon(claims.run)
+            outer.start_soon(host_lease.run)
             outer.start_soon(roster.run_moves)
-            outer.start_soon(roster.corrections.run)
-            outer.start_soon(_run_second_words, hosts, claimant.host, roster.outbox)
-            withdraw = partial(withdraw_strangers, client, settings, roster.outbox, roster.running)
-            outer.start_soon(_run_named, claimant.named, withdraw)
+            outer.start_soon(roster.drift_repair.run)
+            outer.start_soon(_run_second_words, hosts, claims.host, roster.applier)
+            withdraw = partial(delete_stale_endpoints, client, settings, roster.applier, roster.running)
+            outer.start_soon(_run_once_named, claims.name_confirmed, withdraw)
             outer.start_soon(events.run, client)
             outer.start_soon(ports.learned.run)
             if ports.memory is not None:
@@ -171,18 +171,18 @@ async def _run_shielded(
                 support.deadline = trio.current_time() + _stop_seconds(settings)
                 services.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
-                await roster.outbox.wait_heard()
+                await roster.applier.wait_applied()
                 await events.wait_written()
                 if not roster.parting.keep:
-                    await withdraw_presence(client, settings)
+                    await delete_host_lease(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
         log.error("the stop took longer than its deadlines allow")
 
 
-async def _run_named(named: trio.Event, run: Callable[[], Awaitable[None]]) -> None:
+async def _run_once_named(name_confirmed: trio.Event, run: Callable[[], Awaitable[None]]) -> None:
     """Say nothing in this host's name before it is certain that no other machine has it."""
-    await named.wait()
+    await name_confirmed.wait()
     await run()
 
 
@@ -196,7 +196,7 @@ async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[floa
             nursery.cancel_scope.cancel(reason="the host has slept")
 
 
-async def _run_second_words(hosts: HostMonitor, host: str, outbox: Outbox) -> None:
+async def _run_second_words(hosts: HostMonitor, host: str, applier: Applier) -> None:
     """Never return: say what stands once more some time after other hosts have come or gone."""
     while True:
         version, before = hosts.news.version, _others(hosts, host)
@@ -204,7 +204,7 @@ async def _run_second_words(hosts: HostMonitor, host: str, outbox: Outbox) -> No
             await hosts.news.wait_newer(version)
             version = hosts.news.version
         await trio.sleep(SETTLE_SECONDS)
-        outbox.repeat_nowait()
+        applier.reapply_all_nowait()
 
 
 def _others(hosts: HostMonitor, host: str) -> frozenset[str]:

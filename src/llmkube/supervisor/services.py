@@ -21,9 +21,9 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.cluster.applier import Outbox, Slot
-from llmkube.supervisor.cluster.claimant import Claimant
-from llmkube.supervisor.cluster.drift_repair import Corrections
+from llmkube.supervisor.cluster.applier import Applier, Slot
+from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
 from llmkube.supervisor.memory.ledger import Ledger
@@ -71,11 +71,11 @@ class Roster:
 
     settings: AgentSettings
     ports: Ports
-    outbox: Outbox
+    applier: Applier
     events: EventRecorder
     models: Cache[Model]
     services: Cache[InferenceService]
-    claimant: Claimant
+    claims: ClaimManager
     reach: Mailbox[Reach]
     ledger: Ledger = attrs.field(factory=lambda: Ledger(watched=False))
     parting: Parting = attrs.field(factory=Parting)
@@ -84,24 +84,24 @@ class Roster:
     marked: set[Key] = attrs.field(factory=set)
     wake: trio.Event = attrs.field(factory=trio.Event)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
-    corrections: Corrections = attrs.field(init=False)
+    drift_repair: DriftRepair = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.left = dict(self.ports.left)
-        self.corrections = Corrections(self.outbox, self._conditions, self.ports.rng)
+        self.drift_repair = DriftRepair(self.applier, self._conditions, self.ports.rng)
         self.ledger.told = self._tell_evicted
-        self.outbox.refused = self._tell_refused
+        self.applier.on_refused = self._tell_refused
         self.services.expect(self.ports.left)
 
     def synced(self) -> bool:
         """Whether everything that decides what runs here has been seen once."""
-        return self.models.synced.is_set() and self.services.synced.is_set() and self.claimant.synced
+        return self.models.synced.is_set() and self.services.synced.is_set() and self.claims.synced
 
     async def wait_synced(self) -> None:
         """Return when everything that decides what runs here has been seen once."""
         await self.models.synced.wait()
         await self.services.synced.wait()
-        await self.claimant.wait_synced()
+        await self.claims.wait_synced()
 
     def mark(self, key: Key) -> None:
         """Look at this service again."""
@@ -111,12 +111,12 @@ class Roster:
     def on_service(self, key: Key) -> None:
         """A service has changed: look at it again, and at what is said of it."""
         self.mark(key)
-        self.corrections.look_nowait(Slot(InferenceService, key, "status"))
+        self.drift_repair.look_nowait(Slot(InferenceService, key, "status"))
 
     def on_model(self, key: Key) -> None:
         """A Model has changed: look at it again, and at every service that refers to it."""
         self.mark_model(key)
-        self.corrections.look_nowait(Slot(Model, key, "status"))
+        self.drift_repair.look_nowait(Slot(Model, key, "status"))
 
     def _conditions(self, slot: Slot) -> Iterable[Condition] | None:
         found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
@@ -132,7 +132,7 @@ class Roster:
         """Look at everything again."""
         for service in self.services.values():
             self.mark(service.key)
-        for key in (*self.running, *self.claimant.held()):
+        for key in (*self.running, *self.claims.services()):
             self.mark(key)
 
     def plan_again(self) -> None:
@@ -222,14 +222,14 @@ class Roster:
         current = running.desired.value if running else None
         model = self.models.get(model_key(service)) if service else None
         wish = desired_here(service, model, current, self.settings.accelerators)
-        ours = wish is not None and self.claimant.consult(wish, running=running is not None)
+        ours = wish is not None and self.claims.may_run(wish, running=running is not None)
         if running is not None and wish is not None:
-            running.reporter.speak(ours and self.claimant.speaks(wish))
+            running.reporter.speak(ours and self.claims.reports(wish))
         if running is not None and key in self.services.doubted:
             running.reporter.told("DeletionDoubted", DOUBTED, "Warning")
         if wish is None or not ours:
             if wish is None and running is None and self.synced():
-                self.claimant.let_go(key, unheard=service is None)
+                self.claims.release(key, unlisted=service is None)
             if running is not None:
                 running.life.cancel(reason="deleted, or another host's")
         elif running is None:
@@ -240,8 +240,10 @@ class Roster:
         # A service that comes back while its task ends is marked again by the end of that task.
 
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
-        reporter = Reporter(wish, self.settings, self.outbox, self.events, self.ports.utcnow, self._changed, self.reach)
-        reporter.speaks = self.claimant.speaks(wish)
+        reporter = Reporter(
+            wish, self.settings, self.applier, self.events, self.ports.utcnow, self._changed, self.reach
+        )
+        reporter.speaks = self.claims.reports(wish)
         found, before = left.engine if left else None, self.left.pop(key, None)
         kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
         runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found, kept)

@@ -10,7 +10,7 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Outbox, Slot
+from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Applier, Slot
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 
@@ -57,69 +57,69 @@ class Server:
 
 @asynccontextmanager
 async def running():
-    server, outbox = Server(), Outbox(random.Random(0))
+    server, applier = Server(), Applier(random.Random(0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: outbox.run(server, field_manager="test"))
-        yield outbox, server
+        nursery.start_soon(lambda: applier.run(server, field_manager="test"))
+        yield applier, server
         nursery.cancel_scope.cancel()
 
 
 async def test_only_the_newest_word_is_said(autojump_clock):
     """Words that were replaced while the server was slow are never written."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.gate = trio.Event()
         for number in range(100):
-            outbox.put_nowait(A, {"n": number})
+            applier.apply_nowait(A, {"n": number})
             await trio.lowlevel.checkpoint()
         server.gate.set()
-        await outbox.wait_heard()
+        await applier.wait_applied()
         assert server.heard[-1] == {"n": 99}
         assert len(server.heard) <= 2
 
 
 async def test_the_same_word_twice_is_one_write(autojump_clock):
     """Repeating what has been heard costs no request."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         for _ in range(3):
-            outbox.put_nowait(A, {"n": 1})
-            await outbox.wait_heard(A)
+            applier.apply_nowait(A, {"n": 1})
+            await applier.wait_applied(A)
         assert server.heard == [{"n": 1}]
 
 
 async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock):
     """An outage delays a word and does not lose it."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.answers = [WorldError("away")] * 20
-        outbox.put_nowait(A, {"n": 1})
+        applier.apply_nowait(A, {"n": 1})
         with trio.fail_after(1200):
-            await outbox.wait_heard(A)
+            await applier.wait_applied(A)
         assert server.heard == [{"n": 1}]
 
 
 async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock):
     """What the server refuses is sent again after a minute and not before, and nobody waits for it."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.answers = [UserError("no")]
-        outbox.put_nowait(A, {"n": 1})
-        await outbox.wait_heard(A)
+        applier.apply_nowait(A, {"n": 1})
+        await applier.wait_applied(A)
         await trio.sleep(REFUSED_SECONDS - 1)
         assert server.heard == []
         await trio.sleep(2)
         assert server.heard == [{"n": 1}]
-        outbox.put_nowait(A, {"n": 2})
-        await outbox.wait_heard(A)
+        applier.apply_nowait(A, {"n": 2})
+        await applier.wait_applied(A)
         assert server.heard == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")], [WorldError("away"), UserError("no")]])
 async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers):
     """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.answers = answers
-        outbox.put_nowait(A, {"n": 1})
-        outbox.forget_once_heard(A)
-        await outbox.wait_heard(A)
-        assert not outbox.speaks_of(A)
+        applier.apply_nowait(A, {"n": 1})
+        applier.forget_once_applied(A)
+        await applier.wait_applied(A)
+        assert not applier.has(A)
         said = list(server.heard)
         await trio.sleep(10 * REFUSED_SECONDS)
         assert server.heard == said
@@ -127,66 +127,66 @@ async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojum
 
 async def test_a_slow_slot_does_not_hold_up_another(autojump_clock):
     """Two slots are written side by side, one slot never twice at a time."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.gate = trio.Event()
-        outbox.put_nowait(A, {"n": 1})
-        outbox.put_nowait(B, {"n": 2})
+        applier.apply_nowait(A, {"n": 1})
+        applier.apply_nowait(B, {"n": 2})
         await trio.sleep(1)
-        outbox.put_nowait(A, {"n": 3})
+        applier.apply_nowait(A, {"n": 3})
         await trio.sleep(1)
         assert server.at_once == 2
         server.gate.set()
-        await outbox.wait_heard()
+        await applier.wait_applied()
         assert server.heard[-1] == {"n": 3}
 
 
 async def test_a_deletion_is_said_once(autojump_clock):
     """A word of deletion is written, and then the slot is forgotten, also when the object was gone already."""
-    async with running() as (outbox, server):
-        outbox.put_nowait(A, None)
-        await outbox.wait_heard(A)
+    async with running() as (applier, server):
+        applier.delete_nowait(A)
+        await applier.wait_applied(A)
         server.answers = [NotFoundError("gone")]
-        outbox.put_nowait(B, None)
-        await outbox.wait_heard(B)
+        applier.delete_nowait(B)
+        await applier.wait_applied(B)
         assert server.heard == ["delete ns/a"]
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")]])
 async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers):
     """A slot that is forgotten during its write has neither been heard nor has a version afterwards."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         server.gate, server.answers = trio.Event(), answers
-        outbox.put_nowait(A, {"n": 1})
+        applier.apply_nowait(A, {"n": 1})
         await trio.sleep(1)
-        outbox.forget(A)
+        applier.forget(A)
         server.gate.set()
         await trio.sleep(1)
-        assert not outbox._heard
-        assert not outbox._versions
+        assert not applier._heard
+        assert not applier._versions
 
 
 async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock):
     """A server that takes a request and never answers does not silence a slot for ever."""
-    async with running() as (outbox, server):
+    async with running() as (applier, server):
         gate, server.gate = server.gate, trio.Event()
-        outbox.put_nowait(A, {"n": 1})
+        applier.apply_nowait(A, {"n": 1})
         await trio.sleep(14)
         server.gate = gate
         with trio.fail_after(60):
-            await outbox.wait_heard(A)
+            await applier.wait_applied(A)
         assert server.heard == [{"n": 1}]
 
 
 @asynccontextmanager
 async def repeating():
-    """An outbox that has said something about A and B, and looks after it once a minute."""
-    async with running() as (outbox, server), trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: outbox.run_repeats(server, every_seconds=60))
-        outbox.put_nowait(A, {"name": "a"})
-        outbox.put_nowait(B, {"name": "b"})
-        await outbox.wait_heard()
+    """An applier that has said something about A and B, and looks after it once a minute."""
+    async with running() as (applier, server), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: applier.run_resync(server, every_seconds=60))
+        applier.apply_nowait(A, {"name": "a"})
+        applier.apply_nowait(B, {"name": "b"})
+        await applier.wait_applied()
         server.heard.clear()
-        yield outbox, server
+        yield applier, server
         nursery.cancel_scope.cancel()
 
 
@@ -222,9 +222,9 @@ async def test_a_server_that_does_not_list_is_told_everything(autojump_clock):
 
 
 async def test_a_bug_is_not_swallowed(autojump_clock):
-    """An error that is neither the user's nor the world's ends the outbox."""
+    """An error that is neither the user's nor the world's ends the applier."""
     with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
-        async with running() as (outbox, server):
+        async with running() as (applier, server):
             server.answers = [KeyError("bug")]
-            outbox.put_nowait(A, {"n": 1})
+            applier.apply_nowait(A, {"n": 1})
             await trio.sleep(1)

@@ -13,7 +13,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import claim_name
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claims import Claim, Elsewhere, Hold, Take
+from llmkube.supervisor.cluster.claims import Acquire, Claim, Held, HeldElsewhere
 
 CHAT = Key("ns", "chat")
 ALIVE = frozenset({"me", "a", "b"})
@@ -27,31 +27,31 @@ def claim(slot, holder, version="1"):
 @pytest.mark.parametrize(
     ("slots", "held", "decision"),
     [
-        (1, [], Take(0)),
-        (1, [claim(0, "me")], Hold(0)),
-        (1, [claim(0, "a")], Elsewhere(("a",))),
-        (1, [claim(0, "dead")], Take(0, claim(0, "dead"))),
-        (1, [claim(0, "")], Take(0, claim(0, ""))),
-        (2, [claim(0, "a")], Take(1)),
-        (2, [claim(0, "a"), claim(1, "me")], Hold(1, speaks=False)),
-        (2, [claim(0, "dead"), claim(1, "me")], Hold(1, speaks=True)),
-        (2, [claim(0, "me"), claim(1, "a")], Hold(0, speaks=True)),
-        (2, [claim(0, "a"), claim(1, "b")], Elsewhere(("a", "b"))),
-        (2, [claim(0, "me"), claim(1, "me")], Hold(0)),
+        (1, [], Acquire(0)),
+        (1, [claim(0, "me")], Held(0)),
+        (1, [claim(0, "a")], HeldElsewhere(("a",))),
+        (1, [claim(0, "dead")], Acquire(0, claim(0, "dead"))),
+        (1, [claim(0, "")], Acquire(0, claim(0, ""))),
+        (2, [claim(0, "a")], Acquire(1)),
+        (2, [claim(0, "a"), claim(1, "me")], Held(1, reports=False)),
+        (2, [claim(0, "dead"), claim(1, "me")], Held(1, reports=True)),
+        (2, [claim(0, "me"), claim(1, "a")], Held(0, reports=True)),
+        (2, [claim(0, "a"), claim(1, "b")], HeldElsewhere(("a", "b"))),
+        (2, [claim(0, "me"), claim(1, "me")], Held(0)),
         # fewer replicas than before: what is beyond them counts for nothing
-        (1, [claim(0, "a"), claim(1, "me")], Elsewhere(("a",))),
-        (1, [claim(1, "me")], Take(0)),
-        (1, [claim(0, "dead"), claim(1, "me")], Take(0, claim(0, "dead"))),
+        (1, [claim(0, "a"), claim(1, "me")], HeldElsewhere(("a",))),
+        (1, [claim(1, "me")], Acquire(0)),
+        (1, [claim(0, "dead"), claim(1, "me")], Acquire(0, claim(0, "dead"))),
     ],
 )
 def test_what_a_host_may_do(slots, held, decision):
     """Each row: so many slots, these claims, and what follows for the host `me`."""
-    assert claims.judge("me", slots, held, ALIVE) == decision
+    assert claims.decide("me", slots, held, ALIVE) == decision
 
 
 def test_a_host_is_alive_to_itself():
     """A host whose Lease has run out (its network is gone) still holds what it has claimed."""
-    assert claims.judge("me", 1, [claim(0, "me")], frozenset({"a"})) == Hold(0)
+    assert claims.decide("me", 1, [claim(0, "me")], frozenset({"a"})) == Held(0)
 
 
 hosts = st.sampled_from(["a", "b", "c", "dead"])
@@ -64,11 +64,11 @@ def test_a_slot_never_has_two_hosts(slots, holders):
     held = [claim(slot, holder) for slot, holder in holders.items()]
     seen = {}
     for host in sorted(alive):
-        decision = claims.judge(host, slots, held, alive)
-        if isinstance(decision, Hold):
+        decision = claims.decide(host, slots, held, alive)
+        if isinstance(decision, Held):
             assert seen.setdefault(decision.slot, host) == host
             assert holders[decision.slot] == host
-        elif isinstance(decision, Take):
+        elif isinstance(decision, Acquire):
             assert holders.get(decision.slot) not in alive
             assert decision.slot < slots
 
@@ -83,13 +83,13 @@ def test_more_free_memory_comes_first_and_names_break_ties():
 @pytest.mark.parametrize("hosts", [1, 2, 6, 13, 100])
 def test_the_file_counts_more_than_any_place(hosts):
     """The first without the file waits longer than all that have it; who runs it already never waits."""
-    wait = partial(claims.hesitation_seconds, hosts=hosts, running=False)
+    wait = partial(claims.delay_seconds, hosts=hosts, running=False)
     with_file = [wait(place, has_file=True) for place in range(min(hosts, claims.MAX_STEPS + 1))]
     assert with_file == sorted(set(with_file))
     assert with_file[0] == 0.0
     assert wait(0, has_file=False) > wait(hosts - 1, has_file=True)
     assert wait(hosts - 1, has_file=False) < 10
-    assert claims.hesitation_seconds(5, hosts, has_file=False, running=True) == 0.0
+    assert claims.delay_seconds(5, hosts, has_file=False, running=True) == 0.0
 
 
 def test_a_claim_is_read_as_it_was_written():

@@ -2,6 +2,6 @@
 
 applier, drift_repair               the newest manifest per object, repeated until it is heard
 host_lease, sleep_detection         this host is alive, and whether it slept
-claimant, claims                    which host serves which service
+claim_manager, claims               which host serves which service
 status, endpoints, stale_endpoints  what is written
 """

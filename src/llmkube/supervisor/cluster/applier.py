@@ -59,16 +59,16 @@ class _Word:
 
 
 @attrs.define(eq=False)
-class Outbox:
+class Applier:
     """The newest word per slot, and which of them the API server has heard.
 
     Attributes:
         rng: Spreads repeats.
-        refused: Told of a service that something which is published of it is refused, and with None when it is taken.
+        on_refused: Called when an object that a service publishes is refused, and with None when it is accepted.
     """
 
     rng: random.Random
-    refused: Callable[[Key, Slot, UserError | None], None] = lambda *_: None
+    on_refused: Callable[[Key, Slot, UserError | None], None] = lambda *_: None
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _words: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
     _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
@@ -80,9 +80,15 @@ class Outbox:
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _sends_requests)
 
-    def put_nowait(self, slot: Slot, manifest: dict[str, Any] | None) -> None:
-        """Say something new about a slot, or with None that its object shall be gone; repeating oneself is free."""
-        word = _Word(manifest)
+    def apply_nowait(self, slot: Slot, manifest: dict[str, Any]) -> None:
+        """Have a manifest applied; the same one again costs no request."""
+        self._want(slot, _Word(manifest))
+
+    def delete_nowait(self, slot: Slot) -> None:
+        """Have an object deleted."""
+        self._want(slot, _Word(None))
+
+    def _want(self, slot: Slot, word: _Word) -> None:
         if self._words.get(slot) != word:
             self._words[slot] = word
             self._last.discard(slot)
@@ -97,14 +103,14 @@ class Outbox:
         self._last.discard(slot)
         self._wake()
 
-    def forget_once_heard(self, slot: Slot) -> None:
+    def forget_once_applied(self, slot: Slot) -> None:
         """Let what stands on a slot be the last word on it: it is not repeated, and anybody may say something else."""
         if self._heard.get(slot) == self._words.get(slot):
             self.forget(slot)
         else:
             self._last.add(slot)
 
-    async def wait_heard(self, *slots: Slot) -> None:
+    async def wait_applied(self, *slots: Slot) -> None:
         """Return when the API server has heard the newest word on each slot, or on all; deadlines are callers'."""
         await trio.lowlevel.checkpoint()
         while any(self._words.get(slot) != self._heard.get(slot) for slot in slots or self._words):
@@ -114,7 +120,7 @@ class Outbox:
         """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
         await run_workers(self._queue, partial(self._send, client, field_manager), workers=WORKERS)
 
-    async def run_repeats(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
+    async def run_resync(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
         """Never return: look at a slow, fixed pace for what somebody has removed or changed, and say that again.
 
         Args:
@@ -131,21 +137,21 @@ class Outbox:
                     if stands is None or stands.get(slot.key) != self._versions.get(slot):
                         self._queue.add_nowait(slot)
 
-    def repeat_nowait(self) -> None:
+    def reapply_all_nowait(self) -> None:
         """Say everything that stands once more: somebody may have removed it, or said something else over it."""
         for slot in self._words:
             self._queue.add_nowait(slot)
 
-    def again_nowait(self, slot: Slot) -> None:
+    def reapply_nowait(self, slot: Slot) -> None:
         """Say what stands on one slot once more."""
         self._queue.add_nowait(slot)
 
-    def heard(self, slot: Slot) -> Mapping[str, Any] | None:
+    def applied(self, slot: Slot) -> Mapping[str, Any] | None:
         """The newest word on a slot, if the API server has heard it; None of one that is on its way."""
         word = self._words.get(slot)
         return word.manifest if word is not None and self._heard.get(slot) == word else None
 
-    def speaks_of(self, slot: Slot) -> bool:
+    def has(self, slot: Slot) -> bool:
         """Whether there is a word on a slot."""
         return slot in self._words
 
@@ -208,7 +214,7 @@ class Outbox:
             return
         (self._refusals.discard if refused is None else self._refusals.add)(slot)
         owner = word.manifest["metadata"]["ownerReferences"][0]["name"]
-        self.refused(Key(slot.key.namespace, owner), slot, refused)
+        self.on_refused(Key(slot.key.namespace, owner), slot, refused)
 
     def _note(self, slot: Slot, word: _Word) -> None:
         """Remember what was heard; not of a slot that was forgotten while it was being written."""

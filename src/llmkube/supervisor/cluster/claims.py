@@ -86,15 +86,15 @@ def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, 
 
 
 @attrs.frozen
-class Hold:
+class Held:
     """A slot is ours."""
 
     slot: int
-    speaks: bool = True
+    reports: bool = True
 
 
 @attrs.frozen
-class Take:
+class Acquire:
     """A slot is free: nobody has claimed it, or a host that is gone."""
 
     slot: int
@@ -102,16 +102,16 @@ class Take:
 
 
 @attrs.frozen
-class Elsewhere:
+class HeldElsewhere:
     """Every slot is another live host's."""
 
     hosts: tuple[str, ...]
 
 
-Decision = Hold | Take | Elsewhere
+Decision = Held | Acquire | HeldElsewhere
 
 
-def judge(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]) -> Decision:
+def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]) -> Decision:
     """Say what a host may do about a service.
 
     Args:
@@ -124,11 +124,11 @@ def judge(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]
     live = {slot: claim.holder for slot, claim in by_slot.items() if claim.holder == host or claim.holder in alive}
     ours = [slot for slot, holder in sorted(live.items()) if holder == host]
     if ours:
-        return Hold(ours[0], speaks=ours[0] == min(live))
+        return Held(ours[0], reports=ours[0] == min(live))
     free = next((slot for slot in range(slots) if slot not in live), None)
     if free is None:
-        return Elsewhere(tuple(sorted(set(live.values()))))
-    return Take(free, by_slot.get(free))
+        return HeldElsewhere(tuple(sorted(set(live.values()))))
+    return Acquire(free, by_slot.get(free))
 
 
 def rank(host: str, free_bytes: Mapping[str, int]) -> int:
@@ -137,7 +137,7 @@ def rank(host: str, free_bytes: Mapping[str, int]) -> int:
     return order.index(host)
 
 
-def hesitation_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
+def delay_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
     """Return how long a host leaves a free slot to better ones: not at all if its engine runs already.
 
     The best one need not ask the others: it is simply there first, and the API server lets only one have the slot. Who

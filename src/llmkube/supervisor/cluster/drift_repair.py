@@ -14,7 +14,7 @@ import trio
 
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.workqueue import WorkQueue, run_workers
-from llmkube.supervisor.cluster.applier import Outbox, Slot
+from llmkube.supervisor.cluster.applier import Applier, Slot
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ PAUSE_SECONDS: Final = 30.0
 """The least time between two corrections of the same words."""
 
 
-def contradicted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
+def has_drifted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
     """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
 
     Args:
@@ -47,16 +47,16 @@ def _differs(said: Mapping[str, Any], stands: Condition | None) -> bool:
 
 
 @attrs.define(eq=False)
-class Corrections:
+class DriftRepair:
     """Compare what stands with what this agent has said, whenever it has changed.
 
     Attributes:
-        outbox: What was said, and the way to say it again.
+        applier: What was said, and the way to say it again.
         conditions: The conditions of the object of a slot as last seen; None when there is no such object.
         rng: Of the queue.
     """
 
-    outbox: Outbox
+    applier: Applier
     conditions: Callable[[Slot], Iterable[Condition] | None]
     rng: random.Random
     _queue: WorkQueue[Slot] = attrs.field(init=False)
@@ -67,7 +67,7 @@ class Corrections:
 
     def look_nowait(self, slot: Slot) -> None:
         """An object has changed: see soon whether our words still stand."""
-        if self.outbox.speaks_of(slot):
+        if self.applier.has(slot):
             self._queue.add_after(slot, LOOK_SECONDS)
 
     async def run(self) -> Never:
@@ -76,8 +76,8 @@ class Corrections:
 
     async def _look(self, slot: Slot) -> float | None:
         await trio.lowlevel.checkpoint()
-        said, stands = self.outbox.heard(slot), self.conditions(slot)
-        if said is None or stands is None or not contradicted(said["status"], stands):
+        said, stands = self.applier.applied(slot), self.conditions(slot)
+        if said is None or stands is None or not has_drifted(said["status"], stands):
             return None
         now = trio.current_time()
         wait_seconds = self._corrected_at.get(slot, now - PAUSE_SECONDS) + PAUSE_SECONDS - now
@@ -86,5 +86,5 @@ class Corrections:
         self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
         self._corrected_at[slot] = now
         log.info("somebody else has written over the status; saying it again", object=str(slot))
-        self.outbox.again_nowait(slot)
+        self.applier.reapply_nowait(slot)
         return None

@@ -122,7 +122,7 @@ def lease_manifest(
     }
 
 
-async def withdraw_presence(client: Client, settings: AgentSettings) -> None:
+async def delete_host_lease(client: Client, settings: AgentSettings) -> None:
     """Delete the Lease, so that nobody has to wait for its expiry; best effort, the deadline is the caller's."""
     try:
         await client.delete(Lease, Key(settings.lease_namespace, host_id(settings.host_name)))
@@ -131,17 +131,17 @@ async def withdraw_presence(client: Client, settings: AgentSettings) -> None:
 
 
 @attrs.define(eq=False)
-class Presence:
+class HostLease:
     """One host's sign of life.
 
     Attributes:
         reach: How this host is reached; replaced when that changes.
         services: Counts the services that it looks after.
-        woke: Told after a sleep how long it was, in seconds.
-        returned: Told when the Lease is renewed after a renewal that was missed.
-        named: Set once it is certain that no other machine lives under this host's name.
-        present: Set once the Lease is there.
-        upgraded: Told when the engine program has become another one.
+        on_wake: Told after a sleep how long it was, in seconds.
+        on_renewed_again: Told when the Lease is renewed after a renewal that was missed.
+        name_confirmed: Set once it is certain that no other machine lives under this host's name.
+        renewed: Set once the Lease is there.
+        on_engine_upgrade: Told when the engine program has become another one.
         memory: What is known of its memory, if anybody looks at it.
     """
 
@@ -150,11 +150,11 @@ class Presence:
     ports: Ports
     reach: Mailbox[Reach]
     services: Callable[[], int]
-    woke: Callable[[float], None]
-    returned: Callable[[], None]
-    named: trio.Event
-    present: trio.Event
-    upgraded: Callable[[], None] = lambda: None
+    on_wake: Callable[[float], None]
+    on_renewed_again: Callable[[], None]
+    name_confirmed: trio.Event
+    renewed: trio.Event
+    on_engine_upgrade: Callable[[], None] = lambda: None
     memory: Callable[[], Room | None] = lambda: None
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
@@ -168,7 +168,7 @@ class Presence:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_engine_look)
-            nursery.start_soon(self._make_sure)
+            nursery.start_soon(self._confirm_name)
             while True:
                 await self._renew()
                 before = self._reading()
@@ -180,11 +180,11 @@ class Presence:
                 if slept:
                     log.info("the host has slept", seconds=round(slept))
                     self._missed += 1
-                    self.woke(slept)
+                    self.on_wake(slept)
                     skip_ticks()
-                await self.look_around()
+                await self.refresh_address()
 
-    async def look_around(self) -> None:
+    async def refresh_address(self) -> None:
         """Find out how this host is reached now, and tell if that has changed."""
         if self.ports.look is None:
             return
@@ -200,14 +200,14 @@ class Presence:
             log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
         self.reach.put_nowait(now)
 
-    async def _make_sure(self) -> None:
+    async def _confirm_name(self) -> None:
         """Return once no other machine lives under this host's name; one that has fallen silent does not.
 
         Raises:
             HostNameTakenError: One does.
         """
         failures, first, silent_at = 0, "", 0.0
-        while not self.named.is_set():
+        while not self.name_confirmed.is_set():
             try:
                 with trio.fail_after(self.settings.lease_renew_seconds):
                     rival = await self._read_rival()
@@ -228,7 +228,7 @@ class Presence:
             elif trio.current_time() >= silent_at:
                 break
             await trio.sleep(RIVAL_LOOK_SECONDS)
-        self.named.set()
+        self.name_confirmed.set()
 
     async def _read_rival(self) -> Lease | None:
         """Read this host's Lease, and return it if it is another machine's."""
@@ -252,7 +252,7 @@ class Presence:
     async def _renew(self) -> None:
         try:
             with trio.fail_after(self.settings.lease_renew_seconds):
-                await self.named.wait()
+                await self.name_confirmed.wait()
                 await self._write()
         except HostNameTakenError:
             raise
@@ -261,11 +261,11 @@ class Presence:
             if self._missed == 1:
                 log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
             return
-        self.present.set()
+        self.renewed.set()
         if self._missed:
             self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
-            self.returned()
+            self.on_renewed_again()
 
     async def _write(self) -> None:
         """Renew; if somebody else has written meanwhile, find out who.
@@ -302,7 +302,7 @@ class Presence:
             else:
                 if known not in (None, engine):
                     log.info("the engine program is another one", program=engine.program, version=engine.version)
-                    self.upgraded()
+                    self.on_engine_upgrade()
                 known = engine
                 self._engine = f"{Path(engine.program).name} {engine.version}".strip()
             await wait_tick(ENGINE_LOOK_SECONDS)

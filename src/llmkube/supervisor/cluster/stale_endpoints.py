@@ -17,7 +17,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL, host_id
 from llmkube.k8s.wire.owners import controller_key
-from llmkube.supervisor.cluster.applier import Outbox, Slot
+from llmkube.supervisor.cluster.applier import Applier, Slot
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,9 @@ LIST_SECONDS = 15.0
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
 
 
-async def withdraw_strangers(client: Client, settings: AgentSettings, outbox: Outbox, running: Container[Key]) -> None:
+async def delete_stale_endpoints(
+    client: Client, settings: AgentSettings, applier: Applier, running: Container[Key]
+) -> None:
     """Take back the slices of this host that belong to no service that it looks after; return once that is told.
 
     Of the services in `running` their own reporters speak.
@@ -41,9 +43,9 @@ async def withdraw_strangers(client: Client, settings: AgentSettings, outbox: Ou
         except (LLMKubeError, trio.TooSlowError) as error:
             failures += 1
             log.info("slices not listed; will be repeated", error=str(error) or "no answer")
-            await trio.sleep(RETRY.delay(failures, outbox.rng))
+            await trio.sleep(RETRY.delay(failures, applier.rng))
     for piece in slices:
         slot = Slot(EndpointSlice, piece.key)
-        if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not outbox.speaks_of(slot):
+        if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
             log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
-            outbox.put_nowait(slot, None)
+            applier.delete_nowait(slot)

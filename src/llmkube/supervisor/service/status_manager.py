@@ -22,7 +22,7 @@ from llmkube.k8s.wire.names import service_name, slice_name
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
 from llmkube.supervisor.cluster import endpoints, status
-from llmkube.supervisor.cluster.applier import Outbox, Slot
+from llmkube.supervisor.cluster.applier import Applier, Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.desired import Desired
@@ -53,7 +53,7 @@ class Reporter:
 
     wish: Desired
     settings: AgentSettings
-    outbox: Outbox
+    applier: Applier
     events: EventRecorder
     utcnow: Callable[[], datetime.datetime]
     changed: Callable[[], None]
@@ -95,14 +95,14 @@ class Reporter:
         renewed = wish.service.metadata.uid != self.wish.service.metadata.uid
         other_model = wish.model.metadata.uid != self.wish.model.metadata.uid
         if other_model:  # what was said of its predecessor is not true of it
-            self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+            self.applier.forget(Slot(Model, self.wish.model.key, "status"))
             self._of_model = status.Conditions()
         self.wish = wish
         weights, facts = self._model_file
         if other_model and self._fetched == wish.model.spec and weights is not None and facts is not None:
             self.fetched(weights, facts)  # the same file: nobody need fetch it again to know
         if renewed:  # another object of the same name has heard nothing yet
-            self.outbox.forget(self._status_slot)
+            self.applier.forget(self._status_slot)
             self._of_service = status.Conditions()
             if self._memory is not None:
                 self._set("MemoryPressure", *self._memory)
@@ -121,8 +121,8 @@ class Reporter:
             self._write_status()
             self._write_model()
         if not yes:
-            self.outbox.forget(self._status_slot)
-            self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+            self.applier.forget(self._status_slot)
+            self.applier.forget(Slot(Model, self.wish.model.key, "status"))
 
     def moved(self) -> None:
         """Say where the engine is now that this host is reached in another way."""
@@ -328,16 +328,16 @@ class Reporter:
     async def wait_endpoint_heard(self) -> None:
         """Return when the API server knows what was last said of the endpoint."""
         if slots := self._endpoint_slots():  # none is not all: where nothing is published, nothing is waited for
-            await self.outbox.wait_heard(*slots)
+            await self.applier.wait_applied(*slots)
 
     def farewell(self) -> None:
         """The service is no longer ours: take its endpoint back, and say so once, unless another host speaks."""
         self.say(ServiceView(Reason.RELEASED, f"host {self.settings.host_name} does not look after it any more"))
         for slot in self._endpoint_slots():
-            self.outbox.put_nowait(slot, None)
-        self.outbox.forget(self._slot(Service))
-        self.outbox.forget_once_heard(self._status_slot)
-        self.outbox.forget(Slot(Model, self.wish.model.key, "status"))
+            self.applier.delete_nowait(slot)
+        self.applier.forget(self._slot(Service))
+        self.applier.forget_once_applied(self._status_slot)
+        self.applier.forget(Slot(Model, self.wish.model.key, "status"))
 
     # -- what becomes of it ---------------------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class Reporter:
         """Take back what was said of it in another form, or at an address of the other family."""
         for slot in self._all_endpoint_slots():
             if slot not in self._endpoint_slots():
-                self.outbox.put_nowait(slot, None)
+                self.applier.delete_nowait(slot)
 
     def _slice_slot(self, family: Literal["IPv4", "IPv6"]) -> Slot:
         name = slice_name(service_name(self.key.name), self.settings.host_name, family)
@@ -382,14 +382,14 @@ class Reporter:
         ready = ready and not any(isinstance(one, NameTakenError) for one in self._refused.values())
         if address is None or not self.view.reason:  # while an engine is adopted, what its last agent said stands
             return
-        self.outbox.put_nowait(self._slot(Service), endpoints.service_manifest(service))
+        self.applier.apply_nowait(self._slot(Service), endpoints.service_manifest(service))
         for slot in self._endpoint_slots():
             if slot.kind is Endpoints:
                 manifest = endpoints.endpoints_manifest(service, address, port, ready=ready)
             else:
                 host = self.settings.host_name
                 manifest = endpoints.slice_manifest(service, host, address, port, ready=ready)
-            self.outbox.put_nowait(slot, manifest)
+            self.applier.apply_nowait(slot, manifest)
 
     def _warn(self, reason: str, message: str) -> None:
         self.events.emit_nowait(self.wish.service, reason, message, type="Warning")
@@ -401,7 +401,9 @@ class Reporter:
     def _write_status(self) -> None:
         if not self.speaks:
             return
-        self.outbox.put_nowait(self._status_slot, status.service_status(self.wish.service, self._of_service, self.view))
+        self.applier.apply_nowait(
+            self._status_slot, status.service_status(self.wish.service, self._of_service, self.view)
+        )
 
     def _set_model(
         self,
@@ -421,6 +423,6 @@ class Reporter:
         if not (self.speaks and self._of_model.as_list()):
             return
         model, (weights, facts) = self.wish.model, self._model_file
-        self.outbox.put_nowait(
+        self.applier.apply_nowait(
             Slot(Model, model.key, "status"), status.model_status(model, self._of_model, weights, facts)
         )

@@ -28,7 +28,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, host_id
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claims import Claim, Elsewhere, Hold, Take
+from llmkube.supervisor.cluster.claims import Acquire, Claim, Held, HeldElsewhere
 from llmkube.supervisor.nouns.desired import Desired, accelerator, slots
 from llmkube.supervisor.nouns.settings import AgentSettings
 
@@ -55,7 +55,7 @@ class _Interest:
 
 
 @attrs.define(eq=False)
-class Claimant:
+class ClaimManager:
     """One host's claims.
 
     Attributes:
@@ -65,9 +65,9 @@ class Claimant:
         utcnow: The wall clock, for the times in claims.
         rng: Spreads pauses.
         has_file: Whether a Model's file is on this host already.
-        mark: Look at a service again; called when its claims have changed.
-        named: Set once it is certain that no other machine lives under this host's name.
-        present: Set once this host's own Lease is there: a claim of a host that nobody knows is worth nothing.
+        enqueue: Look at a service again; called when its claims have changed.
+        name_confirmed: Set once it is certain that no other machine lives under this host's name.
+        renewed: Set once this host's own Lease is there: a claim of a host that nobody knows is worth nothing.
     """
 
     client: Client
@@ -76,16 +76,16 @@ class Claimant:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     has_file: Callable[[Model], Awaitable[bool]]
-    mark: Callable[[Key], None]
-    named: trio.Event = attrs.field(factory=trio.Event)
-    present: trio.Event = attrs.field(factory=trio.Event)
+    enqueue: Callable[[Key], None]
+    name_confirmed: trio.Event = attrs.field(factory=trio.Event)
+    renewed: trio.Event = attrs.field(factory=trio.Event)
     leases: Cache[Lease] = attrs.field(factory=Cache)
     host: str = attrs.field(init=False)
     _queue: WorkQueue[Key] = attrs.field(init=False)
     _interests: dict[Key, _Interest] = attrs.field(factory=dict)
     _claims: dict[Key, Claim] = attrs.field(factory=dict)  # by Lease, as the watch or an answer to us says last
     _by_service: dict[Key, set[Key]] = attrs.field(factory=dict)
-    _due: dict[Key, tuple[Take, float]] = attrs.field(factory=dict)
+    _due: dict[Key, tuple[Acquire, float]] = attrs.field(factory=dict)
     _taken_at: dict[Key, float] = attrs.field(factory=dict)  # for as long as it is not taken again
     _unheard: set[Key] = attrs.field(factory=set)  # services that no list has named, with claims of ours
 
@@ -96,30 +96,30 @@ class Claimant:
     @property
     def synced(self) -> bool:
         """Whether all claims and hosts have been seen once, and this host is the only one of its name."""
-        return self.leases.synced.is_set() and self.hosts.leases.synced.is_set() and self.named.is_set()
+        return self.leases.synced.is_set() and self.hosts.leases.synced.is_set() and self.name_confirmed.is_set()
 
     async def wait_synced(self) -> None:
         """Return when all claims and hosts have been seen once, and this host is the only one of its name."""
-        await self.named.wait()
+        await self.name_confirmed.wait()
         await self.leases.synced.wait()
         await self.hosts.leases.synced.wait()
 
-    def consult(self, wish: Desired, *, running: bool) -> bool:
+    def may_run(self, wish: Desired, *, running: bool) -> bool:
         """Return whether this host may run a service now; if it might later, that is worked on, and marked then."""
         if not self.synced:
             return running
         key = wish.key
         self._interests[key] = _Interest(wish, running)
-        decision = self._judge(wish)
-        if isinstance(decision, Hold):
+        decision = self._decide(wish)
+        if isinstance(decision, Held):
             if len(self._ours(key)) > 1:
                 self._queue.add_nowait(key)
             return True
-        if isinstance(decision, Elsewhere):
+        if isinstance(decision, HeldElsewhere):
             if running:
                 log.info("claimed elsewhere", name=key.name, namespace=key.namespace, hosts=list(decision.hosts))
             else:
-                self.let_go(key)  # of a slot that is no longer there
+                self.release(key)  # of a slot that is no longer there
             return False
         self._queue.add_nowait(key)
         starts = running or (decision.over is None and not self._rivals(wish))
@@ -127,25 +127,25 @@ class Claimant:
         self._interests[key] = _Interest(wish, starts)
         return starts
 
-    def speaks(self, wish: Desired) -> bool:
+    def reports(self, wish: Desired) -> bool:
         """Whether this host is the one that reports about a service; not before it knows who claims what."""
-        decision = self._judge(wish)
-        return self.synced and (decision.speaks if isinstance(decision, Hold) else isinstance(decision, Take))
+        decision = self._decide(wish)
+        return self.synced and (decision.reports if isinstance(decision, Held) else isinstance(decision, Acquire))
 
-    def let_go(self, key: Key, *, unheard: bool = False) -> None:
+    def release(self, key: Key, *, unlisted: bool = False) -> None:
         """Give up what this host claims of a service: its engine has ended, or it is not wanted here.
 
         Args:
             key: The service's.
-            unheard: Nobody has told of such a service, so that a read has to say first that there is none.
+            unlisted: Nobody has told of such a service, so that a read has to say first that there is none.
         """
         self._interests.pop(key, None)
-        (self._unheard.add if unheard else self._unheard.discard)(key)
+        (self._unheard.add if unlisted else self._unheard.discard)(key)
         self._due.pop(key, None)
         if self._ours(key) or self._left_behind(key):
             self._queue.add_nowait(key)
 
-    def held(self) -> list[Key]:
+    def services(self) -> list[Key]:
         """The services of which this host holds a claim, or one that is gone."""
         alive = self.hosts.tracker.hosts.accelerators.keys() - {self.host}
         return sorted({claim.service for claim in self._claims.values() if claim.holder not in alive})
@@ -164,7 +164,7 @@ class Claimant:
 
     async def run(self) -> Never:
         """Never return: take, and give up."""
-        await run_workers(self._queue, self._settle, workers=WORKERS)
+        await run_workers(self._queue, self._reconcile, workers=WORKERS)
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Claimant:
         concerned = {one.service for one in (claim, known) if one}
         self._note(lease_key, claim)
         for key in concerned:
-            self.mark(key)
+            self.enqueue(key)
 
     def _note(self, lease_key: Key, claim: Claim | None) -> None:
         known = self._claims.pop(lease_key, None)
@@ -200,8 +200,8 @@ class Claimant:
         alive = self.hosts.tracker.hosts.accelerators.keys() | {self.host}
         return [claim for claim in self._of(key) if claim.holder not in alive]
 
-    def _judge(self, wish: Desired) -> claims.Decision:
-        return claims.judge(self.host, slots(wish), self._of(wish.key), self.hosts.tracker.hosts.accelerators)
+    def _decide(self, wish: Desired) -> claims.Decision:
+        return claims.decide(self.host, slots(wish), self._of(wish.key), self.hosts.tracker.hosts.accelerators)
 
     def _rivals(self, wish: Desired) -> Mapping[str, int]:
         """The other live hosts that serve the accelerator, with their free memory in bytes."""
@@ -211,10 +211,10 @@ class Claimant:
 
     # -- what is done about it ----------------------------------------------------------------------------------------
 
-    async def _settle(self, key: Key) -> float | None:
-        await self.present.wait()
+    async def _reconcile(self, key: Key) -> float | None:
+        await self.renewed.wait()
         interest = self._interests.get(key)
-        decision = self._judge(interest.wish) if interest else None
+        decision = self._decide(interest.wish) if interest else None
         try:
             with trio.fail_after(WRITE_SECONDS):
                 if interest is None:
@@ -223,13 +223,13 @@ class Claimant:
                         return None  # the reflector lists again, as one that denies much is never believed for long
                     self._unheard.discard(key)
                     for claim in self._ours(key):
-                        await self._give_up(claim)
-                    await self._bury(key)
-                elif isinstance(decision, Hold):
+                        await self._delete(claim)
+                    await self._delete_orphans(key)
+                elif isinstance(decision, Held):
                     for claim in self._ours(key):
                         if claim.slot != decision.slot:
-                            await self._give_up(claim)
-                elif isinstance(decision, Take):
+                            await self._delete(claim)
+                elif isinstance(decision, Acquire):
                     return await self._take(interest, decision)
         except (LLMKubeError, trio.TooSlowError) as error:
             said = str(error) or "no answer"
@@ -237,17 +237,17 @@ class Claimant:
             raise WorldError(said) from error
         return None
 
-    async def _take(self, interest: _Interest, take: Take) -> float | None:
+    async def _take(self, interest: _Interest, take: Acquire) -> float | None:
         wish, now = interest.wish, trio.current_time()
         self._taken_at = {key: at for key, at in self._taken_at.items() if now < at + AGAIN_SECONDS}
         if wish.key in self._taken_at:
             return self._taken_at[wish.key] + AGAIN_SECONDS - now
-        remaining = await self._hesitate(interest, take)
+        remaining = await self._remaining_delay(interest, take)
         if remaining > 0:
             return remaining
         self._due.pop(wish.key, None)
         if take.over is not None and not await self._is_gone(take.over.holder):
-            self.mark(wish.key)
+            self.enqueue(wish.key)
             return None
         lease_key = await self._write(wish, take)
         if lease_key is not None:
@@ -257,10 +257,10 @@ class Claimant:
         # The service may have gone, or changed its number of replicas, while we were writing.
         if self._interests.get(wish.key) is None:
             return 0.0
-        self.mark(wish.key)
+        self.enqueue(wish.key)
         return None
 
-    async def _hesitate(self, interest: _Interest, take: Take) -> float:
+    async def _remaining_delay(self, interest: _Interest, take: Acquire) -> float:
         """Return how much longer to leave a free slot alone; the time runs from when it was seen free."""
         wish, now = interest.wish, trio.current_time()
         rivals = self._rivals(wish)
@@ -272,7 +272,7 @@ class Claimant:
             mine = self.hosts.tracker.free_bytes.get(self.host, 0)
             place = claims.rank(self.host, {**rivals, self.host: mine})
             has_file = interest.running or await self.has_file(wish.model)
-            seconds = claims.hesitation_seconds(place, len(rivals) + 1, has_file=has_file, running=interest.running)
+            seconds = claims.delay_seconds(place, len(rivals) + 1, has_file=has_file, running=interest.running)
             self._due[wish.key] = before = (take, now + seconds)
         return before[1] - now
 
@@ -286,7 +286,7 @@ class Claimant:
             return False
         return self.settings.selector.matches(service.metadata.labels)
 
-    async def _bury(self, key: Key) -> None:
+    async def _delete_orphans(self, key: Key) -> None:
         """Remove the claims that hosts which are gone have left on a service that is gone as well.
 
         Whether it is, a read tells: what we do not follow, for its labels or its namespace, we do not know to be gone.
@@ -299,15 +299,15 @@ class Claimant:
         except NotFoundError:
             for claim in left:
                 if await self._is_gone(claim.holder):
-                    await self._give_up(claim)
+                    await self._delete(claim)
         except ForbiddenError:
             return  # in a namespace that is not ours to look into, which is somebody else's to clear up
 
     async def _is_gone(self, holder: str) -> bool:
         return not holder or await self.hosts.wait_gone(holder)
 
-    async def _write(self, wish: Desired, take: Take) -> Key | None:
-        """Take a slot; return the claim to look at if somebody else was faster."""
+    async def _write(self, wish: Desired, take: Acquire) -> Key | None:
+        """Acquire a slot; return the claim to look at if somebody else was faster."""
         now = self.utcnow()
         manifest = claims.claim_manifest(wish.service, take.slot, self.host, self.settings.lease_namespace, now)
         key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
@@ -333,7 +333,7 @@ class Claimant:
         except NotFoundError:
             self._note(lease_key, None)
 
-    async def _give_up(self, claim: Claim) -> None:
+    async def _delete(self, claim: Claim) -> None:
         try:
             await self.client.delete(Lease, claim.lease, resource_version=claim.version)
         except (NotFoundError, ConflictError):
@@ -341,4 +341,4 @@ class Claimant:
         else:
             self._note(claim.lease, None)
             log.info("claim given up", name=claim.service.name, namespace=claim.service.namespace, replica=claim.slot)
-        self.mark(claim.service)
+        self.enqueue(claim.service)
