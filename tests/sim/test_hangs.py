@@ -233,7 +233,7 @@ async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
         assert starts[4] - starts[0] < 4  # three for the port, one as any first exit
         assert len(starts) < 10
         _, _, message = await world.until(world.condition, lambda seen: seen[1] == "PortTaken", seconds=30)
-        assert "somebody else took its port: llmkube-llama-server: cannot listen on" in message
+        assert "another process took its port: llmkube-llama-server: cannot listen on" in message
 
 
 # -- deliberate bugs --------------------------------------------------------------------------------------------------

@@ -105,14 +105,14 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
             401,
             {"x_error_code": "GatedRepo"},
             AccessDeniedError,
-            r"GatedRepo.*wants a token.*HF_TOKEN.*sourceSecretRef.*terms",
+            r"GatedRepo.*needs a token.*HF_TOKEN.*sourceSecretRef.*terms",
         ),
         (
             RangeRequest("here", hub=True, credential=True),
             403,
             {},
             AccessDeniedError,
-            "the token that was sent may not read it",
+            "the token that was sent has no right to read it",
         ),
         (
             RangeRequest("here", hub=True),

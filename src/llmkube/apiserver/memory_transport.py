@@ -109,7 +109,7 @@ class _MemoryExchange:
         except trio.EndOfChannel:
             if self._finished:
                 return b""
-            raise httpx.ReadError("the server broke the answer off") from None
+            raise httpx.ReadError("the server ended its answer early") from None
 
     def abandon(self) -> None:
         """The reader is gone: wake the handler out of whatever it is doing."""

@@ -32,8 +32,8 @@ _LLAMA_SERVER = setting(None, help="The llama-server program; without it, the on
 _HOST_NAME = setting(None, help="Name of this host; without it, the short host name and four hex digits.")
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
-_KUBECONFIG = setting(None, help="Which kubeconfig to use.")
-_CONTEXT = setting(None, help="Which context of the kubeconfig to use.")
+_KUBECONFIG = setting(None, help="Path of the kubeconfig.")
+_CONTEXT = setting(None, help="Context of the kubeconfig.")
 _MODEL_STORE = setting(None, help="Folder for model files; without it, `store` in the state directory.")
 _HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
@@ -147,7 +147,7 @@ class AgentConfig:
     allow_private_sources: tuple[str, ...] = setting(
         (),
         help="Network (CIDR) that Models may be downloaded from although it is not public, such as that of a web "
-        "server beside this host; repeatable. Whoever may write Models can make this host ask any address in it.",
+        "server beside this host; repeatable. A Model can make this host send requests to any address in it.",
     )
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT

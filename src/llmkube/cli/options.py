@@ -76,8 +76,8 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
             everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Look at all namespaces.")
             wrapped = everywhere(wrapped)
         for option in (
-            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Which kubeconfig to use."),
-            click.option("--context", shell_complete=contexts, help="Which context of the kubeconfig to use."),
+            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Path of the kubeconfig."),
+            click.option("--context", shell_complete=contexts, help="Context of the kubeconfig."),
             click.option(
                 "-n", "--namespace", shell_complete=namespaces, help="The namespace; without it, the context's."
             ),

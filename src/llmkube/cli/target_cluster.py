@@ -136,7 +136,9 @@ def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seco
         return trio.run(main)
     except trio.TooSlowError as exc:
         waited = min(seconds, ANSWER_SECONDS)
-        raise CommandError(f"no answer within {waited:g} s; is the API server there?", ExitCode.TIMED_OUT) from exc
+        raise CommandError(
+            f"the API server did not answer within {waited:g} s; check that it runs", ExitCode.TIMED_OUT
+        ) from exc
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ class _Candidate:
         try:
             lease = await self.client.create(decode(Lease, {"metadata": metadata, "spec": spec}))
         except AlreadyExistsError as error:
-            raise ConflictError("somebody else created the Lease first", code=409) from error
+            raise ConflictError("another process created the Lease first", code=409) from error
         self.version, self.renewed_at = lease.metadata.resource_version, sent_at
 
     async def _write_if_ours(self, spec: Mapping[str, Any]) -> bool:
@@ -173,7 +173,7 @@ class _Candidate:
         patch = {"metadata": {"resourceVersion": over_version}, "spec": {**spec, "renewTime": self._now()}}
         lease = await self.client.patch(Lease, self.key, patch)
         if lease.metadata.resource_version == over_version:
-            raise WorldError("the API server took the renewal for no change")
+            raise WorldError("the API server answered the renewal without a new resourceVersion")
         self.version, self.renewed_at = lease.metadata.resource_version, sent_at
 
     def _claim(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ async def hold_lease(
 
             async def keep() -> None:
                 await candidate.keep(scope)
-                scope.cancel(reason="the Lease is somebody else's")
+                scope.cancel(reason="another process holds the Lease")
 
             nursery.start_soon(keep)
             yield candidate.holder
@@ -238,4 +238,4 @@ async def hold_lease(
             with trio.move_on_after(RELEASE_SECONDS, shield=True):
                 await candidate.release()
     if not ended:
-        raise LeaseLostError(f"the Lease {key} is not ours any more")
+        raise LeaseLostError(f"the Lease {key} is lost: it was not renewed in time, or another process holds it")

@@ -294,7 +294,7 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     listing = await collection.list()
     if not doubted and cache.is_doubtful(listing):
         _log.warning(
-            "doubtful list: reading it again",
+            "list lacks most objects; listing again",
             kind=collection.kind.RESOURCE.kind,
             listed=len(listing.raw),
             known=len(cache),
@@ -306,7 +306,7 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     cache.synced.set()
     if doubted:
         gone = sum(key not in cache for key in doubted)
-        _log.info("a list has decided on deletions", kind=collection.kind.RESOURCE.kind, gone=gone, told=len(doubted))
+        _log.info("list has confirmed deletions", kind=collection.kind.RESOURCE.kind, gone=gone, told=len(doubted))
     for key in changed:
         notify(key)
     return doubtful

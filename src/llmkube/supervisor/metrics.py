@@ -50,7 +50,7 @@ class AgentCollector(Collector):
             f"{PREFIX}_process_healthy", "1 while the engine is known to answer, else 0.", labels=LABELS
         )
         restarts = CounterMetricFamily(
-            f"{PREFIX}_process_restarts", "Engines that ended although nobody asked them to.", labels=LABELS
+            f"{PREFIX}_process_restarts", "Engines that ended without a request of the agent.", labels=LABELS
         )
         state = GaugeMetricFamily(
             f"{PREFIX}_service_state", "1 for the reason that the service is in now.", labels=(*LABELS, "reason")
@@ -119,7 +119,7 @@ class MemoryCollector(Collector):
         for cause in Cause:
             evictions.add_metric((str(cause),), seen.evictions.get(cause, 0))
         skips = CounterMetricFamily(
-            f"{PREFIX}_evictions_skipped", "Times when memory was short and nobody was evicted.", labels=("reason",)
+            f"{PREFIX}_evictions_skipped", "Times when memory was short and no service was evicted.", labels=("reason",)
         )
         for reason in Skip:
             skips.add_metric((str(reason),), seen.skips.get(reason, 0))

@@ -27,8 +27,8 @@ ACCESS_ADVICE: Final = (
 )
 
 BUCKET_ADVICE: Final = (
-    "put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of somebody who may read the object (and AWS_REGION or "
-    "AWS_ENDPOINT_URL, if need be) into a Secret, and name the Secret in spec.sourceSecretRef"
+    "put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of an account that may read the object (and AWS_REGION or "
+    "AWS_ENDPOINT_URL, if needed) into a Secret, and name the Secret in spec.sourceSecretRef"
 )
 
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
@@ -162,11 +162,13 @@ def refusal(
         return FetchError(f"{answer} after a redirect")
     if status in (401, 403):
         if asked.hub:
-            cause = "the token that was sent may not read it" if asked.credential else "it wants a token"
+            cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
             return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
         if asked.bucket:
             # A bucket says the same of an object that is not there to somebody who may not list it.
-            cause = "the key that signed may not read it, or it is not there" if asked.credential else "it wants a key"
+            cause = (
+                "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
+            )
             return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
         return AccessDeniedError(
             f"{answer}: access is denied; check the user and password, or the signature, in the URL, "

@@ -142,4 +142,4 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
         [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert container["args"] == ["b"]
         [found] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
-        assert "spec.rolloutPolicy.waitForIdle (generic does not tell" in found.message
+        assert "spec.rolloutPolicy.waitForIdle (generic has no metric" in found.message

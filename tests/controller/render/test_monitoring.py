@@ -64,8 +64,12 @@ def test_latency_is_the_share_of_answers_in_time():
 @pytest.mark.parametrize(
     ("container", "slo", "says"),
     [
-        (plan(), {"indicator": "latency", "latencyThreshold": "1"}, r"spec\.slo\.indicator .*use availability"),
-        (plan(metrics_port_name=""), {}, r"spec\.slo .*tells no metrics"),
+        (
+            plan(),
+            {"indicator": "latency", "latencyThreshold": "1"},
+            r"spec\.slo\.indicator .*use indicator availability",
+        ),
+        (plan(metrics_port_name=""), {}, r"spec\.slo .*exports no metrics"),
         (plan(), {"name": "No Name"}, r"spec\.slo\.name .*lower-case"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_was_read_holds_for_its_volume(volume, kept):
             "NotGGUF",
             "no magic; delete Job phi-0",
         ),
-        (Seen(job_of("Failed"), (), claim()), "InspectionFailed", "no volume"),
+        (Seen(job_of("Failed"), (), claim()), "InspectionFailed", "left no message"),
         (Seen(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
     ],
 )

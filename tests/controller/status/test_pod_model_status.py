@@ -74,9 +74,9 @@ def remembered(**more):
         (Seen(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
         (Seen(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
         (Seen(job=job_of(), pods=(fetch_pod(),)), "Pending", "Pending", "waits"),
-        (Seen(job=job_of("Complete")), "Pending", "NoResult", "has not told"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "has not told"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "has not told"),
+        (Seen(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
         (Seen(job=job_of("Failed")), "Failed", "BackoffLimitExceeded", "tried 5 times"),
         (
             Seen(job=job_of("Failed"), pods=(fetch_pod(2, '{"reason":"NotGGUF","message":"it is HTML"}'),)),

@@ -21,7 +21,7 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
             False,
         ),
         (waiting("CrashLoopBackOff", last=OOM), "OOMKilled", "more memory", False),
-        (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "ends again and again", False),
+        (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "keeps ending", False),
         (unscheduled("0/3 nodes are available"), "Unschedulable", "0/3 nodes", True),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory", True),
         (fetch_pod(1, "gone"), "ContainerFailed", "exit code 1: gone", True),

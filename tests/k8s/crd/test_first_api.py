@@ -75,12 +75,12 @@ def test_both_are_todays_objects(body: dict[str, Any]) -> None:
     [
         ({"replicas": 2, "contextSize": 4096}, {"replicas": 2, "contextSize": 4096}, []),
         ({"resources": {"memory": "8Gi", "gpuCount": 1}}, {"resources": {"memory": "8Gi", "gpu": 1}}, []),
-        ({"resources": {"vram": 3}}, {}, ["spec.resources.vram: 3 has no place"]),
-        ({"resources": {"gpu": 1, "gpuCount": 2}}, {"resources": {"gpu": 2}}, ["spec.resources.gpu: 1 has no place"]),
-        ({"endpoint": {"port": 80, "host": "x"}}, {"endpoint": {"port": 80}}, ["spec.endpoint.host: 'x' has no place"]),
-        ({"x": {"y": {}}}, {}, ["spec.x.y: {} has no place"]),
-        ({"x": None}, {}, ["spec.x: None has no place"]),
-        ({"modelRef": "m"}, {}, ["spec.modelRef: 'm' has no place"]),
+        ({"resources": {"vram": 3}}, {}, ["spec.resources.vram: 3 is no field"]),
+        ({"resources": {"gpu": 1, "gpuCount": 2}}, {"resources": {"gpu": 2}}, ["spec.resources.gpu: 1 is no field"]),
+        ({"endpoint": {"port": 80, "host": "x"}}, {"endpoint": {"port": 80}}, ["spec.endpoint.host: 'x' is no field"]),
+        ({"x": {"y": {}}}, {}, ["spec.x.y: {} is no field"]),
+        ({"x": None}, {}, ["spec.x: None is no field"]),
+        ({"modelRef": "m"}, {}, ["spec.modelRef: 'm' is no field"]),
         ({"endpoint": {}}, {"endpoint": {}}, []),
         ({"accelerator": "metal"}, {}, []),
     ],
@@ -123,7 +123,7 @@ def test_two_accelerators() -> None:
     """Of two accelerators the outer one holds, and the other is named."""
     found = convert(old(model={"source": "/m", "accelerator": "cuda"}, accelerator="metal"))
     assert found.model["spec"]["hardware"] == {"accelerator": "metal"}
-    assert found.remarks == ("spec.model.accelerator: cuda gives way to spec.accelerator, which says metal",)
+    assert found.remarks == ("spec.model.accelerator: cuda is left out, because spec.accelerator is metal",)
 
 
 @pytest.mark.parametrize(

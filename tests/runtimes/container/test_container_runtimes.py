@@ -241,7 +241,7 @@ def test_a_name_that_ollama_does_not_take_is_refused(name, gateway, field):
     if not field:
         assert container_plan_for(decode(InferenceService, body), model()).post_start[3] == name
         return
-    with pytest.raises(PlanError, match="no model's name to Ollama") as refused:
+    with pytest.raises(PlanError, match="not a model name of Ollama") as refused:
         container_plan_for(decode(InferenceService, body), model())
     assert refused.value.field == field
 

@@ -31,7 +31,7 @@ def test_what_could_reach_the_host_is_refused_by_name(name):
 @pytest.mark.parametrize("name", ["LLAMA_ARG_HOST", "LLAMA_ARG_HF_REPO", "LLAMA_API_KEY", "LLAMA_LOG_FILE"])
 def test_flags_in_disguise_are_refused(name):
     """llama-server's variables for its flags cannot get around the checks on flags."""
-    with pytest.raises(PlanError, match=f"{name} is a flag in disguise"):
+    with pytest.raises(PlanError, match=f"{name} sets a flag of the engine"):
         plan_environment([EnvVar(name=name, value="x")])
 
 

@@ -108,7 +108,7 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
         (-11, "", ExitCause.CRASH, "SIGSEGV"),
         (-4, "", ExitCause.CRASH, "this build may not suit this processor"),
         (-15, "", ExitCause.SIGNAL, "SIGTERM"),
-        (0, "", ExitCause.UNKNOWN, "as if somebody had asked it to"),
+        (0, "", ExitCause.UNKNOWN, "it ended with exit code 0"),
         (1, "goodbye", ExitCause.UNKNOWN, ""),
         (None, PORT, ExitCause.PORT_TAKEN, "Address already in use"),
         (None, "", ExitCause.UNKNOWN, ""),

@@ -185,7 +185,7 @@ async def test_files_are_picked_from_a_folder(tmp_path, autojump_clock):
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        ((403, {}), AccessDeniedError, r"may not read it.*AWS_ACCESS_KEY_ID.*sourceSecretRef"),
+        ((403, {}), AccessDeniedError, r"no right to read it.*AWS_ACCESS_KEY_ID.*sourceSecretRef"),
         ((301, {"x_amz_bucket_region": "eu-west-1"}), RedirectError, "the bucket is in eu-west-1; set AWS_REGION"),
         ((400, {"x_amz_bucket_region": "eu-west-1"}), SourceRefusedError, "the bucket is in eu-west-1; set AWS_REGION"),
     ],

@@ -51,8 +51,8 @@ async def test_a_body_comes_whole_however_it_is_cut(head, body, piece, room, aut
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        (b"", BrokenOffError, "broke off before its answer was complete"),
-        (b"HTTP/1.1 200 OK\r\nContent-", BrokenOffError, "broke off before its answer was complete"),
+        (b"", BrokenOffError, "closed the connection before its answer was complete"),
+        (b"HTTP/1.1 200 OK\r\nContent-", BrokenOffError, "closed the connection before its answer was complete"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", BrokenOffError, "ended 6 bytes early"),
         (b"HTTP/1.1 200 OK\r\n" + CHUNKED + b"4\r\n01", BrokenOffError, "ends before its last chunk"),
         (b"HTTP/1.1 200 OK\r\n" + CHUNKED + b"zz\r\n01", ProtocolError, "malformed chunk"),

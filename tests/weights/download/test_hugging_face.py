@@ -117,7 +117,7 @@ def test_a_missing_part_is_named():
 )
 def test_a_listing_that_is_none_is_an_error(body):
     """Whatever the hub answers, it is a listing or a FetchError."""
-    with pytest.raises(FetchError, match="makes no sense"):
+    with pytest.raises(FetchError, match="cannot be decoded"):
         parse_listing("x", body)
 
 
@@ -274,7 +274,7 @@ async def test_a_gated_repository_says_how_to_give_a_token(tmp_path, autojump_cl
         for text in ("hf://o/r/m.gguf", "hf://o/r"):
             with pytest.raises(AccessDeniedError, match=r"restricted.*HF_TOKEN.*spec\.sourceSecretRef"):
                 await bench.get(text)
-        with pytest.raises(AccessDeniedError, match="the token that was sent may not read it") as caught:
+        with pytest.raises(AccessDeniedError, match="the token that was sent has no right to read it") as caught:
             await bench.get("hf://o/r/m.gguf", token="t0ken")
         assert "t0ken" not in str(caught.value)
 

@@ -103,7 +103,9 @@ SERVICE: Final = top_level(
             ports=merging(_SERVICE_PORT, "port", "protocol", about="The ports of the service.", patch_key="port"),
             publishNotReadyAddresses=flag(),
             selector=map_of(
-                text(), "Labels of the pods behind it; none means that somebody else writes endpoints.", atomic=True
+                text(),
+                "Labels of the pods behind it; none means that another program writes the endpoints.",
+                atomic=True,
             ),
             sessionAffinity=text("None or ClientIP.", default="None"),
             sessionAffinityConfig=structure("", clientIP=structure("", timeoutSeconds=number())),

@@ -198,4 +198,4 @@ def _translated(verb: str) -> Iterator[None]:
         kind = StorageDamagedError if code in _DAMAGED else StorageError
         raise kind(f"cannot {verb} the API server's database: {exc}") from exc
     except (ValueError, TypeError) as exc:
-        raise StorageDamagedError(f"the API server's database has no sense in it: {exc}") from exc
+        raise StorageDamagedError(f"the API server's database holds what it cannot decode: {exc}") from exc

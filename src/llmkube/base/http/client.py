@@ -253,7 +253,7 @@ async def _receive_head(stream: trio.abc.Stream, peer: str) -> tuple[ResponseHea
     while (found := reader.feed(data)) is None:
         data = await _receive(stream, peer)
         if not data:
-            raise BrokenOffError(f"{peer} broke off in the head of its answer")
+            raise BrokenOffError(f"{peer} closed the connection in the head of its answer")
     return found
 
 

@@ -140,4 +140,4 @@ class StreamExchange:
         # The client is gone, or reads so slowly that it may as well be: one behaviour for both, the scope is cancelled.
         self.scope.cancel()
         await trio.lowlevel.checkpoint()
-        raise ClientGoneError("the client went away during its answer")  # only a shielded handler gets here
+        raise ClientGoneError("the client closed the connection during its answer")  # only a shielded handler gets here

@@ -122,7 +122,7 @@ class HeadReader:
         method, headers = self._parser.get_method().decode("ascii"), Headers(self._seen.lines)
         version = self._checked_version()
         if method == "CONNECT":
-            raise MalformedError(501, "this is not a proxy")
+            raise MalformedError(501, "CONNECT is for proxies, and this server is none")
         hosts = len(headers.get_all("host"))
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
@@ -237,7 +237,7 @@ class ChunkedBody:
             except httptools.HttpParserError as exc:
                 raise MalformedError(400, f"malformed chunk: {exc}") from exc
             if self._framing_bytes > _MAX_FRAMING_BYTES:
-                raise MalformedError(400, f"more than {_MAX_FRAMING_BYTES} bytes between two pieces of data")
+                raise MalformedError(400, f"more than {_MAX_FRAMING_BYTES} bytes of framing between two chunks")
         if self._complete:
             self.rest = data[position:]
         payload = b"".join(self._pieces)

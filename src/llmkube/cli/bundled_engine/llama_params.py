@@ -39,8 +39,8 @@ class Choice:
     def __call__(self, text: str) -> Member | list[Member]:
         """Argparse calls this with what the user wrote."""
         words = _words(text) if self._many else [text]
-        if strangers := [word for word in words if word not in self._members]:
-            raise argparse.ArgumentTypeError(f"{strangers[0]!r} is none of {', '.join(self._members)}")
+        if unknown := [word for word in words if word not in self._members]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(self._members)}")
         members = [self._members[word] for word in words]
         return members if self._many else members[0]
 
@@ -66,7 +66,7 @@ class Switch(NamedTuple):
 def _one_of(**values: Any) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         if text not in values:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(values)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(values)}")
         return values[text]
 
     return read

@@ -110,12 +110,12 @@ class Order:
 @click.option("--versions", is_flag=True, help="Give each version a folder of its own, below the folder.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
-@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but fine.")
-@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that tells how far it is.")
+@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but allowed.")
+@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that answers with the progress.")
 @click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Fetch nothing: read this file's header.")
 @click.option("--prune", "keys", metavar="KEY", multiple=True, help="Fetch nothing: remove this folder below --to.")
 @click.option(
-    "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="Where the result is told."
+    "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
 @guarded
 def fetch_weights(
@@ -138,14 +138,14 @@ def fetch_weights(
 ) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 
-    Instead of a SOURCE, --inspect names a file that is there already, whose header is told, and --prune folders below
-    --to to be removed, with what only they need of the store.
+    Instead of fetching a SOURCE, --inspect reads the header of a file that is there already, and --prune removes
+    folders below --to, with what only they need of the store.
 
     SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
     or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), where
     it is from AWS_REGION, or AWS_ENDPOINT_URL for another server than AWS; certificates to trust from SSL_CERT_FILE.
-    Exit code 2: what was asked for cannot be had, and another try would not help; 1: the network or the disk got in the
-    way, and what has come is kept.
+    Exit code 2: the request is wrong, and another try would not help; 1: the network or the disk failed, and what was
+    downloaded is kept.
     """
     if sum((source is not None, inspected is not None, bool(keys))) != 1:
         raise click.UsageError("give one of SOURCE, --inspect and --prune")

@@ -65,7 +65,7 @@ async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int
     try:
         listeners = await trio.open_tcp_listeners(port)
     except OSError as exc:
-        click.echo(f"nobody is told how far it is: cannot listen on port {port}: {exc.strerror or exc}", err=True)
+        click.echo(f"progress is not shown: cannot listen on port {port}: {exc.strerror or exc}", err=True)
         task_status.started(0)
         await trio.sleep_forever()
     task_status.started(listeners[0].socket.getsockname()[1])

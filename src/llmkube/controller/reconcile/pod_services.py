@@ -176,14 +176,14 @@ class PodServices:
             missing = "" if pods.objectives.cache.synced.is_set() else "spec.slo (Pyrra is not installed here)"
             found.append(obstacle or missing)
             if spec.slo.latency_threshold and spec.slo.indicator != "latency":
-                found.append("spec.slo.latencyThreshold (only of indicator latency)")
+                found.append("spec.slo.latencyThreshold (needs spec.slo.indicator latency)")
         if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
             there = pods.routes.cache.synced.is_set()
             found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
-            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} does not tell whether it has requests)")
+            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric of its requests)")
         if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
-            found.append("spec.resources.gpuSharing.mode (the operator names no nodes whose GPUs are shared)")
+            found.append("spec.resources.gpuSharing.mode (the controller runs without --shared-gpu-node)")
         if fetches_itself(service) and plan is not None and not has_to_fetch(self.context, service, plan):
             found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
         return tuple(text for text in found if text)

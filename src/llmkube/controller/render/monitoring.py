@@ -22,7 +22,7 @@ _LABELS: Final = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime"
 def pod_monitor(
     service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
 ) -> dict[str, Any] | None:
-    """Return the PodMonitor of a service; None for an engine that tells no metrics.
+    """Return the PodMonitor of a service; None for an engine that exports no metrics.
 
     A metric that the engine calls otherwise than the autoscaler knows it is renamed.
 
@@ -103,11 +103,11 @@ def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
     if slo is None:
         return ""
     if not plan.metrics_port_name:
-        return f"spec.slo ({plan.runtime} tells no metrics: watch the endpoint by a blackbox exporter)"
+        return f"spec.slo ({plan.runtime} exports no metrics: watch the endpoint with a blackbox exporter)"
     if slo.indicator == "latency" and not plan.latency_metric:
-        return f"spec.slo.indicator ({plan.runtime} tells no latency: use availability)"
+        return f"spec.slo.indicator ({plan.runtime} exports no latency: use indicator availability)"
     if not _NAME.fullmatch(objective_name(service)):
-        return "spec.slo.name (no object can be called that: use lower-case letters, digits, - and .)"
+        return "spec.slo.name (not a name of an object: use lower-case letters, digits, - and .)"
     return ""
 
 

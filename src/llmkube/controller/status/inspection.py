@@ -55,7 +55,7 @@ def inspected_facts(model: Model, seen: Seen) -> dict[str, Any]:
 def judge_inspection(model: Model, seen: Seen) -> Statement:
     """Say how reading the header goes."""
     if inspected_facts(model, seen):
-        return Statement(INSPECTED, holds=True, reason="HeaderRead", message="status.gguf tells what its header says")
+        return Statement(INSPECTED, holds=True, reason="HeaderRead", message="status.gguf holds what the header says")
     reason, message = _hindrance(seen)
     return Statement(INSPECTED, holds=False, reason=reason, message=message)
 
@@ -68,8 +68,8 @@ def _hindrance(seen: Seen) -> tuple[str, str]:
     name = seen.job.key.name
     reason, message = read_failure(seen.pods)
     if is_failed(seen.job):
-        why = message or "the Job was given up: perhaps its pod got no room beside the one that serves, or no volume"
-        return reason or "InspectionFailed", f"{why}; delete Job {name} to have it tried again at once"
+        why = message or "the Job failed and left no message: its pod may not fit on the node, or not get the volume"
+        return reason or "InspectionFailed", f"{why}; delete Job {name} to try again at once"
     trouble = trouble_of(seen.pods)
     return (trouble.reason, trouble.message) if trouble is not None else ("Inspecting", f"Job {name} reads its header")
 

@@ -65,11 +65,15 @@ def judge_quantization(model: Model, found: str) -> Statement:
     """
     wanted = model.spec.quantization or ""
     if not wanted or not found:
-        message = f"spec.quantization says {wanted}, and no header is known" if wanted else "nothing to compare"
+        message = (
+            f"spec.quantization is {wanted}; the header of the file was not read" if wanted else "nothing to compare"
+        )
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
     if _plain(wanted) == _plain(found):
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
-    message = f"spec.quantization says {wanted}, the file's header says {found}: correct the one, or name another file"
+    message = (
+        f"spec.quantization is {wanted}, but the file's header says {found}: correct the field, or name another file"
+    )
     return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
 
 

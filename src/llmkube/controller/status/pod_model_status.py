@@ -126,12 +126,12 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     if fetched is not None and is_complete(job):
         return Verdict("Ready", "ModelReady", f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
     if is_complete(job):
-        return Verdict("Pending", NO_RESULT, f"Job {job.key.name} has ended, and its pod has not told what it fetched")
+        return Verdict("Pending", NO_RESULT, f"Job {job.key.name} has ended, but its pod left no result")
     reason, message = read_failure(seen.pods)
     if is_failed(job):
         failed = find_condition(job.status.conditions, "Failed")
         said = (failed.reason, failed.message) if failed else ("", "")
-        again = f"; delete Job {job.key.name} to have it tried again at once"
+        again = f"; delete Job {job.key.name} to try again at once"
         return Verdict("Failed", reason or said[0] or "FetchFailed", f"{message or said[1]}{again}")
     trouble = trouble_of(seen.pods)
     if trouble is not None and not reason:

@@ -256,7 +256,7 @@ def _statements(
 
 def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
     if facts.plan is None:
-        message = "which fields have an effect is known once the spec can be made into pods"
+        message = "not known until the spec can be made into pods"
         return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
     if ignored:
         return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored",
@@ -267,7 +267,9 @@ def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
 def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
     if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
         return []
-    reason, message = ("PodsBusy", facts.deferred) if facts.deferred else ("NothingWaits", "pods are as they should be")
+    reason, message = (
+        ("PodsBusy", facts.deferred) if facts.deferred else ("NothingWaits", "no pod waits to be replaced")
+    )
     return [Statement(ROLLOUT_DEFERRED, bool(facts.deferred), reason, message)]
 
 

@@ -104,7 +104,7 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
 
 def _ending(last: ContainerTerminated | None) -> str:
     if last is None:
-        return "ends again and again"
+        return "keeps ending"
     if last.reason == OOM_KILLED:
         return "was killed because it used more memory than its limit, or than the node has"
     words = f"ended with exit code {last.exit_code}"

@@ -239,10 +239,10 @@ def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, hold
 def _left(service: InferenceService, holders: Sequence[str]) -> str:
     """Say how a service has lost its last host; whatever that one has said of it is not true any more."""
     if holders:
-        return f"host {', '.join(holders)} is gone, and no other one has claimed this service yet"
+        return f"host {', '.join(holders)} is gone, and no other host has claimed this service yet"
     loaded = find_condition(service.status.conditions, LOADED)
     released = loaded is not None and loaded.reason == RELEASED
-    return f"{loaded.message}, and no other one has claimed it" if loaded and released else ""
+    return f"{loaded.message}, and no other host has claimed it" if loaded and released else ""
 
 
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:

@@ -77,7 +77,9 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     if brought:
         return Supply("runtime")
     if isinstance(source, BucketFile) and model.spec.format != "gguf":
-        advice = "copy the folder to a claim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
+        advice = (
+            "copy the folder to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
+        )
         message = f"{source.redacted}: of a bucket only GGUF files are fetched, not {model.spec.format}: {advice}"
         return Supply("nobody", "SourceUnsupported", message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
@@ -140,7 +142,7 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         return Supply("node")
     allowed = ", ".join(settings.host_paths) or "none"
     message = (
-        f"{source.path} is a path on a node, and pods may only have folders that the operator allows ({allowed}); copy "
-        "the file to a claim and write pvc://CLAIM/PATH, or let the operator allow its folder"
+        f"{source.path} is a path on a node, and pods may mount only the folders of the controller's --host-path "
+        f"({allowed}); copy the file to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
     )
     return Supply("nobody", "SourceNotAllowed", message)

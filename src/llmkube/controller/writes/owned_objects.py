@@ -230,7 +230,7 @@ class OwnedObjects(Generic[T]):
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
-        why = "exists and was made by somebody else; rename this one, or delete that"
+        why = "exists already and does not belong to this {kind}; rename the {kind}, or delete that object"
         if theirs is not None:
             why = f"belongs to another {kind}, or is being deleted; it is left alone"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')

@@ -248,7 +248,7 @@ def _exec_plugin(section: Section, cluster: Section) -> ExecPlugin:
     api_version, command = section.text("apiVersion"), section.text("command")
     if api_version not in _EXEC_API_VERSIONS:
         raise ConfigError(
-            f"{section.label}: {api_version!r} is none of {', '.join(_EXEC_API_VERSIONS)}", field="apiVersion"
+            f"{section.label}: {api_version!r} is not one of {', '.join(_EXEC_API_VERSIONS)}", field="apiVersion"
         )
     if not command:
         raise ConfigError(f"{section.label}: must name a program", field="command")

@@ -99,7 +99,7 @@ def _model_spec(old: "_Remaining") -> JsonObject:
     spec: JsonObject = {"source": _source(old), "format": "gguf"}
     below, beside = old.take("spec", "model", "accelerator"), old.take("spec", "accelerator")
     if None not in (below, beside) and below != beside:
-        old.remark(f"spec.model.accelerator: {below} gives way to spec.accelerator, which says {beside}")
+        old.remark(f"spec.model.accelerator: {below} is left out, because spec.accelerator is {beside}")
     accelerator = below if beside is None else beside
     hardware: JsonObject = {} if accelerator is None else {"accelerator": accelerator}
     layers = old.take("spec", "resources", "gpuLayers")
@@ -157,7 +157,7 @@ def _lost(rest: Any, path: str = "") -> Iterator[str]:
         for name, value in rest.items():
             yield from _lost(value, f"{path}.{name}" if path else name)
     elif path:
-        yield f"{path}: {rest!r} has no place in {InferenceService.RESOURCE.api_version}, and is left out"
+        yield f"{path}: {rest!r} is no field of {InferenceService.RESOURCE.api_version}, and is left out"
 
 
 @attrs.define(eq=False)

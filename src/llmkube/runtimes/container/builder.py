@@ -41,7 +41,7 @@ ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and 
 
 _SECRET_FLAGS: Final = dict.fromkeys(
     ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
-    "a Secret, by spec.env: everybody may read a command line",
+    "a Secret, by spec.env: a command line is public",
 )
 _FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
 PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}

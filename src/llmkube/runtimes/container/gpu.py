@@ -36,7 +36,7 @@ def vendor_of(model: ModelSpec) -> str:
     said = (model.hardware.gpu or _NO_GPU).vendor
     implied = _VENDORS.get(model.hardware.accelerator, said)
     if said not in _NAMES:
-        raise PlanError(f'"{said[:64]}" is none of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
+        raise PlanError(f'"{said[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
     if said not in ("nvidia", implied):  # nvidia is the schema's default, and perhaps nobody's word
         raise PlanError(
             f"{said} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",

@@ -69,7 +69,7 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
     if isinstance(source, WebFile):
         if source.user_info is not None or "?" in source.url.target:
             raise PlanError(
-                "everybody may read a command line, and this address may hold a secret: leave spec.skipModelInit out",
+                "this address may hold a secret, and a command line is public: leave spec.skipModelInit out",
                 field="spec.skipModelInit",
             )
         return ["--model-url", literal(str(source.url))]
@@ -146,7 +146,9 @@ def _add_speculation(builder: ContainerBuilder) -> str:
 def _check_among_files(builder: ContainerBuilder, name: str) -> None:
     field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(builder.source)
     if builder.fetches and not mounted:
-        raise PlanError("nobody fetches the Model's files here: name another Model in draftModelRef", field=field)
+        raise PlanError(
+            "the engine fetches only the model itself: name the draft's Model in draftModelRef", field=field
+        )
     if not mounted and name not in builder.model.spec.files:
         raise PlanError(f'"{name}" is not among the Model\'s files: add it to its spec.files', field=field)
 

@@ -64,7 +64,7 @@ def _check_names(names: tuple[str, ...]) -> None:
     """Refuse what cannot be a model's name; to any name that it has not been given, Ollama answers 404."""
     for name, field in zip(names, ("metadata.name", "spec.endpoint.gateway.modelName"), strict=False):
         if not _NAME.fullmatch(name):
-            raise PlanError(f'"{name[:100]}" is no model\'s name to Ollama: write [[HOST/]NAMESPACE/]MODEL[:TAG], each '
+            raise PlanError(f'"{name[:100]}" is not a model name of Ollama: write [[HOST/]NAMESPACE/]MODEL[:TAG], each '
                             "of 80 characters at most", field=field)  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def _problem(name: str, runtime: Any) -> str:
     if runtime.name != name:
         return f"it calls itself {runtime.name!r}"
     if strange := [each for each in runtime.reads if each not in FORMATS]:
-        return f"it reads {strange[0]!r}, which is none of {', '.join(FORMATS)}"
+        return f"it reads {strange[0]!r}, which is not one of {', '.join(FORMATS)}"
     if (runtime.config is None) != (not runtime.config_key):
         return "config and config_key go together"
     if runtime.config is None:

@@ -33,7 +33,7 @@ def plan_environment(env: Sequence[EnvVar]) -> tuple[tuple[str, str], ...]:
                 field="spec.env",
             )
         if _FLAGS_IN_DISGUISE.fullmatch(variable.name):
-            raise PlanError(f"{variable.name} is a flag in disguise: use its field, or extraArgs", field="spec.env")
+            raise PlanError(f"{variable.name} sets a flag of the engine: use its field, or extraArgs", field="spec.env")
         if _DANGEROUS.fullmatch(variable.name) or not _ALLOWED.fullmatch(variable.name):
             raise PlanError(
                 f"{variable.name} must not be set on a host; names that may begin with LLAMA_, GGML_ or OMP_",

@@ -73,7 +73,7 @@ _RULES: Final = (
     _rule(
         ExitCause.PORT_TAKEN,
         r"address already in use|couldn't bind .*socket|cannot bind",
-        "somebody else took its port: {said}",
+        "another process took its port: {said}",
     ),
     _rule(
         ExitCause.BAD_ADDRESS,
@@ -145,7 +145,7 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
     killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
         return killed or Diagnosis(
-            ExitCause.SIGNAL, "LLMKube did not send it; on a host that is short of memory the kernel does"
+            ExitCause.SIGNAL, "LLMKube did not send it; the kernel does on a host that is short of memory"
         )
     for rule in _RULES:
         for line in lines:
@@ -159,16 +159,16 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
     if code is not None and code < 0:
         return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_name(-code)}")
     if code == 0:
-        return Diagnosis(ExitCause.UNKNOWN, "it ended without an error, as if somebody had asked it to")
+        return Diagnosis(ExitCause.UNKNOWN, "it ended with exit code 0, as after a request to stop")
     return Diagnosis(ExitCause.UNKNOWN, "")
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
     """Say what speaks for a kill for want of memory; None if nothing does."""
     if memory_kills:
-        said = "the kernel killed a process here for want of memory, and probably this one"
+        said = "the kernel killed a process of this host for lack of memory, probably this one"
     elif memory_short:
-        said = "this host was short of memory, so that probably the kernel killed it"
+        said = "this host was short of memory, so the kernel probably killed it"
     else:
         return None
     return Diagnosis(ExitCause.MEMORY_KILL, said, _LESS_MEMORY)

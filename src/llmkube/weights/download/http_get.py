@@ -133,7 +133,7 @@ async def _receive_head(stream: trio.abc.Stream) -> tuple[ResponseHead, bytes]:
     while (found := reader.feed(data)) is None:
         data = await _receive(stream)
         if not data:
-            raise BrokenOffError("the server broke off before its answer was complete")
+            raise BrokenOffError("the server closed the connection before its answer was complete")
     return found
 
 

@@ -72,7 +72,7 @@ def parse_listing(shown: str, body: bytes) -> Listing:
         entries = [_entry(sibling) for sibling in data["siblings"]]
         commit = data.get("sha") or ""
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        raise FetchError(f"{shown}: the hub's list of files makes no sense") from exc
+        raise FetchError(f"{shown}: the hub's list of files cannot be decoded") from exc
     return Listing(commit if _COMMIT.fullmatch(str(commit)) else "", {entry.path: entry for entry in entries})
 
 

@@ -61,7 +61,7 @@ async def test_a_ready_engine_is_reached_directly():
     [
         (
             service(readyReplicas=1),
-            "nobody says at which address; give its agent an address that others reach, with --host",
+            "its agent has published no address; start that agent with --host-ip",
         ),
         (
             service("chat", condition("Loaded", False, "Loading"), phase="Creating"),

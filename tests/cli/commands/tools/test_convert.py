@@ -33,9 +33,9 @@ def test_a_model_and_a_service_are_printed():
     ("line", "said"),
     [
         ("", "spec.model.name: a/b-GGUF may have several files"),
-        ("  vram: 3\n", "spec.vram: 3 has no place in inference.llmkube.dev/v1alpha1, and is left out"),
+        ("  vram: 3\n", "spec.vram: 3 is no field of inference.llmkube.dev/v1alpha1, and is left out"),
         ("  replicas: 11\n", "the InferenceService will be refused: spec.replicas: Invalid value: 11"),
-        ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: has no place in the"),
+        ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is no field of the"),
     ],
 )
 def test_what_needs_a_look_is_said_on_standard_error(line, said):

@@ -80,11 +80,13 @@ async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -
                 raise CommandError(await _refusal(answer, way))
             return await _read(answer, way, tell)
     except ConnectError as exc:
-        raise CommandError(f"{way.name} cannot be reached ({exc}); is it running, and is there a way to it?") from exc
+        raise CommandError(
+            f"{way.name} cannot be reached ({exc}); check that it runs, and that this machine can reach it"
+        ) from exc
     except BrokenOffError as exc:
-        raise CommandError(f"the answer broke off: {exc}; `llmkube status` says what became of the engine") from exc
+        raise CommandError(f"the answer is incomplete: {exc}; `llmkube status` shows the state of the engine") from exc
     except HttpError as exc:
-        raise CommandError(f"{way.name} gave no proper answer: {exc}") from exc
+        raise CommandError(f"the answer of {way.name} cannot be read: {exc}") from exc
 
 
 async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
@@ -101,7 +103,7 @@ async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
             finish_reason = delta.finish_reason or finish_reason
             tell(delta)
     if not reader.done and not finish_reason:
-        raise CommandError(f"the answer broke off: {way.name} ended it half-way; ask again")
+        raise CommandError(f"the answer is incomplete: {way.name} closed the connection; ask again")
     return finish_reason
 
 

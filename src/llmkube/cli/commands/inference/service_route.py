@@ -75,8 +75,8 @@ async def find_way(cluster: Cluster, service: InferenceService) -> Way:
         return direct_way(service, ready[0])
     if service.status.ready_replicas and not engines:
         raise CommandError(
-            f"InferenceService {service.key} is served, but nobody says at which address; "
-            "give its agent an address that others reach, with --host-ip"
+            f"InferenceService {service.key} is served, but its agent has published no address; "
+            "start that agent with --host-ip and an address that this machine reaches"
         )
     raise CommandError(await not_ready(cluster, service))
 

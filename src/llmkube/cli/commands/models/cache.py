@@ -107,11 +107,11 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
 @output_option("json", "yaml")
 @guarded
 def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
-    """Remove models that no Model names, and unfinished downloads that nobody is at.
+    """Remove models that no Model names, and unfinished downloads that no process continues.
 
-    What is in use says the API server of `llmkube up` on this machine, if it was ever started, and the cluster of the
-    agent's settings, else the one that kubectl would talk to; whatever runs from the state directory is, too. If one of
-    them cannot be asked, nothing is removed. What agents with other state directories keep in this store is not known.
+    A model is in use if an object names it: in `llmkube up` on this machine, if it was ever started, or in the cluster
+    of the agent's settings, else the one that kubectl talks to. So is what runs from the state directory. If one of the
+    API servers does not answer, nothing is removed. Agents with other state directories are not asked.
     """
     config = load("agent", PruneConfig, flags)
     store = _open(config)
@@ -123,7 +123,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
         used = trio.run(_used, clusters) | _running(config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
     if taken := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
-        raise CommandError(f"{'; '.join(taken)}: nothing was removed. Delete that first, or give --force")
+        raise CommandError(f"{'; '.join(taken)}: nothing was removed; delete that object first, or give --force")
     done = prune(store, used.keys(), only=set(only) if models else None, dry_run=dry_run)
     if form:
         data = {"models": list(done.models), "unfinished": done.incomplete, "freedBytes": done.freed_bytes}
@@ -186,7 +186,7 @@ def _the_one(store: Store, text: str) -> Cached:
     if not found:
         raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
     if len(found) > 1:
-        raise CommandError(f"{text} means {len(found)} models; give more of its key", ExitCode.USAGE)
+        raise CommandError(f"{text} fits {len(found)} models; give more digits of the key", ExitCode.USAGE)
     return found[0]
 
 
@@ -199,7 +199,7 @@ def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> 
         config, is_own = find_config(kubeconfig, context, state_dir)
     except UserError as exc:
         if kubeconfig is not None or context is not None or not own.is_file():
-            raise CommandError(f"{exc}; or give --force to remove models whoever uses them") from exc
+            raise CommandError(f"{exc}; or give --force to remove models that may be in use") from exc
         return
     if not is_own:
         yield config.server, config
@@ -251,7 +251,7 @@ def _told(done: Pruned, *, dry_run: bool) -> Iterator[str]:
 def _fetchable(text: str, files: tuple[str, ...]) -> Any:
     source: Source = pick(parse_source(text), files)
     if isinstance(source, LocalFile):
-        raise SourceError(f"{source.path} is on this machine already; it is used where it lies")
+        raise SourceError(f"{source.path} is on this machine already: services read it there, and nothing is fetched")
     if not hasattr(source, "identity"):
         raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
     return source

@@ -165,7 +165,9 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
         return f"{folder.resolve().name}: {kind}, MLX, {format_bytes(shape.size_bytes)}", shape
     facts = read_facts(absolute_source(model, Path.cwd()), hf_token_file)
     if facts.shape is None:
-        raise UserError(f"{model}: its header does not say enough")
+        raise UserError(
+            f"{model}: its header lacks the numbers that the estimate needs; `llmkube inspect` shows what it has"
+        )
     kinds = [facts.architecture, *([facts.quantization] if facts.quantization else [])]
     name = facts.name or (model if "://" in model else Path(model).name)
     return f"{name}: {', '.join(kinds)}, {format_bytes(facts.shape.size_bytes)}", facts.shape
@@ -192,7 +194,7 @@ def _memory(text: str | None) -> int:
     if text is None:
         if total_bytes := host_facts().total_bytes:
             return total_bytes
-        raise UserError("this machine does not tell how much memory it has; give it, such as 64Gi", field="--memory")
+        raise UserError("the memory of this machine cannot be read; give its size, such as 64Gi", field="--memory")
     try:
         return parse_bytes(text)
     except UserError as exc:

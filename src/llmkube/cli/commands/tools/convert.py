@@ -55,6 +55,6 @@ def _refusals(body: Mapping[str, Any]) -> Iterator[str]:
     schema = Schema.parse(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     _, unknown = prune({"spec": body["spec"]}, schema)
     for path in unknown:
-        yield f"{path}: has no place in the {body['kind']}; remove it"
+        yield f"{path}: is no field of the {body['kind']}; remove it"
     for error in validate(apply_defaults(body, schema), None, schema):
         yield f"the {body['kind']} will be refused: {error}"
