@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs envtest bench manifests sentences generate chart clean
+.PHONY: help demo test soak check docs envtest bench manifests sentences generate chart clean
 .PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -29,9 +30,12 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
-test: $(STAMP)  ## run the whole test suite, on every core
+test: $(STAMP)  ## run the test suite, on every core (about 5 minutes on two)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
+
+soak: export LLMKUBE_SOAK = 1
+soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
 
 envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py

@@ -1,28 +1,46 @@
-"""How the whole suite draws its examples: by chance at a desk, always the same in CI (where `CI` is set).
+"""How the whole suite runs: how many examples, with which signals, and what side by side.
 
-And with which signals it begins: a shell's background job has SIGINT ignored and nohup SIGHUP, which the programs under
-test would inherit.
-
-And what may run side by side: everything but the tests that start real programs. Those have deadlines in real time, and
-share one worker (`--dist loadgroup`), so that the machine is never asked for two of them at once.
+Everything runs side by side but the tests that start real programs. Those have deadlines in real time and mostly wait:
+they share one worker (`--dist loadgroup`), which comes on top of one for each core.
 """
 
 import os
 import signal
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are.
-settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("desk"), derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "desk")
+from lengths import EXAMPLES, SOAK
 
+# Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
+# is set the examples are always the same.
+CI = bool(os.environ.get("CI"))
+settings.register_profile(
+    "suite",
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=CI,
+    print_blob=CI,
+)
+settings.load_profile("suite")
+
+# A shell's background job has SIGINT ignored and nohup SIGHUP, which the programs under test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_xdist_auto_num_workers(config):
+    """One worker for each core, and one that waits for real programs."""
+    return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep what takes long for `make soak`, and real programs in one worker."""
+    if not SOAK and "soak" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("real programs"))

@@ -210,7 +210,7 @@ TARGETS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(TARGETS),
     st.sampled_from(["POST", "PUT", "MERGE", "JSON", "APPLY"]),

@@ -232,7 +232,7 @@ def _tried(lab: Lab, base: tuple[Spec, Spec], field: "Field", sample: Any) -> bo
 def _hostile(lab: Lab) -> None:
     schemas = crd_specs()
 
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(database=None, suppress_health_check=list(HealthCheck))
     @given(values_of(schemas["InferenceService"]), values_of(schemas["Model"]))
     def plans_or_refuses(service: Any, model: Any) -> None:
         try:

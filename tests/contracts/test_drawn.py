@@ -10,9 +10,10 @@ from contracts.drawn import objects
 from contracts.playing import open_embedded, open_session
 from contracts.script_kinds import API_VERSION, manifest
 from contracts.session import JSON, Operation
+from lengths import EXAMPLES, SOAK
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 6, derandomize=not SOAK, suppress_health_check=list(HealthCheck))
 @given(st.lists(objects(), min_size=20, max_size=20))
 async def test_a_drawn_spec_is_taken_or_refused_by_name(drawn: Sequence[tuple[str, Any]]):
     """The answer is 422 with a cause that names a field, or the spec, which is taken again as it came back."""

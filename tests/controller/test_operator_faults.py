@@ -1,11 +1,12 @@
 """Whatever breaks, and wherever, the same objects come of it: over many scenarios, by every kind of `FAULTS`.
 
-The points are sampled; LLMKUBE_SWEEP=whole tries every one (about half an hour), and `-rA` then shows how many.
+The points are sampled (`lengths.py`); LLMKUBE_FAULT_KINDS=7 LLMKUBE_FAULT_PLACES=100 tries every one, which takes about
+half an hour, and `-rA` shows how many.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import cycle, islice
 from typing import Any, Final
 
 import attrs
@@ -15,6 +16,7 @@ import trio
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.scenarios import SCENARIOS
+from lengths import FAULT_KINDS, FAULT_PLACES
 from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.reconciler import Reconciler
 from llmkube.controller.render.storage import cache_claim
@@ -69,8 +71,6 @@ All but the old reads have a defect below that they show; for those none is know
 
 AT_EVENTS: Final = frozenset({"break_at", "forget_at"})
 """Their places are counted in events of watches, those of the others in changes."""
-
-WHOLE = os.environ.get("LLMKUBE_SWEEP") == "whole"
 
 
 @attrs.frozen
@@ -141,11 +141,11 @@ async def run_others(hands):
 
 
 def points(fault, end, drawn):
-    """The faults of one kind to try, at each of its places: all of them, or one that depends on what is drawn."""
+    """The faults of one kind to try, at so many of its places, from one that depends on what is drawn."""
     place, besides = FAULTS[fault]
     count = end.events if place in AT_EVENTS else end.changes
-    places = range(1, count + 1) if WHOLE else (1 + drawn % count,)
-    return [{place: at, **besides} for at in places]
+    tried = min(count, FAULT_PLACES)
+    return [{place: 1 + (drawn + number * count // tried) % count, **besides} for number in range(tried)]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -153,10 +153,10 @@ async def test_the_same_objects_come_of_it(scenario, autojump_clock):
     """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""
     expected = await play(scenario)
     assert expected.objects
-    drawn = 7 * list(SCENARIOS).index(scenario)
+    nth = list(SCENARIOS).index(scenario)
     elsewhere, tried = [], {}
-    for number, fault in enumerate(FAULTS):
-        tried[fault] = points(fault, expected, drawn + 5 * number)
+    for number, fault in islice(cycle(enumerate(FAULTS)), FAULT_KINDS * nth, FAULT_KINDS * (nth + 1)):
+        tried[fault] = points(fault, expected, 7 * nth + 5 * number)
         elsewhere += [one for one in tried[fault] if (await play(scenario, **one)).objects != expected.objects]
     print(f"{scenario}:", ", ".join(f"{fault} {len(some)}" for fault, some in tried.items()))  # noqa: T201 (for -rA)
     assert elsewhere == []

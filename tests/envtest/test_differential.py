@@ -1,6 +1,5 @@
 """Both servers are asked the same, now: the script's answers, and random sequences of operations."""
 
-import os
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from contracts.recording import load
 from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
 from contracts.session import JSON, Operation
+from lengths import DIFFERENTIAL_SEQUENCES, SOAK
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 
@@ -30,8 +30,9 @@ pytestmark = [
 ]
 
 DRY: Final = {"dryRun": "All"}
-SEQUENCE_COUNT = int(os.environ.get("LLMKUBE_DIFFERENTIAL_SEQUENCES", "0"))
-"""How many random sequences to try; 0 is the short run, the same sequences every time."""
+DRAWN: Final = settings(
+    max_examples=DIFFERENTIAL_SEQUENCES, derandomize=not SOAK, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture
@@ -56,12 +57,7 @@ async def test_both_servers_answer_the_script_alike(real: httpx.AsyncClient, cha
         assert not stale, "\n".join(["record it again, see contracts/recording.py:", *stale])
 
 
-@settings(
-    max_examples=SEQUENCE_COUNT or 40,
-    derandomize=not SEQUENCE_COUNT,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@DRAWN
 @given(SEQUENCES)
 async def test_both_servers_answer_random_sequences_alike(real_kubeconfig: Path, sequence: Sequence[Operation]):
     """Whatever is asked in whatever order, both servers say the same."""
@@ -74,12 +70,7 @@ async def test_both_servers_answer_random_sequences_alike(real_kubeconfig: Path,
     assert not (found := differences(theirs, ours)), "\n".join(["", *found])
 
 
-@settings(
-    max_examples=SEQUENCE_COUNT or 40,
-    derandomize=not SEQUENCE_COUNT,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@DRAWN
 @given(st.lists(objects(), min_size=8, max_size=8))
 async def test_both_servers_judge_drawn_specs_alike(real_kubeconfig: Path, drawn: Sequence[tuple[str, Any]]):
     """What a real server says to a spec of one of our kinds, right or wrong, the embedded one says too."""

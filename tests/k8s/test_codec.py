@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lengths import EXAMPLES
 from llmkube.k8s import builtins
 from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServicePort
 from llmkube.k8s.codec import DecodeError, decode, encode
@@ -71,7 +72,7 @@ def objects_of(draw: st.DrawFn, cls: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES // 2)
 def test_round_trip_is_identity(kind: Any, data: st.DataObject) -> None:
     """Whatever an object holds, known or unknown, default or not, at any level, encoding gives it back as it came."""
     obj = data.draw(objects_of(kind))

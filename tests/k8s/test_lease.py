@@ -13,6 +13,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lengths import EXAMPLES
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
@@ -340,7 +341,7 @@ async def _storm(steps):
         assert len(lab.inside) == 1, "nobody took over"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES // 2)
 @given(STEPS)
 def test_never_two_and_in_the_end_one(steps):
     """Whatever fails for whom and for how long: no two bodies at a time, and one when everything works again."""

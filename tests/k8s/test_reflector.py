@@ -6,7 +6,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, listing, status, status_object, watching
@@ -550,7 +550,6 @@ def test_the_position_never_goes_back(versions):
         assert not is_older(position, before)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["put", "delete"])), max_size=30),
     st.lists(st.integers(0, 29), max_size=30),

@@ -1,15 +1,14 @@
 """Drawn timelines: whatever happens on a host, the invariants hold."""
 
-import os
 import random
 
 import pytest
 
+from lengths import PRESSURE_SEEDS
 from pressure.carrier import Engine
 from pressure.playing import play
 from pressure.timelines import Timeline
 
-SEEDS = int(os.environ.get("LLMKUBE_PRESSURE_SEEDS", "40"))
 PRIORITIES = ("batch", "low", "normal", "normal", "high", "critical")
 STORY_SECONDS = 1500
 CALM_SECONDS = 900
@@ -66,7 +65,7 @@ def _event(rng, alive):
     return f"other {rng.choice((4, 8, 12, 16, 20, 30, 45))}"
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(PRESSURE_SEEDS))
 def test_a_drawn_timeline(seed):
     """Under trouble of every kind no invariant breaks, and whoever fits runs when it is over."""
     timeline = draw(seed)

@@ -1,20 +1,17 @@
 """Random timelines: nothing that must never be, whatever happens in whatever order; and the books see what they must.
 
-`LLMKUBE_SIM_SEEDS` sets how many seeds are run; `python -m tests.sim` runs any number, and replays one by its number.
+`python -m tests.sim` runs any number of seeds, and replays one by its number.
 """
-
-import os
 
 import pytest
 
+from lengths import SIM_SEEDS
 from llmkube.supervisor.service.status_manager import Reporter
 from sim import score
 from sim.faults import FAULTS
 
-SEEDS = int(os.environ.get("LLMKUBE_SIM_SEEDS", "300"))
 
-
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(SIM_SEEDS))
 def test_a_seed_violates_nothing(seed):
     """Half an hour of faults ends as it was wished, then nothing moves any more, and nothing wrong has ever been."""
     result = score.run_seed(seed)

@@ -1,10 +1,9 @@
 """The server's process is killed under load, again and again, and its database is damaged: what was acknowledged stays.
 
-`LLMKUBE_KILLS` says how often to kill; the default is few, for every day.
+`lengths.py` says how often it is killed.
 """
 
 import json
-import os
 import random
 import ssl
 import subprocess
@@ -22,6 +21,7 @@ import trio
 import yaml
 from structlog.testing import capture_logs
 
+from lengths import KILLS
 from llmkube.apiserver.server import open_api_server
 
 # httpx nests generators that a request to a server which was killed leaves to the garbage collector
@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
 ]
 
-KILLS = int(os.environ.get("LLMKUBE_KILLS", "4"))
 WRITERS = 4
 MAPS = "/api/v1/namespaces/default/configmaps"
 

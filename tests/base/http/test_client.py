@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import GONE, MemoryListener, always, cut, echo, receive_until
@@ -411,7 +411,6 @@ def test_an_answer_cut_at_any_byte_is_the_same(wire):
         assert trio.run(outcome, [wire[:position], wire[position:]]) == whole
 
 
-@settings(max_examples=50, deadline=None)
 @given(wire=st.sampled_from(list(WIRES.values())), positions=st.lists(st.integers(1, 200), max_size=9))
 def test_an_answer_in_any_pieces_is_the_same(wire, positions):
     """An answer in any pieces is read as in one piece."""

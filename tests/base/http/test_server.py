@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import GONE, converse, cut, echo, receive_all, receive_until
@@ -44,7 +44,6 @@ async def test_requests_on_one_connection_are_answered_in_order():
     assert bodies(await converse(echo, GET + post + chunked + LAST)) == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(positions=st.lists(st.integers(min_value=0, max_value=400), max_size=12))
 def test_cuts_change_no_answer(positions):
     """However the network cuts a conversation, the server says the same, byte for byte."""

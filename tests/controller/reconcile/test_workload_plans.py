@@ -1,7 +1,6 @@
 """Whatever a spec says, pods come of it or a condition says why not, and fields without effect are named."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from contracts.drawn import SPECS, admitted
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
 from controller.podobjects import HUB_FILE, SHA
+from lengths import EXAMPLES, SOAK
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -91,7 +91,6 @@ async def test_a_draft_that_the_engine_does_not_take_is_named(autojump_clock):
     assert "spec.speculativeDecoding.draftModelRef" in said["generic"]
 
 
-BATCHES: Final = int(os.environ.get("LLMKUBE_DRAWN", "25"))
 SETTLED_SECONDS: Final = 25.0
 CHILDREN: Final = (Job, Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget)
 VOLATILE: Final = {
@@ -200,12 +199,7 @@ def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
     return json.dumps(objects, indent=1, sort_keys=True)
 
 
-@settings(
-    max_examples=BATCHES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize="LLMKUBE_DRAWN" not in os.environ,
-)
+@settings(max_examples=EXAMPLES // 4, suppress_health_check=list(HealthCheck), derandomize=not SOAK)
 @given(st.lists(edits(), min_size=1, max_size=6))
 def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[tuple[Wish, Wish]]):
     """No reconcile fails; each service has its pods or says why not; and A, then B, then A makes what A makes."""

@@ -123,7 +123,7 @@ def test_the_same_reason_is_told_once():
     assert not any(book.decide(CALM, float(second)) for second in range(2, 300))
 
 
-@settings(max_examples=60, stateful_step_count=40, deadline=None)
+@settings(stateful_step_count=40)
 class BookMachine(RuleBasedStateMachine):
     """Services ask, load, hold at most what they were promised, are evicted, replaced, deleted, and end."""
 

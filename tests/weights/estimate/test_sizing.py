@@ -1,6 +1,6 @@
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.runtimes.plan import EngineInfo
@@ -286,7 +286,6 @@ SIZES = st.integers(1, 2**61) | st.integers(1, 300)
 
 
 class TestAlways:
-    @settings(max_examples=60, deadline=None)
     @given(
         model=st.sampled_from(sorted(golden()["models"])),
         context=st.integers(1, 400),
@@ -311,7 +310,6 @@ class TestAlways:
         greater = attrs.evolve(less, **{more: 2 * getattr(less, more)})
         assert estimate(shape, less).total_bytes <= estimate(shape, greater).total_bytes
 
-    @settings(max_examples=150, deadline=None)
     @given(
         data=st.data(),
         architecture=st.sampled_from(

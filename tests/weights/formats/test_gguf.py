@@ -28,6 +28,7 @@ from gguf_bytes import (
     text,
 )
 from gguf_hostile import hostile_files
+from lengths import EXAMPLES
 from llmkube.weights.errors import FetchError, NotGGUFError
 from llmkube.weights.formats import gguf as module
 from llmkube.weights.formats import gguf_reader
@@ -356,7 +357,6 @@ def check(tmp_path_factory, data):
 HEADER_BYTES = 12_000  # the demo's keys, vocabulary and tensor list; beyond it is only data
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, HEADER_BYTES), st.binary(min_size=1, max_size=16)), max_size=6),
     length=st.integers(0, len(DEMO_BYTES)) | st.just(len(DEMO_BYTES)),
@@ -386,7 +386,7 @@ KEYS = st.one_of(
 TENSORS = st.builds(tensor, st.binary(max_size=9), st.lists(COUNTS, max_size=6), st.integers(0, 50), COUNTS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(
     keys=st.lists(KEYS, max_size=6),
     tensors=st.lists(TENSORS, max_size=4),

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_bytes import ARCHITECTURE, F32, array_head, header
@@ -12,7 +12,6 @@ DEMO_BYTES = DEMO.read_bytes()
 DEMO_FACTS = read_header(DEMO)
 
 
-@settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.integers(0, 700), min_size=1, max_size=30), known=st.booleans())
 def test_the_pieces_do_not_matter(pieces, known):
     """However the file is cut into pieces, each as long as wanted or longer, the facts are the same."""

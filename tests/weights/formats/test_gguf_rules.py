@@ -1,5 +1,4 @@
 import importlib.util
-import os
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
@@ -7,10 +6,8 @@ from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 import gguf_bytes as g
 from gguf_corpus import DEMO, cases, demo_draft, disagreement, judge
 from gguf_oracle import Oracle, load_library
+from lengths import GGUF_CASES
 from llmkube.weights.formats.gguf_format import FILE_TYPES, NEWEST_TENSOR_TYPE, TENSOR_TYPES
-
-CASES = int(os.environ.get("LLMKUBE_TEST_GGUF_CASES", "400"))
-SEED = os.environ.get("LLMKUBE_TEST_GGUF_SEED", "1")
 
 needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install 'llmkube[llama]'"
@@ -22,7 +19,7 @@ def test_damaged_headers_get_the_verdict_of_llama_cpp():
     """No header that loads is refused, and none that llama.cpp's header reader refuses is accepted."""
     differing = []
     with Oracle() as oracle:
-        for number, (fault, data, size) in enumerate(cases(CASES, SEED)):
+        for number, (fault, data, size) in enumerate(cases(GGUF_CASES, "1")):
             facts, why = judge(data, size)
             verdict = oracle.ask(data, size)
             if differs := disagreement(facts, verdict):

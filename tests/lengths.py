@@ -1,0 +1,44 @@
+"""How much the suite plays: a sample in `make test`, everything in `make soak`, which sets LLMKUBE_SOAK=1.
+
+Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/test_score.py`.
+"""
+
+import os
+from typing import Final
+
+SOAK: Final = os.environ.get("LLMKUBE_SOAK", "0") != "0"
+
+
+def _length(name: str, sample: int, soak: int) -> int:
+    return int(os.environ.get(f"LLMKUBE_{name}", soak if SOAK else sample))
+
+
+EXAMPLES: Final = _length("EXAMPLES", 60, 1000)
+"""What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
+
+SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 300)
+"""Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
+
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 40, 400)
+"""Random timelines of a host's memory (tests/pressure/test_random.py)."""
+
+BUSY_HOURS: Final = _length("BUSY_HOURS", 100, 1000)
+"""Hours of busy engines, none of which may be called hung (tests/supervisor/nouns/test_liveness.py)."""
+
+BUGS: Final = _length("BUGS", 1, 1000)
+"""At how many checkpoints of one line of code a bug is injected; a line has up to 150 (tests/sim/test_isolation.py)."""
+
+FAULT_KINDS: Final = _length("FAULT_KINDS", 3, 7)
+"""Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
+
+FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 4)
+"""Places in a scenario for each of these kinds; some have 90."""
+
+KILLS: Final = _length("KILLS", 4, 100)
+"""How often a server is killed while it writes (tests/apiserver/storage/test_durability.py)."""
+
+GGUF_CASES: Final = _length("GGUF_CASES", 400, 5000)
+"""Damaged headers that llama.cpp is asked about, too (tests/weights/formats/test_gguf_rules.py)."""
+
+DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 500)
+"""Random sequences that both API servers are asked (tests/envtest/test_differential.py)."""
