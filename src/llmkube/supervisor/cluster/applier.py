@@ -1,6 +1,7 @@
-"""What the agent says to the API server: the newest word per object wins, and it is repeated until it is heard.
+"""Write the newest manifest of each object, and repeat it until the API server has answered.
 
-Everything that is written goes through here, so a slow or absent API server costs a service nothing but the news of it.
+Everything that the agent writes goes through here, so a slow or absent API server costs a service nothing but the news
+of it.
 """
 
 import random
@@ -29,12 +30,12 @@ WRITE_SECONDS = 15.0
 """A write that takes longer is tried again; the API server may have gone away without a word."""
 
 REFUSED_SECONDS = 60.0
-"""Until a refused write is tried again, with the same words if there are no newer ones."""
+"""Until a refused write is tried again, with the same manifest if there is no newer one."""
 
 _PUBLISHED: Final = frozenset({Service, Endpoints, EndpointSlice})
 
 _NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
-"""Kinds whose objects are called as their InferenceService is: a stranger's may have that name. A slice's has a dot."""
+"""Kinds whose objects have the name of their InferenceService: a user's own may have it. A slice's name has a dot."""
 
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
@@ -54,13 +55,28 @@ class Slot:
 
 
 @attrs.frozen
-class _Word:
+class _Wanted:
     manifest: dict[str, Any] | None  # None: the object shall be gone
 
 
 @attrs.define(eq=False)
+class _Record:
+    """What is known of one slot."""
+
+    wanted: _Wanted
+    answered: _Wanted | None = None  # the newest that the API server has accepted or refused
+    version: str | None = None  # of the object, as our last write has left it
+    is_refused: bool = False
+    is_last: bool = False  # forgotten once it is answered
+
+    @property
+    def is_pending(self) -> bool:
+        return self.answered != self.wanted
+
+
+@attrs.define(eq=False)
 class Applier:
-    """The newest word per slot, and which of them the API server has heard.
+    """The newest manifest per slot, and what the API server has answered to it.
 
     Attributes:
         rng: Spreads repeats.
@@ -70,50 +86,50 @@ class Applier:
     rng: random.Random
     on_refused: Callable[[Key, Slot, UserError | None], None] = lambda *_: None
     _queue: WorkQueue[Slot] = attrs.field(init=False)
-    _words: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
-    _heard: dict[Slot, _Word] = attrs.field(factory=dict, init=False)
-    _versions: dict[Slot, str] = attrs.field(factory=dict, init=False)  # of each object, as our last write has left it
-    _refusals: set[Slot] = attrs.field(factory=set, init=False)
-    _last: set[Slot] = attrs.field(factory=set, init=False)  # slots whose word is forgotten when it is heard
+    _records: dict[Slot, _Record] = attrs.field(factory=dict, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._queue = WorkQueue(self.rng, RETRY, _sends_requests)
+        self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
 
     def apply_nowait(self, slot: Slot, manifest: dict[str, Any]) -> None:
         """Have a manifest applied; the same one again costs no request."""
-        self._want(slot, _Word(manifest))
+        self._want(slot, _Wanted(manifest))
 
     def delete_nowait(self, slot: Slot) -> None:
         """Have an object deleted."""
-        self._want(slot, _Word(None))
+        self._want(slot, _Wanted(None))
 
-    def _want(self, slot: Slot, word: _Word) -> None:
-        if self._words.get(slot) != word:
-            self._words[slot] = word
-            self._last.discard(slot)
-            self._queue.add_nowait(slot)
+    def _want(self, slot: Slot, wanted: _Wanted) -> None:
+        record = self._records.get(slot)
+        if record is None:
+            self._records[slot] = _Record(wanted)
+        elif record.wanted != wanted:
+            record.wanted, record.is_last = wanted, False
+        else:
+            return
+        self._queue.add_nowait(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Say nothing more about a slot, not even what is still unheard."""
-        self._words.pop(slot, None)
-        self._heard.pop(slot, None)
-        self._versions.pop(slot, None)
-        self._refusals.discard(slot)
-        self._last.discard(slot)
+        """Write nothing more to a slot, not even what is still pending."""
+        self._records.pop(slot, None)
         self._wake()
 
     def forget_once_applied(self, slot: Slot) -> None:
-        """Let what stands on a slot be the last word on it: it is not repeated, and anybody may say something else."""
-        if self._heard.get(slot) == self._words.get(slot):
+        """Forget a slot when its newest manifest is answered: it is not repeated, and other writers may change it."""
+        record = self._records.get(slot)
+        if record is None or not record.is_pending:
             self.forget(slot)
         else:
-            self._last.add(slot)
+            record.is_last = True
 
     async def wait_applied(self, *slots: Slot) -> None:
-        """Return when the API server has heard the newest word on each slot, or on all; deadlines are callers'."""
+        """Return when the API server has answered the newest manifest of each slot, or of all; deadlines are callers'.
+
+        A refusal is an answer: a stop does not wait for a server that will not accept.
+        """
         await trio.lowlevel.checkpoint()
-        while any(self._words.get(slot) != self._heard.get(slot) for slot in slots or self._words):
+        while any(record.is_pending for slot in slots or self._records if (record := self._records.get(slot))):
             await self._progress.wait()
 
     async def run(self, client: Client, *, field_manager: str) -> None:
@@ -121,115 +137,109 @@ class Applier:
         await run_workers(self._queue, partial(self._send, client, field_manager), workers=WORKERS)
 
     async def run_resync(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
-        """Never return: look at a slow, fixed pace for what somebody has removed or changed, and say that again.
+        """Never return: find at a slow, fixed pace what other writers have removed or changed, and apply it again.
 
         Args:
             client: Lists what stands; one list per kind costs less than a write per object.
             every_seconds: The pace.
-            namespace: The only one that this agent speaks in, or None.
+            namespace: The only one that this agent writes to, or None.
         """
         while True:
             await wait_tick(every_seconds)
-            said = {(slot.kind, slot.subresource) for slot in self._words}
-            for kind, subresource in sorted(said, key=str):
+            for kind, subresource in sorted({(slot.kind, slot.subresource) for slot in self._records}, key=str):
                 stands = await _versions(client, kind, namespace, "" if subresource else SERVICE_LABEL)
-                for slot in [one for one in self._words if one.kind is kind and one.subresource == subresource]:
-                    if stands is None or stands.get(slot.key) != self._versions.get(slot):
+                for slot, record in self._records.items():
+                    is_listed = slot.kind is kind and slot.subresource == subresource
+                    if is_listed and (stands is None or stands.get(slot.key) != record.version):
                         self._queue.add_nowait(slot)
 
     def reapply_all_nowait(self) -> None:
-        """Say everything that stands once more: somebody may have removed it, or said something else over it."""
-        for slot in self._words:
+        """Apply everything once more: other writers may have removed or changed it."""
+        for slot in self._records:
             self._queue.add_nowait(slot)
 
     def reapply_nowait(self, slot: Slot) -> None:
-        """Say what stands on one slot once more."""
+        """Apply one slot once more."""
         self._queue.add_nowait(slot)
 
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
-        """The newest word on a slot, if the API server has heard it; None of one that is on its way."""
-        word = self._words.get(slot)
-        return word.manifest if word is not None and self._heard.get(slot) == word else None
+        """The newest manifest of a slot; None while the API server has not answered it."""
+        record = self._records.get(slot)
+        return record.wanted.manifest if record is not None and not record.is_pending else None
 
     def has(self, slot: Slot) -> bool:
-        """Whether there is a word on a slot."""
-        return slot in self._words
+        """Whether this agent writes to a slot."""
+        return slot in self._records
 
     async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
-        """Write one slot's newest word; a refusal is logged once and tried again after `REFUSED_SECONDS`.
-
-        It counts as heard: nobody's stop waits for a server that does not want to know.
-        """
-        word = self._words.get(slot)
-        if word is None:
+        """Write the newest manifest of one slot; a refusal is logged once and tried again after `REFUSED_SECONDS`."""
+        record = self._records.get(slot)
+        if record is None:
             return
+        wanted, refused, version = record.wanted, None, record.version
         try:
             with trio.fail_after(WRITE_SECONDS):
-                await self._write(client, field_manager, slot, word)
+                version = await self._write(client, field_manager, slot, wanted)
         except NotFoundError:
-            # What we speak about, or its namespace, is gone: that ends the subject, unless there is news.
-            if self._words.get(slot) == word:
+            # The object of the status, or its namespace, is gone: forget the slot, unless there is a newer manifest.
+            if self._records.get(slot) is record and record.wanted == wanted:
                 self.forget(slot)
-        except UserError as refused:
-            if self._heard.get(slot) != word:
-                log.error("write refused", object=str(slot), error=str(refused))  # noqa: TRY400 - no bug, no traceback
-            self._settle(slot, word, refused)
+            return
+        except UserError as error:
+            refused = error
+            if record.answered != wanted:
+                log.error("write refused", object=str(slot), error=str(error))  # noqa: TRY400 - no bug, no traceback
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
             raise
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
-        else:
-            self._settle(slot, word, None)
+        if self._records.get(slot) is record:  # and was not forgotten while it was written
+            record.version = version
+            self._settle(slot, record, wanted, refused)
         self._wake()
 
-    def _settle(self, slot: Slot, word: _Word, refused: UserError | None) -> None:
-        """Note what the server has made of a word, and forget the slot if that was the last."""
-        self._note(slot, word)
-        self._tell(slot, word, refused)
-        is_last = slot in self._last or (word.manifest is None and refused is None)
-        if is_last and self._words.get(slot) == word:
+    def _settle(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
+        """Take in what the server has answered, and forget the slot if that was the last write."""
+        record.answered = wanted
+        self._tell(slot, record, wanted, refused)
+        is_last = record.is_last or (wanted.manifest is None and refused is None)
+        if is_last and not record.is_pending:
             self.forget(slot)
         elif refused is not None:
             self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
 
-    async def _write(self, client: Client, field_manager: str, slot: Slot, word: _Word) -> None:
+    async def _write(self, client: Client, field_manager: str, slot: Slot, wanted: _Wanted) -> str | None:
+        """Write, and return the version that the object has then; None when it is deleted."""
         ours = slot.kind not in _NAMED_BY_USERS or await _may_be_ours(client, slot)
-        if word.manifest is None:
+        if wanted.manifest is None:
             if ours:
                 await client.delete(slot.kind, slot.key)
-        elif not ours:
+            return None
+        if not ours:
             raise NameTakenError(
                 f"{slot} exists and was made by somebody else; delete it, or call the InferenceService otherwise"
             )
-        else:
-            written = await client.apply(
-                slot.kind, word.manifest, field_manager=field_manager, subresource=slot.subresource
-            )
-            self._versions[slot] = written.metadata.resource_version
+        applied = await client.apply(
+            slot.kind, wanted.manifest, field_manager=field_manager, subresource=slot.subresource
+        )
+        return applied.metadata.resource_version
 
-    def _tell(self, slot: Slot, word: _Word, refused: UserError | None) -> None:
-        """Hand on that something is not published, and why, and when it is."""
-        if slot.kind not in _PUBLISHED or word.manifest is None or (refused is None and slot not in self._refusals):
+    def _tell(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
+        """Report that an object is not published, and why; and when it is."""
+        if slot.kind not in _PUBLISHED or wanted.manifest is None or (refused is None and not record.is_refused):
             return
-        (self._refusals.discard if refused is None else self._refusals.add)(slot)
-        owner = word.manifest["metadata"]["ownerReferences"][0]["name"]
+        record.is_refused = refused is not None
+        owner = wanted.manifest["metadata"]["ownerReferences"][0]["name"]
         self.on_refused(Key(slot.key.namespace, owner), slot, refused)
-
-    def _note(self, slot: Slot, word: _Word) -> None:
-        """Remember what was heard; not of a slot that was forgotten while it was being written."""
-        if slot in self._words:
-            self._heard[slot] = word
-        else:
-            self._versions.pop(slot, None)
 
     def _wake(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
 
 
-def _sends_requests(slot: Slot) -> bool:
-    """Whether clients follow what it says: on that every stop waits, and what people read can come after it."""
+def _is_urgent(slot: Slot) -> bool:
+    """Whether clients follow what it says: every stop waits for that; what people read can come after it."""
     return slot.kind in {Endpoints, EndpointSlice}
 
 
@@ -239,13 +249,13 @@ async def _versions(client: Client, kind: type[Object], namespace: str | None, l
         with trio.fail_after(WRITE_SECONDS):
             listing = await client.list(kind, namespace=namespace, label_selector=label)
     except (LLMKubeError, trio.TooSlowError) as error:
-        log.info("not listed; everything is said again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
+        log.info("not listed; everything is applied again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
         return None
     return {one.key: one.metadata.resource_version for one in listing.items}
 
 
 async def _may_be_ours(client: Client, slot: Slot) -> bool:
-    """Look who has the name before a write: an apply onto somebody else's object is no conflict, but a merge."""
+    """Whether the object is ours or missing: an apply onto another owner's object is no conflict, but a merge."""
     try:
         owners = (await client.get(slot.kind, slot.key)).metadata.owner_references
     except NotFoundError:
