@@ -10,8 +10,9 @@ from trio.testing import MockClock
 from llmkube.controller.reconcile import stale_endpoints
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
-from llmkube.supervisor.cluster import claim_manager, claims, drift_repair, host_lease
+from llmkube.supervisor.cluster import claim_leases, claim_manager, claims, drift_repair, host_lease
 from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.claim_leases import ClaimLeases
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
@@ -60,16 +61,16 @@ def speaks_first(original):
 
 
 def deaf_after_loss(original):
-    async def write(self, wish, take):
-        await original(self, wish, take)  # whoever has it: we believe that it is us
-        self._note(*mine(self, wish, take))
+    async def acquire(self, service, decision):
+        await original(self, service, decision)  # whichever host has it: we believe that we do
+        self.index.put(*mine(self, service.key, decision))
 
-    def mine(self, wish, take):
-        lease = claims.claim_name(wish.key.namespace, wish.key.name, take.slot)
-        key = reflector.Key(self.settings.lease_namespace, lease)
-        return key, claims.Claim(wish.key, take.slot, self.host, key, "999999999")
+    def mine(self, key, decision):
+        lease = reflector.Key(self.settings.lease_namespace, claims.claim_name(key.namespace, key.name, decision.slot))
+        host = claim_leases.host_id(self.settings.host_name)
+        return lease, claims.Claim(key, decision.slot, host, lease, "999999999")
 
-    return write
+    return acquire
 
 
 MUTANTS = {
@@ -80,9 +81,9 @@ MUTANTS = {
         test_claims.test_two_hosts_share_the_services_and_run_none_twice,
     ),
     "the loser of a race does not see it": (
-        ClaimManager,
-        "_write",
-        deaf_after_loss(ClaimManager._write),
+        ClaimLeases,
+        "acquire",
+        deaf_after_loss(ClaimLeases.acquire),
         test_claims.test_a_race_for_one_slot_has_one_winner_and_no_noise,
     ),
     "a dead host's claims hold for ever": (
@@ -164,8 +165,8 @@ MUTANTS = {
         test_presence.test_what_is_not_served_here_any_more_is_withdrawn,
     ),
     "a claim on what no list has named is given up": (
-        ClaimManager,
-        "_is_ours",
+        ClaimLeases,
+        "is_followed",
         denied,
         test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims,
     ),

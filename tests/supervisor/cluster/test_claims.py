@@ -49,6 +49,16 @@ def test_what_a_host_may_do(slots, held, decision):
     assert claims.decide("me", slots, held, ALIVE) == decision
 
 
+@pytest.mark.parametrize(
+    ("decision", "given_up"),
+    [(None, [0, 1, 3]), (Held(1), [0, 3]), (HeldElsewhere(("a",)), []), (Acquire(2), [])],
+)
+def test_what_a_host_gives_up(decision, given_up):
+    """All without a service, what is beside the slot that it holds, and nothing before it knows which one that is."""
+    ours = [claim(slot, "me") for slot in (0, 1, 3)]
+    assert [one.slot for one in claims.surplus(ours, decision)] == given_up
+
+
 def test_a_host_is_alive_to_itself():
     """A host whose Lease has run out (its network is gone) still holds what it has claimed."""
     assert claims.decide("me", 1, [claim(0, "me")], frozenset({"a"})) == Held(0)

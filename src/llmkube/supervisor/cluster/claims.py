@@ -1,16 +1,16 @@
-"""Who runs which service, when several hosts could: one claim per replica, held for as long as its host lives. Pure.
+"""Which host runs which service, when several could: one claim per replica, held while its host lives. Pure.
 
-A claim is a Lease that names its holder and is written when the holder changes, never to renew it: it is good for as
-long as the host's own Lease is. So a host that dies gives all its claims up by falling silent, and a host that is only
-cut off goes on with its engines until it sees that somebody else has taken over.
+A claim is a Lease that names its holder. It is written when the holder changes, never to renew it: it is good for as
+long as the host's own Lease is. So a host that dies loses all its claims when its own Lease expires, and a host that is
+only cut off goes on with its engines until it sees that another host has taken over.
 
-There are as many slots as replicas, and one when there are none: whoever holds that one keeps the service's name and
-address alive, speaks for it, and has its file when it is scaled up again. A host holds one slot of a service at most.
-The holder of the lowest slot that it sees claimed speaks for all; the others have their slices and their Events.
+There are as many slots as replicas, and one when there are none: its holder keeps the service's name and address alive,
+reports its status, and has its file when it is scaled up again. A host holds one slot of a service at most. The holder
+of the lowest slot that is claimed reports for all; the others have their slices and their Events.
 """
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -43,7 +43,7 @@ class Claim:
 
 
 def claim_of(lease: Lease) -> Claim | None:
-    """Read a claim; None for a Lease that is none, or is not whole."""
+    """Read a claim; None for a Lease that is no claim, or lacks a part."""
     metadata, spec = lease.metadata, lease.spec
     named, slot = metadata.annotations.get(CLAIMED_ANNOTATION, ""), metadata.annotations.get(SLOT_ANNOTATION, "")
     namespace, slash, name = named.partition("/")
@@ -74,7 +74,7 @@ def claim_manifest(
 
 
 def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, Any]:
-    """Return the patch that makes somebody the holder of exactly this state of a claim."""
+    """Return the patch that makes a host the holder, if the claim still has this version."""
     return {
         "metadata": {"resourceVersion": claim.version},
         "spec": {
@@ -87,7 +87,7 @@ def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, 
 
 @attrs.frozen
 class Held:
-    """A slot is ours."""
+    """A slot is this host's; with `reports` this host reports the status of the service."""
 
     slot: int
     reports: bool = True
@@ -95,7 +95,7 @@ class Held:
 
 @attrs.frozen
 class Acquire:
-    """A slot is free: nobody has claimed it, or a host that is gone."""
+    """A slot is free: it has no claim, or `over`, which is the claim of a host that is gone."""
 
     slot: int
     over: Claim | None = None
@@ -131,6 +131,13 @@ def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str
     return Acquire(free, by_slot.get(free))
 
 
+def surplus(ours: Sequence[Claim], decision: Decision | None) -> list[Claim]:
+    """Return the claims that a host gives up: all without a decision, else those beside the one that it holds."""
+    if decision is None:
+        return list(ours)
+    return [claim for claim in ours if claim.slot != decision.slot] if isinstance(decision, Held) else []
+
+
 def rank(host: str, free_bytes: Mapping[str, int]) -> int:
     """Return a host's place, from 0, among those that could serve: most free memory first, the name breaks ties."""
     order = sorted(free_bytes.keys() | {host}, key=lambda one: (-free_bytes.get(one, 0), one))
@@ -138,10 +145,10 @@ def rank(host: str, free_bytes: Mapping[str, int]) -> int:
 
 
 def delay_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
-    """Return how long a host leaves a free slot to better ones: not at all if its engine runs already.
+    """Return how long a host leaves a free slot to better hosts: not at all if its engine runs already.
 
-    The best one need not ask the others: it is simply there first, and the API server lets only one have the slot. Who
-    has the file is better than all who have not.
+    The best host writes first, and the API server lets only one have the slot. A host that has the file is better than
+    all that have not.
 
     Args:
         place: The host's place among those that could serve, from 0.
