@@ -9,7 +9,7 @@ VERSION = "inference.llmkube.dev/v1alpha1"
 
 def condition(kind, status, reason, message=""):
     word = {True: "True", False: "False"}[status]
-    return {"type": kind, "status": word, "reason": reason, "message": message, "lastTransitionTime": "x"}
+    return {"type": kind, "status": word, "reason": str(reason), "message": message, "lastTransitionTime": "x"}
 
 
 def service(name="chat", *conditions, namespace="default", phase="", model="chat", **status):

@@ -36,8 +36,11 @@ def spec(found, **changes):
     ("scene", "words"),
     [
         (Scene(service(), None), "a Model called chat"),
-        (Scene(service(), model()), "an agent to take it up"),
-        (Scene(service("chat", condition("Loaded", False, "Released", "let go")), model()), "an agent to take it up"),
+        (Scene(service(), model()), "the controller to look at it"),
+        (
+            Scene(service("chat", condition("Loaded", False, "Released", "let go")), model()),
+            "the controller to look at it",
+        ),
         (Scene(service(), model("chat", FETCHING)), "the Model's file"),
         (Scene(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
         (Scene(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),
@@ -56,7 +59,7 @@ def spec(found, **changes):
             "a host that serves metal; live hosts serve cpu",
         ),
         (Scene(service("chat", CRASH), model("chat", FETCHED)), None),
-        (Scene(service(phase="Ready"), model()), None),
+        (Scene(service("chat", condition("Available", True, "InferenceReady"), phase="Ready"), model()), None),
     ],
 )
 def test_what_it_waits_for(scene, words):
@@ -67,10 +70,10 @@ def test_what_it_waits_for(scene, words):
 def test_a_crash_is_told_apart_from_its_retry():
     """The agent's one message is shown as error, time of the next try, and the engine's own lines."""
     crashing = service("chat", CRASH, phase="Failed")
-    assert last_error(crashing, None) == ["CrashLoopBackOff: exit code 1"]
-    assert next_retry(crashing, None, NOW)[0].startswith("in 12.0 s (")
-    assert next_retry(crashing, None, NOW + datetime.timedelta(minutes=1))[0].startswith("now (")
-    assert next_retry(service("chat", condition("Loaded", True, "Loaded")), None, NOW) == []
+    assert last_error(crashing, model()) == ["CrashLoopBackOff: exit code 1"]
+    assert next_retry(crashing, model(), NOW)[0].startswith("in 12.0 s (")
+    assert next_retry(crashing, model(), NOW + datetime.timedelta(minutes=1))[0].startswith("now (")
+    assert next_retry(service("chat", condition("Loaded", True, "Loaded")), model(), NOW) == []
     shown = describe_service(Scene(crashing, model("chat", FETCHED)), NOW)
     assert "\n\nThe engine's last lines:\n  error: no memory\n\n" in shown
     assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
@@ -91,8 +94,8 @@ def test_an_older_generations_verdict_is_not_believed():
     refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}
     found = service("chat", refused)
     edited = attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=2))
-    assert last_error(found, None) == ["Invalid: spec.extraArgs: no"]
-    assert last_error(edited, None) == []
+    assert last_error(found, model()) == ["Invalid: spec.extraArgs: no"]
+    assert last_error(edited, model()) == []
 
 
 def test_a_fetch_shows_its_progress_and_its_error():

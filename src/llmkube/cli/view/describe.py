@@ -1,7 +1,4 @@
-"""One service or one Model in words: where it stands, what it waits for, what went wrong, when it is tried again. Pure.
-
-Everything is read off conditions; a condition about an older generation of the spec is not believed.
-"""
+"""One service or one Model in words: how it does, what it waits for, what went wrong, when it is tried again. Pure."""
 
 import datetime
 import re
@@ -12,15 +9,15 @@ import attrs
 
 from llmkube.base.units import format_duration
 from llmkube.cli.view import output
+from llmkube.cli.view.advice import advice
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.conditions import LOADED, UP_TO_DATE, find_condition
+from llmkube.k8s.wire.reasons import Meaning, Reason
+from llmkube.k8s.wire.service_health import Health, State, model_health, service_health
 
-# Reasons of `Loaded=False` that mean "on its way" and not "went wrong".
-_ON_THE_WAY: Final = frozenset(
-    {"Pending", "WaitingForModel", "Fetching", "Loading", "Stopping", "ScaledToZero", "Released"}
-)
 # `next attempt at 2026-01-01T00:00:05Z`: what the agent writes into the messages of failures that it retries.
 _NEXT_ATTEMPT: Final = re.compile(r"next attempt at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)")
 _RETRY_HEAD: Final = re.compile(r"^(?:restarting at once|\d+ failures in a row; next attempt at \S+): ")
@@ -47,6 +44,11 @@ class Scene:
     hosts: Sequence[Host] | None = None
     memory: str = ""
 
+    @property
+    def health(self) -> Health:
+        """How the service does."""
+        return service_health(self.service, self.model)
+
 
 def describe_service(scene: Scene, now: datetime.datetime) -> str:
     """Return a service's state as labelled lines and a table of its conditions, with the engine's words if any."""
@@ -57,7 +59,9 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         *(("waits for", words) for words in waits_for(scene)),
         *(("progress", words) for words in progress(scene.model)),
         *(("last error", words) for words in last_error(service, scene.model)),
+        *(("what to do", words) for words in what_to_do(service, scene.model)),
         *(("next retry", words) for words in next_retry(service, scene.model, now)),
+        *(("since", words) for words in since(scene.health, now)),
         *(("update", words) for words in update(service) if not last_error(service, scene.model)),
         ("model", _model_line(service, scene.model)),
         ("runtime", _runtime_line(service)),
@@ -74,12 +78,12 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
 
 def describe_model(model: Model, now: datetime.datetime) -> str:
     """Return a Model's state as labelled lines and a table of its conditions."""
-    facts = model.status.gguf
+    facts, health = model.status.gguf, model_health(model)
     rows = [
         ("phase", model.status.phase or "New"),
         *(("progress", words) for words in progress(model)),
-        *(("last error", words) for words in _fetch_error(model)),
-        *(("next retry", words) for words in _retry_in(_fetched(model), now)),
+        *(("last error", words) for words in _model_error(health)),
+        *(("next retry", words) for words in _retry_in(health, now)),
         ("source", output.shown_source(model.spec.source)),
         ("accelerator", model.spec.hardware.accelerator),
         ("size", model.status.size or output.NOTHING),
@@ -102,62 +106,71 @@ def summary(service: InferenceService, model: Model | None) -> str:
 
 
 def waits_for(scene: Scene) -> list[str]:
-    """Say what has to happen before the service is Ready; nothing when it is, or when nobody wants it to be."""
-    service = scene.service
+    """Say what has to happen before the service is Ready; nothing when it is, or when something went wrong."""
+    service, health = scene.service, scene.health
     if service.spec.suspend:
         return ["nothing: spec.suspend is true"]
     if service.spec.replicas == 0:
         return ["nothing: spec.replicas is 0; `llmkube scale` starts it"]
-    if service.status.phase == "Ready":
-        return []
     if scene.model is None:
         return [f"a Model called {service.spec.model_ref}"]
-    accelerator = scene.model.spec.hardware.accelerator
-    available = current(service.status.conditions, "Available", service.metadata.generation)
-    if available is not None and available.reason == "NoHost":
+    if health.reason == Reason.NO_HOST:
         others = sorted({each for host in scene.hosts or () for each in host.accelerators})
         served = f"; live hosts serve {', '.join(others)}" if others else ""
-        return [f"a host that serves {accelerator}{served}"]
+        return [f"a host that serves {scene.model.spec.hardware.accelerator}{served}"]
     if progress(scene.model):
         return ["the Model's file"]
-    loaded = current(service.status.conditions, "Loaded", 0)
-    if loaded is None or loaded.reason == "Released":
-        return ["an agent to take it up"]
-    if loaded.status == "False" and loaded.reason in _ON_THE_WAY:
-        return [_first_line(loaded.message) or loaded.reason]
-    return []
+    if health.state is not State.WAITING or _went_wrong(health):
+        return []
+    return [health.headline.removeprefix("waiting for ")]
 
 
 def progress(model: Model | None) -> list[str]:
-    """Say how far the Model's file is on its way here."""
-    fetched = _fetched(model)
-    if fetched is None or fetched.reason != "Fetching" or fetched.status != "False":
-        return []
-    return [_first_line(fetched.message) or "fetching"]
+    """Say how far the Model's file is on its way."""
+    health = model_health(model) if model is not None else None
+    moving = health is not None and health.reason in {Reason.FETCHING, Reason.DOWNLOAD_STARTED, Reason.COPY_STARTED}
+    return [health.headline] if health is not None and moving else []
 
 
 def last_error(service: InferenceService, model: Model | None) -> list[str]:
-    """Say what stands in the way, if something went wrong: the spec, the file or the engine."""
-    accepted = current(service.status.conditions, "Accepted", service.metadata.generation)
-    if accepted is not None and accepted.status == "False":
-        return [f"{accepted.reason}: {_first_line(accepted.message)}"]
-    errors = _fetch_error(model)
-    if errors:
-        return errors
-    loaded = current(service.status.conditions, "Loaded", 0)
-    if loaded is None or loaded.status != "False" or loaded.reason in _ON_THE_WAY:
+    """Say what stands in the way, if something went wrong: the spec, the file, the engine or a pod."""
+    health = service_health(service, model)
+    if model is None or health.reason == Reason.NO_HOST or not (health.failing or _went_wrong(health)):
         return []
-    return [f"{loaded.reason}: {_RETRY_HEAD.sub('', _first_line(loaded.message))}"]
+    return [f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"]
+
+
+def what_to_do(service: InferenceService, model: Model | None) -> list[str]:
+    """Say what the user can do about a failure."""
+    health = service_health(service, model)
+    return [advice(health.reason, service.key)] if health.failing else []
 
 
 def next_retry(service: InferenceService, model: Model | None, now: datetime.datetime) -> list[str]:
     """Say when a failed start or fetch is tried again."""
-    return _retry_in(current(service.status.conditions, "Loaded", 0), now) or _retry_in(_fetched(model), now)
+    return _retry_in(service_health(service, model), now)
+
+
+def _model_error(health: Health) -> list[str]:
+    return [f"{health.reason}: {health.headline}"] if health.failing or _went_wrong(health) else []
+
+
+def _went_wrong(health: Health) -> bool:
+    reason = Reason.of(health.reason)
+    return reason is not None and reason.meaning is Meaning.RECOVERING
+
+
+def since(health: Health, now: datetime.datetime) -> list[str]:
+    """Say for how long a service has not been ready; nothing when it is, or when no condition says it."""
+    if health.state in {State.READY, State.STOPPED} or not health.since:
+        return []
+    age = output.age(health.since, now)
+    return [f"{age} ago"]
 
 
 def update(service: InferenceService) -> list[str]:
     """Say why what serves is not what was asked for last."""
-    newest = output.condition(service.status.conditions, "UpToDate")
+    newest = find_condition(service.status.conditions, UP_TO_DATE)
     if newest is None or newest.status != "False":
         return []
     return [f"{newest.reason}: {_first_line(newest.message)}"]
@@ -165,7 +178,7 @@ def update(service: InferenceService) -> list[str]:
 
 def engine_words(service: InferenceService) -> list[str]:
     """Return the engine's last lines, which the agent puts below the first line of a failure."""
-    told = (output.condition(service.status.conditions, kind) for kind in ("Loaded", "UpToDate"))
+    told = (find_condition(service.status.conditions, kind) for kind in (LOADED, UP_TO_DATE))
     failed = next((each for each in told if each is not None and each.status == "False"), None)
     return [] if failed is None else output.printable(failed.message.partition("\n")[2]).splitlines()
 
@@ -185,27 +198,8 @@ def host_lines(scene: Scene) -> list[str]:
     ]
 
 
-def current(conditions: Sequence[Condition], kind: str, generation: int) -> Condition | None:
-    """Return a condition, unless it is about an older generation; 0 believes every one."""
-    found = output.condition(conditions, kind)
-    if found is None or (found.observed_generation is not None and found.observed_generation < generation):
-        return None
-    return found
-
-
-def _fetched(model: Model | None) -> Condition | None:
-    return current(model.status.conditions, "Fetched", model.metadata.generation) if model is not None else None
-
-
-def _fetch_error(model: Model | None) -> list[str]:
-    fetched = _fetched(model)
-    if fetched is None or fetched.status != "False" or fetched.reason == "Fetching":
-        return []
-    return [f"{fetched.reason}: {_first_line(fetched.message)}"]
-
-
-def _retry_in(condition: Condition | None, now: datetime.datetime) -> list[str]:
-    found = _NEXT_ATTEMPT.search(condition.message) if condition is not None and condition.status == "False" else None
+def _retry_in(health: Health, now: datetime.datetime) -> list[str]:
+    found = _NEXT_ATTEMPT.search(health.message)
     if found is None:
         return []
     at = datetime.datetime.fromisoformat(found[1])

@@ -15,6 +15,7 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.service_health import unready
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.weights.source import Builtin, LocalFile, parse_source
 
@@ -75,16 +76,21 @@ def service_row(service: InferenceService, now: datetime.datetime) -> tuple[str,
     """Return an InferenceService's cells for `SERVICE_COLUMNS`."""
     status = service.status
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
-    available = condition(status.conditions, "Available")
     return (
         service.metadata.name,
         service.spec.model_ref,
         status.phase,
         f"{status.ready_replicas or 0}/{wanted}",
-        "" if available is None or available.status == "True" else available.reason,
+        reason_of(service),
         status.endpoint,
         age(service.metadata.creation_timestamp, now),
     )
+
+
+def reason_of(service: InferenceService) -> str:
+    """Return why a service is not ready, as one word of the controller; empty when it is, or when the phase says it."""
+    why = unready(service)
+    return "" if why is None or why.reason == service.status.phase else why.reason
 
 
 def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
@@ -101,9 +107,8 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
 
 def service_wide_cells(service: InferenceService) -> tuple[str, ...]:
     """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
-    available = condition(service.status.conditions, "Available")
-    reason = available.message if available is not None and available.status != "True" else ""
-    message = service.status.scheduling_message or reason
+    why = unready(service)
+    message = service.status.scheduling_message or (why.message if why is not None else "")
     return (
         service.spec.runtime,
         str(service.spec.context_size or ""),
@@ -136,11 +141,6 @@ def shown_source(text: str) -> str:
 def condition_rows(conditions: Iterable[Condition]) -> list[tuple[str, ...]]:
     """Return cells for `CONDITION_COLUMNS`; of a long message the first line."""
     return [(each.type, each.status, each.reason, each.message.partition("\n")[0]) for each in conditions]
-
-
-def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of one type."""
-    return next((each for each in conditions if each.type == kind), None)
 
 
 def age(timestamp: str | None, now: datetime.datetime) -> str:

@@ -16,16 +16,10 @@ from typing import Any, Final
 
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.live_hosts import LiveHosts
-from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Statement, Verdict, current, settle
+from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, FETCHED, PROGRESSING, Statement, Verdict, current, settle
+from llmkube.k8s.wire.reasons import Reason
 
-FETCHED: Final = "Fetched"
-NO_HOST: Final = "NoHost"
 QUANTIZATION_MATCHES: Final = "QuantizationMatches"
-TRANSIENT_REASONS: Final = frozenset(
-    {"Fetching", "FetchFailed", "Stalled", "Throttled", "RangeRefused", "WrongSize"}  # the world's errors of `weights`
-)
-"""Reasons of `Fetched=False` that pass without an edit; every other one waits for somebody to mend something."""
-
 _LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")
 
 
@@ -39,11 +33,11 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     if fetched is not None and fetched.status == "True":
         return Verdict("Ready", "ModelReady", fetched.message or "the file is in place")
-    if fetched is not None and fetched.reason != "Fetching":
+    if fetched is not None and fetched.reason != Reason.FETCHING:
         return Verdict("Failed", fetched.reason, fetched.message)
     accelerator = accelerator_of(model)
     if not hosts.serving(accelerator):
-        return Verdict("Pending", NO_HOST, no_host_message(accelerator))
+        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator))
     if fetched is None:
         return Verdict("Pending", "Pending", "waiting for a host to fetch it, which happens once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):

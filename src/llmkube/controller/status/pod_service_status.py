@@ -33,14 +33,16 @@ from llmkube.controller.render.labels import pod_selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
-from llmkube.controller.status.service_status import ACCEPTED, PRIORITY_WEIGHTS, Replicas, resolve_mode
+from llmkube.controller.status.service_status import PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.wire.conditions import (
+    ACCEPTED,
     AVAILABLE,
     DEGRADED,
     PROGRESSING,
+    SPEC_HONOURED,
     SUSPENDED,
     Statement,
     Verdict,
@@ -52,7 +54,6 @@ from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
-SPEC_HONOURED: Final = "SpecHonoured"
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 WAITING_FOR_GPU: Final = "WaitingForGPU"
 INVALID: Final = "Invalid"

@@ -13,13 +13,11 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | 0 < ready < desired | Progressing | Creating |
 | nobody alive serves the accelerator | Pending | NoHost |
 | every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
-| `Accepted` does not hold | Failed | its reason, `Invalid` |
-| the Model's file will not come without an edit | Failed | the reason of the Model's `Fetched` |
+| its host says why it fails (`service_health.host_failure`) | Failed | the reason of that condition |
 | the Model's file is on its way | Pending | Fetching |
-| `Loaded` does not hold, because the engine fails | Failed | its reason |
-| `Published` does not hold: nobody can reach it | Failed | its reason |
+| the host will try the fetch again by itself | Pending | FetchFailed, … |
 | no host has claimed it, and none says anything of it | Pending | NotClaimed |
-| the Model's file is not there yet | Pending | FetchFailed, or Pending |
+| the Model's file is not there yet | Pending | Pending |
 | else | Creating | Creating |
 
 `Available` is a fact of its own: it holds exactly while something answers, whatever the phase says about the rest.
@@ -32,22 +30,19 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.model_status import (
-    NO_HOST,
-    TRANSIENT_REASONS,
-    accelerator_of,
-    judge_model,
-    no_host_message,
-)
+from llmkube.controller.status.model_status import accelerator_of, judge_model, no_host_message
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import (
+    ACCEPTED,
     AVAILABLE,
     DEGRADED,
+    LOADED,
     PROGRESSING,
+    PUBLISHED,
     SUSPENDED,
     Statement,
     Verdict,
@@ -56,23 +51,10 @@ from llmkube.k8s.wire.conditions import (
     settle,
 )
 from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.service_health import host_failure
 from llmkube.runtimes.container.builder import PATHS
 from llmkube.runtimes.llama_fields import mode_of
-
-ACCEPTED: Final = "Accepted"
-LOADED: Final = "Loaded"
-PUBLISHED: Final = "Published"
-NOT_CLAIMED: Final = "NotClaimed"
-RELEASED: Final = "Released"
-"""Reason of `Loaded=False` of a host that does not look after a service any more; the last thing that it says."""
-
-FAILING_REASONS: Final = frozenset(
-    {
-        *("CrashLoopBackOff", "EngineExited", "EngineNotFound", "EngineStuck", "LoadStalled", "Hung"),
-        *("Invalid", "InternalError", "JournalNotWritten"),
-    }
-)
-"""Reasons of `Loaded=False` that say that the engine fails; with any other one it is merely on its way."""
 
 PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
     "critical": 1_000_000,
@@ -83,7 +65,7 @@ PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
 }
 """What each tier of `spec.priority` weighs in `status.effectivePriority` and in the order of evictions."""
 
-_OCCUPYING_REASONS: Final = frozenset({"Loading", "NotAnswering", "Stopping"})
+_OCCUPYING_REASONS: Final = frozenset({Reason.LOADING, Reason.NOT_ANSWERING, Reason.STOPPING})
 _MODE_FLAGS: Final[Mapping[str, str]] = {
     "--embedding": "embedding",
     "--embeddings": "embedding",
@@ -149,10 +131,10 @@ def judge_service(
     serving = len(hosts.serving(accelerator_of(model)))
     if ready:
         if serving < desired:
-            return Verdict("Progressing", NO_HOST, _too_few_hosts(desired, ready, serving))
+            return Verdict("Progressing", Reason.NO_HOST, _too_few_hosts(desired, ready, serving))
         return Verdict("Progressing", "Creating", f"{ready} of {desired} replicas ready")
     if not serving:
-        return Verdict("Pending", NO_HOST, no_host_message(accelerator_of(model)))
+        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator_of(model)))
     return _judge_start(service, model, hosts, holders)
 
 
@@ -204,34 +186,26 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
 
 def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
     """Say why nothing is ready although somebody could serve it."""
-    generation = service.metadata.generation
     claimed = [host for host in holders if hosts.alive(host)]
     if not claimed and (left := _left(service, holders)):
-        return Verdict("Pending", NOT_CLAIMED, left)
-    accepted = current(service.status.conditions, ACCEPTED, generation)
-    if accepted is not None and accepted.status == "False":
-        return Verdict("Failed", accepted.reason, accepted.message)
+        return Verdict("Pending", Reason.NOT_CLAIMED, left)
+    if (failure := host_failure(service, model)) is not None:
+        return Verdict("Failed", failure.reason, failure.message)
     file = judge_model(model, hosts)
-    if file.phase == "Failed" and file.reason not in TRANSIENT_REASONS:
-        return Verdict("Failed", file.reason, file.message)
     if file.phase in {"Downloading", "Copying"}:
-        return Verdict("Pending", "Fetching", file.message)
-    loaded = current(service.status.conditions, LOADED, generation)
-    if loaded is not None and loaded.status == "False" and loaded.reason in FAILING_REASONS:
-        return Verdict("Failed", loaded.reason, loaded.message)
-    if (unpublished := _unpublished(service)) is not None:
-        return Verdict("Failed", unpublished.reason, unpublished.message)
-    if file.phase != "Ready" and file.reason in TRANSIENT_REASONS:
+        return Verdict("Pending", Reason.FETCHING, file.message)
+    if file.phase == "Failed":  # and fetched again without an edit, else it were the host's failure
         return Verdict("Pending", file.reason, file.message)
-    conditions = (
-        service.status.conditions
-    )  # also about an older spec: somebody looks after it, and will see the new one
-    told = any(find_condition(conditions, kind) for kind in (ACCEPTED, LOADED))
+    # Also about an older spec: a host that looks after the service will see the new one.
+    told = any(find_condition(service.status.conditions, kind) for kind in (ACCEPTED, LOADED))
     if not told and not claimed:
         able = ", ".join(sorted(hosts.serving(accelerator_of(model))))
-        return Verdict("Pending", NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}")
+        return Verdict(
+            "Pending", Reason.NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}"
+        )
     if file.phase != "Ready":
         return Verdict("Pending", file.reason, file.message)
+    loaded = current(service.status.conditions, LOADED, service.metadata.generation)
     message = loaded.message if loaded else ""
     return Verdict("Creating", "Creating", message or "waiting for a host to start the engine")
 
@@ -241,7 +215,7 @@ def _left(service: InferenceService, holders: Sequence[str]) -> str:
     if holders:
         return f"host {', '.join(holders)} is gone, and no other host has claimed this service yet"
     loaded = find_condition(service.status.conditions, LOADED)
-    released = loaded is not None and loaded.reason == RELEASED
+    released = loaded is not None and loaded.reason == Reason.RELEASED
     return f"{loaded.message}, and no other host has claimed it" if loaded and released else ""
 
 

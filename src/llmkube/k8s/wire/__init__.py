@@ -1,5 +1,6 @@
 """What agent, controller and command line say to each other through objects. Pure.
 
+service_health        how a service does: the one judgement that all readers share
 reasons               every reason, and what it means to a reader
 conditions            set, find and compare them
 names, owners, times  labels and names, ownerReferences, RFC 3339

@@ -185,3 +185,9 @@ class Reason(enum.StrEnum):
 
 
 _BY_WORD: Final[Mapping[str, Reason]] = {reason.value: reason for reason in Reason}
+
+
+def is_failing(word: str, *, unknown: bool) -> bool:
+    """Whether a reason says that waiting is no plan; `unknown` is the answer for a word of another program."""
+    reason = Reason.of(word)
+    return unknown if reason is None else reason.meaning.is_failing

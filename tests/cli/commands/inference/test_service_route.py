@@ -56,12 +56,23 @@ async def test_a_ready_engine_is_reached_directly():
     assert await way_to(service(), *pieces) == Way("10.0.0.5", 51234, "chat", "the engine on b")
 
 
+async def test_a_pod_is_reached_directly_and_the_way_from_outside_is_named():
+    """A pod's address is one of the cluster's network; whoever is outside is told the command that forwards a port."""
+    way = await way_to(service(selector="app=chat"), piece("node-1", "10.0.0.5", ready=True))
+    assert (way.host, way.port) == ("10.0.0.5", 51234)
+    assert "`kubectl port-forward -n default service/chat 8080:8080`" in way.name
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         (
             service(readyReplicas=1),
             "its agent has published no address; start that agent with --host-ip",
+        ),
+        (
+            service(readyReplicas=1, selector="app=chat"),
+            "is served by pods, and no EndpointSlice says at which address; `kubectl get pods -n default -l app=chat`",
         ),
         (
             service("chat", condition("Loaded", False, "Loading"), phase="Creating"),

@@ -22,6 +22,7 @@ PLACE = Place(
     "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
 )
 DEMO = Key("default", "demo")
+ACCEPTED = ("Accepted", "True", "Accepted", "")
 
 
 class Gateway:
@@ -67,15 +68,17 @@ async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys
         await trio.sleep(1)
         await world.say(Model, ("Fetched", "True", "Fetched", ""), size="933.8 KiB")
         await trio.sleep(2)
-        await world.say(InferenceService, ("Loaded", "False", "Loading", "the engine is loading"), phase="Creating")
+        loading = ("Loaded", "False", "Loading", "the engine is loading")
+        await world.say(InferenceService, ACCEPTED, loading, phase="Creating")
         await trio.sleep(2)
-        await world.say(InferenceService, ("Loaded", "True", "Loaded", "loaded in 4 s"), phase="Ready", readyReplicas=1)
+        loaded = ("Loaded", "True", "Loaded", "loaded in 4 s")
+        await world.say(InferenceService, ACCEPTED, loaded, phase="Ready", readyReplicas=1)
     assert outcomes == [Outcome()]
     progress = world.progress.getvalue().splitlines()
     assert progress == [
-        "fetch   waiting for the agent",
+        "fetch   waiting for the controller to look at it",
         "fetch   done in 1.00 s (933.8 KiB)",
-        "load    waiting for the agent",
+        "load    waiting for the agent to look at it",
         "load    the engine is loading",
         "load    done in 4.00 s",
         "ready   done in 0 ms",
@@ -94,31 +97,33 @@ async def test_a_failure_ends_the_wait(autojump_clock, world):
     await world.say(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures\nerror: no memory"))
     outcome = await world.visit.answer(DEMO, "What?")
     assert outcome.exit_code is ExitCode.FAILED
-    assert outcome.message.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
+    failure, _, what_to_do = outcome.message.rpartition("\n")
+    assert failure.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
+    assert what_to_do == "What to do: `llmkube logs demo` has all that the engine wrote"
 
 
 async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
     """A failure that was there before the agent started does not end the wait while the agent is getting there."""
     await world.say(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures"))
-    old = world.visit.failure_of(DEMO)
-    assert old
+    old = world.visit.health_of(DEMO)
+    assert old.failing
     async with trio.open_nursery() as nursery:
 
         async def answer():
-            assert (await world.visit.answer(DEMO, "What?", old_failure=old)).exit_code is ExitCode.DONE
+            assert (await world.visit.answer(DEMO, "What?", before=old)).exit_code is ExitCode.DONE
 
         nursery.start_soon(answer)
         await trio.sleep(3)
         await world.say(Model, ("Fetched", "True", "Fetched", ""))
-        await world.say(InferenceService, ("Loaded", "True", "Loaded", ""), phase="Ready")
+        await world.say(InferenceService, ACCEPTED, ("Loaded", "True", "Loaded", ""), phase="Ready")
 
 
 async def test_yesterdays_failure_is_believed_in_the_end(autojump_clock, world):
     """The same failure still there after some seconds is today's as well."""
     await world.say(InferenceService, ("Accepted", "False", "Invalid", "spec.extraArgs: no"))
-    old = world.visit.failure_of(DEMO)
+    old = world.visit.health_of(DEMO)
     began = trio.current_time()
-    outcome = await world.visit.answer(DEMO, "What?", old_failure=old)
+    outcome = await world.visit.answer(DEMO, "What?", before=old)
     assert outcome.exit_code is ExitCode.FAILED
     assert trio.current_time() - began == 5.0
 

@@ -1,6 +1,8 @@
+import pytest
+
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.gateway import Backend, UnavailableModel
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
@@ -9,7 +11,8 @@ LOADING = ServiceView(Reason.LOADING, "the engine is loading\nmore", "127.0.0.1"
 
 
 def directory(**services):
-    return AgentDirectory(lambda: {Key.parse(key.replace("__", "/")): view for key, view in services.items()})
+    found = {Key.parse(key.replace("__", "/")): view for key, view in services.items()}
+    return AgentDirectory(lambda: found, lambda: 1)
 
 
 def test_names_are_short_while_they_are_unique():
@@ -45,9 +48,27 @@ def test_an_unknown_name_is_no_model():
 
 
 def test_every_lookup_sees_the_present():
-    """The directory keeps nothing: a service that becomes ready is found at the next look."""
-    services = {Key("default", "chat"): LOADING}
-    found = AgentDirectory(lambda: services)
-    assert isinstance(found.lookup("chat"), UnavailableModel)
+    """A service that becomes ready is found at the next look, and looks in between cost no other snapshot."""
+    services, snapshots, version = {Key("default", "chat"): LOADING}, [], 1
+
+    def take():
+        snapshots.append(version)
+        return services
+
+    found = AgentDirectory(take, lambda: version)
+    assert [type(found.lookup("chat")) for _ in range(3)] == [UnavailableModel] * 3
     services[Key("default", "chat")] = READY
-    assert isinstance(found.lookup("chat"), Backend)
+    version = 2
+    assert [type(found.lookup("chat")) for _ in range(3)] == [Backend] * 3
+    assert snapshots == [1, 2]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_client_is_told_when_to_ask_again(reason):
+    """A model that is on its way is worth another look soon; one that waits for a person is not."""
+    found = directory(default__chat=ServiceView(reason)).lookup("chat")
+    if reason is Reason.LOADED:
+        assert isinstance(found, Backend)
+    else:
+        patient = reason.meaning in {Meaning.STOPPED, Meaning.USER, Meaning.HOST}
+        assert (found.retry_after_seconds == 60) == patient

@@ -5,7 +5,6 @@ import yaml
 
 from llmkube.cli.commands.services import deploy as deploy_module
 from llmkube.cli.commands.services.deploy import absolute_source, choose_accelerator
-from llmkube.cli.commands.services.readiness import Failure
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -199,14 +198,6 @@ def test_paths_become_absolute(tmp_path):
         assert absolute_source(text, tmp_path) == text
     assert absolute_source("~/m.gguf", tmp_path).endswith("/m.gguf")
     assert "~" not in absolute_source("~/m.gguf", tmp_path)
-
-
-def test_every_failure_has_a_way_out():
-    """The last line says what to do, in commands that name the service."""
-    text = deploy_module._advice(CHAT, Failure("CrashLoopBackOff", "exit code 1\n\x1b[2Jerror: no memory"))
-    assert text.splitlines()[-1] == "What to do: `llmkube logs chat` has all that the engine wrote"
-    assert "\x1b" not in text
-    assert "`llmkube status chat` has the whole story" in deploy_module._advice(CHAT, Failure("Strange", "x"))
 
 
 def flags_of(**given):

@@ -86,3 +86,16 @@ def test_an_engine_that_never_started_is_explained(state):
     text = where_to_look(Key("prod", "demo"), ["here"], [state])
     assert "its engine has not been started, or its agent keeps its files elsewhere (--state-dir)" in text
     assert "run `llmkube logs demo -n prod` there" in where_to_look(Key("prod", "demo"), ["mac"], [state])
+
+
+def test_a_service_in_pods_is_read_with_kubectl(run, state):
+    """No host has the log of a pod; the command that shows it is named, with the pods' own labels."""
+    (state / "logs" / "default" / "demo.log").unlink()
+
+    async def serve_from_pods(client):
+        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"selector": "app=demo"}}
+        await client.apply(InferenceService, manifest, field_manager="llmkube-controller", subresource="status")
+
+    done = run("logs", "demo", prepare=serve_from_pods)
+    assert done.exit_code == 1
+    assert "runs in pods; `kubectl logs -n default -l app=demo` shows what they write" in done.output

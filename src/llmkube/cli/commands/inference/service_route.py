@@ -13,6 +13,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import service_name
+from llmkube.k8s.wire.service_health import pods_of
 
 
 @attrs.frozen
@@ -53,8 +55,15 @@ def gateway_way(service: InferenceService) -> Way | None:
 
 
 def direct_way(service: InferenceService, engine: Engine) -> Way:
-    """Return the way to one engine."""
-    return Way(engine.address, engine.port, service.key.name, f"the engine on {engine.host or 'a node'}")
+    """Return the way to one engine, on a host or in a pod: a pod's address is reached from inside its cluster."""
+    where = f"the engine on {engine.host or 'a node'}"
+    if pods_of(service):
+        where = (
+            f"the pod at {engine.netloc}, an address of the cluster's own network "
+            f"(from outside: `kubectl port-forward -n {service.key.namespace} service/{service_name(service.key.name)} "
+            f"8080:{service.spec.endpoint.port}`)"
+        )
+    return Way(engine.address, engine.port, service.key.name, where)
 
 
 async def find_way(cluster: Cluster, service: InferenceService) -> Way:
@@ -73,6 +82,11 @@ async def find_way(cluster: Cluster, service: InferenceService) -> Way:
     ready = [engine for engine in engines if engine.ready]
     if ready:
         return direct_way(service, ready[0])
+    if service.status.ready_replicas and not engines and (selector := pods_of(service)):
+        raise CommandError(
+            f"InferenceService {service.key} is served by pods, and no EndpointSlice says at which address; "
+            f"`kubectl get pods -n {service.key.namespace} -l {selector}` shows them"
+        )
     if service.status.ready_replicas and not engines:
         raise CommandError(
             f"InferenceService {service.key} is served, but its agent has published no address; "

@@ -6,6 +6,7 @@ All of it is read through the API and asked through the gateway, as any user wou
 import datetime
 import shlex
 from collections.abc import Callable, Collection
+from functools import partial
 
 import attrs
 import trio
@@ -17,13 +18,15 @@ from llmkube.cli.commands.programs.ask import GivenUpError, ask
 from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed
 from llmkube.cli.view import output
-from llmkube.cli.view.progress import STEPS, Standing, Stopwatch, changes, detail_of, phases_of, standing
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.progress import Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.cli.view.readiness import DELETED, Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-
-STALE_SECONDS = 5.0
-"""How long a failure that stood in the objects before the agent started is taken for yesterday's news."""
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.service_health import Health, State, service_health
 
 _EXAMPLE_QUESTION = "What is LLMKube?"
 
@@ -79,25 +82,25 @@ class Visit:
     accelerators: Collection[str]
     utcnow: Callable[[], datetime.datetime]
 
-    def failure_of(self, key: Key) -> str:
-        """Return why a service cannot be served, by what its objects say now; empty if nothing speaks against it."""
+    def health_of(self, key: Key) -> Health | None:
+        """Return how a service does, by what its objects say now; None if there is none of that name."""
         service = self.followed.services.get(key)
-        return self._standing(service).failure if service is not None else ""
+        return self._judge(service, self.followed.model_of(service)) if service is not None else None
 
-    async def answer(self, key: Key, question: str, *, old_failure: str = "") -> Outcome:
+    async def answer(self, key: Key, question: str, *, before: Health | None = None) -> Outcome:
         """Wait until a service is ready, ask it, and print the answer, the objects and how long each step took.
 
         Args:
             key: The service.
             question: What to ask.
-            old_failure: What `failure_of` said before the agent started.
+            before: What `health_of` said before the agent started: the same failure may be yesterday's.
         """
         watch = Stopwatch(trio.current_time())
         with open_display(self.console) as display:
             async with trio.open_nursery() as moving:
                 moving.start_soon(display.run)
                 try:
-                    await self._wait_ready(key, old_failure, display, watch)
+                    await self._wait_ready(key, before, display, watch)
                     display.going_on("answer", question)
                     text = await ask(self.http, self.place.gateway_url, str(key), question)
                 except GivenUpError as exc:
@@ -136,30 +139,46 @@ class Visit:
             )
         )
 
-    async def _wait_ready(self, key: Key, old_failure: str, display: Display, watch: Stopwatch) -> None:
-        fresh_at = trio.current_time() + STALE_SECONDS
-        while True:
-            version = self.followed.changed.version
-            service = self.followed.services.get(key)
-            if service is None:
-                raise GivenUpError(f"InferenceService {key} was deleted")
-            now = self._standing(service)
-            for step in watch.see(now.done, trio.current_time()):
-                display.done(step, detail_of(step, service, self.followed.model_of(service)), watch.laps[step])
-            if now.ready:
-                return
-            if now.failure and (now.failure != old_failure or trio.current_time() >= fresh_at):
-                raise GivenUpError(f"InferenceService {key} cannot be served: {now.failure}")
-            display.going_on(STEPS[now.done], now.detail)
-            with trio.move_on_after(STALE_SECONDS):
-                await self.followed.changed.wait_newer(version)
+    async def _wait_ready(self, key: Key, before: Health | None, display: Display, watch: Stopwatch) -> None:
+        readiness = Readiness(
+            followed=self.followed,
+            key=key,
+            judge=self._judge,
+            display=display,
+            detail=lambda _service, _model, health: health.headline,
+            doubted=partial(_may_be_old, before),
+            watch=watch,
+        )
+        health = await readiness.wait()
+        if health.reason == DELETED:
+            raise GivenUpError(f"InferenceService {key} was deleted")
+        if health.state is State.STOPPED:
+            raise GivenUpError(f"InferenceService {key} is stopped: {health.message}")
+        if health.failing:
+            raise GivenUpError(explain(key, health))
 
-    def _standing(self, service: InferenceService) -> Standing:
-        return standing(service, self.followed.model_of(service), self.accelerators)
+    def _judge(self, service: InferenceService, model: Model | None) -> Health:
+        """Judge as every reader does; what this one host does not serve is known before the controller says it."""
+        accelerator = model.spec.hardware.accelerator if model is not None else None
+        if accelerator is None or accelerator in self.accelerators:
+            return service_health(service, model)
+        served = ", ".join(sorted(self.accelerators))
+        message = (
+            f"the Model asks for {accelerator}, and this host serves {served}; "
+            f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
+        )
+        return Health(State.FAILING, 0, Reason.NO_HOST, message, about=Model.RESOURCE.kind)
 
     def _first_id(self) -> str | None:
         keys = sorted(service.key for service in self.followed.services.values())
         return keys[0].name if keys else None
+
+
+def _may_be_old(before: Health | None, health: Health) -> bool:
+    """Whether a failure stood in the objects before the agent started, or goes once its Lease has been seen."""
+    if health.reason == Reason.NO_HOST and not health.about:
+        return True
+    return before is not None and (before.reason, before.message) == (health.reason, health.message)
 
 
 def usage(place: Place, model_id: str | None) -> str:

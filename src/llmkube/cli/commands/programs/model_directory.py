@@ -1,15 +1,24 @@
 """The gateway looks models up in the running agent: an engine is reachable the moment it is ready."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.gateway import Backend, UnavailableModel
 
-_PATIENCE_SECONDS: Mapping[str, int] = {"Loading": 2, "Restarting": 2, "Pending": 2, "ScaledToZero": 60, "Invalid": 60}
+_RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
+    Meaning.FINE: 2,
+    Meaning.PASSING: 2,
+    Meaning.RECOVERING: 5,
+    Meaning.RETRIED: 5,
+    Meaning.STOPPED: 60,
+    Meaning.USER: 60,
+    Meaning.HOST: 60,
+}
+"""What `Retry-After` says, by what the reason means."""
 
 
 class Snapshot(Protocol):
@@ -46,28 +55,57 @@ class Snapshot(Protocol):
         ...
 
 
-@attrs.frozen
+Found = Backend | UnavailableModel
+
+
+@attrs.define(eq=False)
 class AgentDirectory:
     """The models of one agent, by InferenceService name; by `namespace/name` where a name occurs twice.
 
-    `services` is called at every look-up, and returns what is true now.
+    A look-up costs one look into a dict; the dict is made anew when something has changed.
+
+    Attributes:
+        services: Returns what is true now.
+        version: Grows whenever `services` may return something else.
     """
 
     services: Callable[[], Mapping[Key, Snapshot]]
+    version: Callable[[], int]
+    _seen: int | None = None
+    _by_id: Mapping[str, Found] = {}
+    _ids: Sequence[str] = ()
 
     def model_ids(self) -> Sequence[str]:
         """Return the shortest id of each service that no other service has, sorted."""
-        keys = self.services().keys()
-        times = Counter(key.name for key in keys)
-        return sorted(key.name if times[key.name] == 1 else str(key) for key in keys)
+        self._refresh()
+        return self._ids
 
-    def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
+    def lookup(self, model_id: str) -> Found | None:
         """Return where the model is served, why it is not, or None if the id names no service or more than one."""
-        found = [view for key, view in self.services().items() if model_id in {key.name, str(key)}]
-        if len(found) != 1:
-            return None
-        view = found[0]
-        if view.ready:
-            return Backend(view.host, view.port, view.alias)
-        message = view.message.partition("\n")[0] or f"model {model_id} is not ready"
-        return UnavailableModel(view.reason or "Pending", message, _PATIENCE_SECONDS.get(view.reason, 5))
+        self._refresh()
+        return self._by_id.get(model_id)
+
+    def _refresh(self) -> None:
+        version = self.version()
+        if version == self._seen:
+            return
+        services = self.services()
+        names: dict[str, list[Key]] = {}
+        for key in services:
+            names.setdefault(key.name, []).append(key)
+        unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
+        by_key = {key: _found(key, view) for key, view in services.items()}
+        self._by_id = {str(key): found for key, found in by_key.items()} | {
+            name: by_key[key] for name, key in unique.items()
+        }
+        self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
+        self._seen = version
+
+
+def _found(key: Key, view: Snapshot) -> Found:
+    if view.ready:
+        return Backend(view.host, view.port, view.alias)
+    message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
+    reason = Reason.of(view.reason)
+    wait_seconds = _RETRY_SECONDS[reason.meaning if reason is not None else Meaning.PASSING]
+    return UnavailableModel(view.reason or Reason.PENDING, message, wait_seconds)

@@ -55,6 +55,7 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import Health
 from llmkube.router.gateway import gateway_handler
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
@@ -163,7 +164,7 @@ class _Up:
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
             target = await _asked(applied, followed) if self.plan.question is not None else None
             # Read now: whatever the objects say before the agent runs is about an earlier run.
-            old_failure = visit.failure_of(target) if isinstance(target, Key) else ""
+            before = visit.health_of(target) if isinstance(target, Key) else None
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
@@ -177,22 +178,22 @@ class _Up:
                         rng=self.rng,
                         registry=registry,
                     )
-                    directory = AgentDirectory(view.services)
+                    directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
                     await support.start(run_server, gateway_handler(directory, http, ports.utcnow), gateway.listeners)
                     await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
                     settle_heap()
-                    outcome = await self._visit(visit, target, old_failure)
+                    outcome = await self._visit(visit, target, before)
         return outcome
 
-    async def _visit(self, visit: Visit, target: Key | Outcome | None, old_failure: str) -> Outcome:
+    async def _visit(self, visit: Visit, target: Key | Outcome | None, before: Health | None) -> Outcome:
         if isinstance(target, Outcome):
             return target
         if target is None or self.plan.question is None:
             await visit.stay()
             return Outcome()
         with trio.move_on_after(self.plan.timeout_seconds):
-            return await visit.answer(target, self.plan.question, old_failure=old_failure)
+            return await visit.answer(target, self.plan.question, before=before)
         return Outcome(
             ExitCode.TIMED_OUT,
             f"no answer within {self.plan.timeout_seconds:g} s; see why without --ask, or give more with --timeout",

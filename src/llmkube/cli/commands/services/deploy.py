@@ -8,7 +8,7 @@ import datetime
 import os
 import random
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,24 +19,27 @@ from rich.console import Console
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.commands.services.readiness import Arrival, Failure
 from llmkube.cli.complete import models, services
 from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.informer import open_follow
+from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.program import open_service_nursery
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import printable
-from llmkube.cli.view.progress_line import open_display
+from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import Health, State, service_health
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
@@ -44,30 +47,6 @@ FIELD_MANAGER: Final = "llmkube-deploy"
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
 _LOCAL: Final = ("./", "../", "~")
-
-# What to do about a failure, by its reason; {name} is the service's.
-_WAYS_OUT: Final[Mapping[str, str]] = {
-    "ModelNotFound": "give the --source of its weights, or the name of another Model with --model",
-    "NoHost": "start an agent on a host that serves it, or deploy again with another --accelerator",
-    "FileNotFound": "put the file there on the host that serves it, or deploy again with another --source",
-    "NotGGUF": "deploy again with the --source of a .gguf file; `llmkube inspect` shows whether one is sound",
-    "DigestMismatch": "deploy again with the digest that you trust, or without --sha256",
-    "TokenUnavailable": "create the Secret with a key HF_TOKEN, and name it with --secret",
-    "AccessDenied": "create a Secret with a key HF_TOKEN that may read it, and name it with --secret",
-    "NoSpace": "make room on the host; the agent then tries again by itself",
-    **dict.fromkeys(
-        ("SourceInvalid", "SourceUnsupported", "SourceNotFound", "SourceRefused", "SourceAmbiguous", "InvalidFileSet"),
-        "deploy again with another --source",
-    ),
-    **dict.fromkeys(
-        ("AddressBlocked", "RedirectRefused"),
-        "deploy again with another --source; the agent's --allow-private-sources can allow a private network",
-    ),
-    "Invalid": "the field that stands in the way is named above: deploy again without its flag, or with another value",
-    "EngineNotFound": "install llama-server on the host, or tell the agent where it is with --llama-server",
-    "CrashLoopBackOff": "`llmkube logs {name}` has all that the engine wrote",
-    "LoadStalled": "`llmkube logs {name}` has all that the engine wrote; a smaller --context-size loads faster",
-}
 
 
 @click.command("deploy", context_settings=HELP)
@@ -268,36 +247,46 @@ async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Con
         while key not in followed.services:  # what was applied is on its way to us
             version = followed.changed.version
             await followed.changed.wait_newer(version)
-        fresh = {each.kind for each in applied if each.change != "unchanged"}
-        changed = any(each.change == "configured" for each in applied)
         with open_display(console) as display:
-            arrival = Arrival(followed, key, changed, fresh, display, _now)
+            readiness = _readiness(followed, key, applied, display)
             async with open_service_nursery() as moving:
                 moving.start_soon(display.run)
                 with trio.move_on_after(seconds) as waiting:
-                    failure = await arrival.wait()
+                    health = await readiness.wait()
         if waiting.cancelled_caught:
             raise CommandError(
-                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(arrival.last)}\n"
+                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
                 f"It goes on without this command: `{_command('status', key)} --watch` shows how",
                 ExitCode.TIMED_OUT,
             )
-        if failure is not None:
-            raise CommandError(_advice(key, failure))
+        if health.failing:
+            raise CommandError(explain(key, health))
         service = followed.services.get(key)
     assert service is not None, "it has just been Ready"
-    if service.status.phase != "Ready":
+    if health.state is State.STOPPED:
         click.echo(f"InferenceService {key} is {service.status.phase}")
         return
     click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
     click.echo(f"Talk to it: {_command('chat', key)}", err=True)
 
 
-def _advice(key: Key, failure: Failure) -> str:
-    """Return what went wrong in the words of who knows it, and what to do about it."""
-    way_out = _WAYS_OUT.get(failure.reason, "`llmkube status {name}` has the whole story").format(name=key.name)
-    words = printable(failure.message)
-    return f"InferenceService {key} cannot be served: {failure.reason}: {words}\nWhat to do: {way_out}"
+def _readiness(followed: Followed, key: Key, applied: Sequence[Applied], display: Display) -> Readiness:
+    """Return the wait: a failure that is about a spec which this command has not touched may be an old one."""
+    fresh = {each.kind for each in applied if each.change != "unchanged"}
+
+    def detail(service: InferenceService, model: Model | None, health: Health) -> str:
+        return ", ".join([health.headline, *next_retry(service, model, _now())])
+
+    return Readiness(
+        followed=followed,
+        key=key,
+        judge=service_health,
+        display=display,
+        detail=detail,
+        doubted=lambda health: health.about not in fresh,
+        changed=any(each.change == "configured" for each in applied),
+        applied=bool(fresh),
+    )
 
 
 def _command(verb: str, key: Key) -> str:

@@ -24,6 +24,7 @@ from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
+from llmkube.k8s.wire.service_health import pods_of
 from llmkube.supervisor.engine.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0
@@ -114,10 +115,18 @@ async def _look(cluster: Cluster, key: Key, path: Path | None, folders: Sequence
     engines = await find_engines(cluster, key.namespace, key.name)
     hosts = sorted({engine.host for engine in engines if engine.host} | set(reporting_hosts(service)))
     if path is None:
-        raise CommandError(where_to_look(key, hosts, folders))
+        raise CommandError(in_pods(key, pods_of(service)) or where_to_look(key, hosts, folders))
     # A host's name may have been given by a flag that is not known here, so the file is shown all the same.
     elsewhere = bool(hosts) and not own_names(folders[0]) & set(hosts)
     return Found(path, f"{key} is reported by {', '.join(hosts)}; this file is on this machine" if elsewhere else "")
+
+
+def in_pods(key: Key, selector: str) -> str:
+    """Say how to read what pods write; nothing for a service that hosts serve."""
+    if not selector:
+        return ""
+    command = f"kubectl logs -n {key.namespace} -l {selector}"
+    return f"InferenceService {key} runs in pods; `{command}` shows what they write"
 
 
 def where_to_look(key: Key, hosts: Sequence[str], folders: Sequence[Path]) -> str:

@@ -1,63 +1,19 @@
-import datetime
 import random
 
-import attrs
 import pytest
 import trio
 
-from cli.cli_objects import condition, model, service
-from cli.memory_cluster import NOW, open_cluster_client
-from llmkube.cli.commands.services.readiness import SETTLE_SECONDS, STALE_SECONDS, Arrival, Failure, stand_of
+from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.informer import open_follow
+from llmkube.cli.view.readiness import SETTLE_SECONDS, STALE_SECONDS, Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import State, service_health
 
 DEMO = Key("default", "demo")
-ACCEPTED = condition("Accepted", True, "Accepted")
-LOADED = condition("Loaded", True, "Loaded")
-FETCHED = condition("Fetched", True, "Fetched")
-NEWEST = condition("UpToDate", True, "UpToDate")
-REPLACING = condition("UpToDate", False, "Replacing", "loading")
-NOT_REPLACED = condition("UpToDate", False, "CrashLoopBackOff", "serves on: exit code 1\nerror: no memory")
-
-
-@pytest.mark.parametrize(
-    ("found", "its_model", "done", "failure"),
-    [
-        (service(), None, 0, "ModelNotFound"),
-        (service(), model(), 0, ""),
-        (service("chat", condition("Accepted", False, "Invalid", "spec.x")), model(), 0, "Invalid"),
-        (service(), model("chat", condition("Fetched", False, "FileNotFound")), 0, "FileNotFound"),
-        (service(), model("chat", condition("Fetched", False, "FetchFailed")), 0, ""),
-        (service("chat", condition("Available", False, "NoHost")), model(), 0, "NoHost"),
-        (service(), model("chat", FETCHED), 1, ""),
-        (service("chat", ACCEPTED, condition("Loaded", False, "Loading")), model("chat", FETCHED), 1, ""),
-        (service("chat", ACCEPTED, condition("Loaded", False, "Restarting")), model("chat", FETCHED), 1, ""),
-        (service("chat", ACCEPTED, condition("Loaded", False, "CrashLoopBackOff")), model("chat", FETCHED), 1, "Crash"),
-        (service("chat", LOADED, phase="Ready"), model("chat", FETCHED), 1, ""),
-        (service("chat", ACCEPTED, LOADED, phase="Creating"), model("chat", FETCHED), 2, ""),
-        (service("chat", ACCEPTED, LOADED, phase="Ready"), model("chat", FETCHED), 3, ""),
-        (service("chat", ACCEPTED, LOADED, NEWEST, phase="Ready"), model("chat", FETCHED), 3, ""),
-        (service("chat", ACCEPTED, LOADED, REPLACING, phase="Ready"), model("chat", FETCHED), 1, ""),
-        (service("chat", ACCEPTED, LOADED, NOT_REPLACED, phase="Ready"), model("chat", FETCHED), 1, "Crash"),
-    ],
-)
-def test_where_a_service_stands(found, its_model, done, failure):
-    """Each state of the conditions is so many steps done, and a failure exactly when waiting is no plan."""
-    stand = stand_of(found, its_model, NOW)
-    assert stand.done == done
-    assert (stand.failure.reason if stand.failure else "").startswith(failure)
-    assert bool(stand.failure) == bool(failure)
-
-
-def test_nothing_wanted_is_reached_when_it_is_stopped():
-    """A deployment with --replicas 0 has arrived when the service is Stopped."""
-    found = service(phase="Stopped")
-    found = attrs.evolve(found, spec=attrs.evolve(found.spec, replicas=0))
-    assert stand_of(found, model(), NOW).done == 3
 
 
 class Steps:
@@ -80,8 +36,18 @@ class World:
         self.steps = Steps()
 
     async def wait(self, *, changed=False, fresh=("Model", "InferenceService")):
-        self.arrival = Arrival(self.followed, DEMO, changed, fresh, self.steps, lambda: NOW)
-        return await self.arrival.wait()
+        readiness = Readiness(
+            followed=self.followed,
+            key=DEMO,
+            judge=service_health,
+            display=self.steps,
+            detail=lambda _service, _model, health: health.headline,
+            doubted=lambda health: health.about not in fresh,
+            changed=changed,
+            applied=bool(fresh),
+        )
+        with trio.fail_after(60):
+            return await readiness.wait()
 
     async def say(self, kind, *conditions, **status):
         keys = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -108,7 +74,7 @@ async def test_every_step_is_shown(autojump_clock, world):
     async with trio.open_nursery() as nursery:
 
         async def wait():
-            assert await world.wait() is None
+            assert (await world.wait()).state is State.READY
 
         nursery.start_soon(wait)
         await trio.sleep(1)
@@ -116,7 +82,7 @@ async def test_every_step_is_shown(autojump_clock, world):
         await trio.sleep(1)
         await world.become_ready()
     told = list(dict.fromkeys(world.steps.said))
-    assert told == ["fetch: waiting for an agent", "fetch: downloading: 42 %", *told[2:]]
+    assert told == ["fetch: waiting for the controller to look at it", "fetch: downloading: 42 %", *told[2:]]
     assert [each for each in told if each.endswith("done")] == ["fetch done", "load done", "ready done"]
 
 
@@ -124,7 +90,8 @@ async def test_a_new_services_failure_ends_at_once(autojump_clock, world):
     """What is wrong with something that was just created is told without delay, in the agent's words."""
     await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
-    assert await world.wait() == Failure("DigestMismatch", "it has abc", "Model")
+    health = await world.wait()
+    assert (health.reason, health.message, health.about) == ("DigestMismatch", "it has abc", "Model")
     assert trio.current_time() == began
 
 
@@ -150,7 +117,7 @@ async def test_an_old_failure_can_go_away(autojump_clock, world):
     async with trio.open_nursery() as nursery:
 
         async def wait():
-            assert await world.wait(changed=True, fresh=()) is None
+            assert (await world.wait(changed=True, fresh=())).state is State.READY
 
         nursery.start_soon(wait)
         await trio.sleep(STALE_SECONDS / 2)
@@ -173,7 +140,7 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         ended = []
 
         async def wait():
-            assert await world.wait(changed=True, fresh=()) is None
+            assert (await world.wait(changed=True, fresh=())).state is State.READY
             ended.append(trio.current_time())
 
         began = trio.current_time()
@@ -192,7 +159,7 @@ async def test_what_was_ready_all_along_takes_no_steps(autojump_clock, world):
     await world.become_ready()
     await trio.sleep(1)  # what was acknowledged is on its way
     began = trio.current_time()
-    assert await world.wait(fresh=()) is None
+    assert (await world.wait(fresh=())).state is State.READY
     assert (trio.current_time(), world.steps.said) == (began, [])
 
 
@@ -206,9 +173,3 @@ async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
         nursery.start_soon(wait)
         await trio.sleep(1)
         await world.client.delete(InferenceService, DEMO)
-
-
-def test_the_time_of_a_retry_is_shown():
-    """A fetch that is tried again says when."""
-    again = condition("Fetched", False, "FetchFailed", "refused; next attempt at 2026-01-01T00:00:09Z")
-    assert "in 9.00 s" in stand_of(service(), model("chat", again), NOW + datetime.timedelta(0)).detail

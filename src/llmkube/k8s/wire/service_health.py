@@ -1,0 +1,240 @@
+"""How a service does, since when, why, and what it waits for: one judgement, shared by all who ask. Pure.
+
+```
+ agents:      Accepted, Fetched, Loaded, UpToDate, Published ─▶ host_failure ─▶ the controller's phase and Degraded
+                                     │                                                  │
+ controller:  Available, Progressing, Degraded, phase                                   │
+                                     ▼                                                  ▼
+                                service_health ─▶ Health ─▶ deploy, up --ask, status, chat, logs
+```
+
+Of a service on hosts the agents' conditions are read, which are fresher than the controller's; of a service in pods the
+controller's, which are the only ones. A condition about an older generation of the spec is not believed.
+"""
+
+import enum
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.conditions import (
+    ACCEPTED,
+    AVAILABLE,
+    DEGRADED,
+    FETCHED,
+    LOADED,
+    PROGRESSING,
+    PUBLISHED,
+    UP_TO_DATE,
+    current,
+    find_condition,
+)
+from llmkube.k8s.wire.reasons import Reason, is_failing
+
+STEPS: Final = ("fetch", "load", "ready")
+"""What happens to a service, in this order, before it can be asked."""
+
+_STOPPED_PHASES: Final = frozenset({"Stopped", "Suspended"})
+_KIND_AT_FAULT: Final = {ACCEPTED: InferenceService.RESOURCE.kind, FETCHED: Model.RESOURCE.kind}
+
+
+class State(enum.Enum):
+    """What a reader does about a service."""
+
+    READY = enum.auto()
+    """Ask it."""
+
+    STOPPED = enum.auto()
+    """Nothing runs, as its spec asks: start it."""
+
+    WAITING = enum.auto()
+    """It is on its way, or it recovers by itself: wait."""
+
+    FAILING = enum.auto()
+    """Waiting is no plan: mend what the reason names."""
+
+
+@attrs.frozen
+class Health:
+    """How a service does.
+
+    Attributes:
+        state: What a reader does about it.
+        done: How many of `STEPS` are done.
+        reason: Why it is not ready, as a word (`Reason`, or one that the kubelet uses).
+        message: The same in words; the lines after the first are the engine's own.
+        since: When the condition that says so last flipped, as RFC 3339; empty when no condition says it.
+        about: The kind whose present spec is at fault; empty where no spec is.
+    """
+
+    state: State
+    done: int
+    reason: str = ""
+    message: str = ""
+    since: str = ""
+    about: str = ""
+
+    @property
+    def failing(self) -> bool:
+        """Whether waiting is no plan."""
+        return self.state is State.FAILING
+
+    @property
+    def headline(self) -> str:
+        """The first line of the message, else the reason."""
+        return self.message.partition("\n")[0] or self.reason
+
+
+def service_health(service: InferenceService, model: Model | None) -> Health:
+    """Judge a service by the conditions that it and its Model carry.
+
+    Args:
+        service: The service as observed.
+        model: The Model that it refers to; None if there is none.
+    """
+    if model is None:
+        message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
+        return Health(State.FAILING, 0, Reason.MODEL_NOT_FOUND, message, about=service.RESOURCE.kind)
+    accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
+    if accepted is not None and accepted.status == "False":
+        return _failing(accepted, 0)
+    if service.spec.suspend or service.spec.replicas == 0:
+        return _stopping(service)
+    available = current(service.status.conditions, AVAILABLE, service.metadata.generation)
+    if available is not None and available.status == "False" and available.reason == Reason.NO_HOST:
+        return _failing(available, 0)
+    if is_reported_by_host(service) or find_condition(model.status.conditions, FETCHED) is not None:
+        looked_at = accepted is not None and accepted.status == "True"
+        return _on_host(service, model, looked_at=looked_at)
+    return _by_controller(service, available)
+
+
+def model_health(model: Model) -> Health:
+    """Judge a Model by its conditions; `done` is 1 when its file is there."""
+    generation = model.metadata.generation
+    fetched = current(model.status.conditions, FETCHED, generation)
+    if fetched is not None:
+        if fetched.status == "True":
+            return _of(fetched, State.READY, 1)
+        failing = is_failing(fetched.reason, unknown=True)
+        return _failing(fetched, 0) if failing else _of(fetched, State.WAITING, 0)
+    available = current(model.status.conditions, AVAILABLE, generation)
+    if available is None:
+        return Health(State.WAITING, 0, Reason.PENDING, "waiting for an agent or the controller to take it up")
+    if available.status == "True":
+        return _of(available, State.READY, 1)
+    degraded = current(model.status.conditions, DEGRADED, generation)
+    if degraded is not None and degraded.status == "True":
+        return attrs.evolve(_of(degraded, State.FAILING, 0), about=model.RESOURCE.kind)
+    return _of(available, State.WAITING, 0)
+
+
+def host_failure(service: InferenceService, model: Model | None) -> Condition | None:
+    """Return the condition of an agent that says why this spec fails on its host; None while waiting may be enough.
+
+    While the file is on its way, what the engine did with the file before it counts for nothing.
+    """
+    generation = service.metadata.generation
+    accepted = current(service.status.conditions, ACCEPTED, generation)
+    if accepted is not None and accepted.status == "False":
+        return accepted
+    fetched = current(model.status.conditions, FETCHED, model.metadata.generation) if model is not None else None
+    if fetched is not None and fetched.status == "False":
+        return fetched if is_failing(fetched.reason, unknown=True) else None
+    loaded = current(service.status.conditions, LOADED, generation)
+    if loaded is not None and loaded.status == "False" and is_failing(loaded.reason, unknown=False):
+        return loaded
+    published = find_condition(service.status.conditions, PUBLISHED)
+    return published if published is not None and published.status == "False" else None
+
+
+def is_reported_by_host(service: InferenceService) -> bool:
+    """Whether an agent looks after the service: then its conditions say how it does."""
+    loaded = find_condition(service.status.conditions, LOADED)
+    return loaded is not None and loaded.reason != Reason.RELEASED
+
+
+def pods_of(service: InferenceService) -> str:
+    """Return the label selector of the service's pods; empty for a service that hosts serve."""
+    return "" if is_reported_by_host(service) else service.status.selector
+
+
+def unready(service: InferenceService) -> Condition | None:
+    """Return the controller's condition that says why a service is not ready; None when it is, or is stopped."""
+    conditions = service.status.conditions
+    available = find_condition(conditions, AVAILABLE)
+    if available is None or available.status == "True":
+        return None
+    progressing = find_condition(conditions, PROGRESSING)
+    return progressing if available.reason == Reason.NO_READY_REPLICAS and progressing is not None else available
+
+
+def _stopping(service: InferenceService) -> Health:
+    field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
+    reason = Reason.SUSPENDED if service.spec.suspend else Reason.MANUALLY_SCALED_TO_ZERO
+    if service.status.phase in _STOPPED_PHASES:
+        return Health(State.STOPPED, len(STEPS), reason, field)
+    return Health(State.WAITING, 0, reason, f"stopping: {field}")
+
+
+def _on_host(service: InferenceService, model: Model, *, looked_at: bool) -> Health:
+    fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
+    done = int(fetched is not None and fetched.status == "True")
+    if (failure := host_failure(service, model)) is not None:
+        return _failing(failure, done)
+    if fetched is not None and not done:
+        return _of(fetched, State.WAITING, 0)
+    loaded = find_condition(service.status.conditions, LOADED)  # also about an older spec: it is what runs
+    if loaded is None or (loaded.status == "True" and not looked_at):
+        return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to look at it")
+    if loaded.status == "True":
+        return _of_update(service) or _of_replicas(service, loaded)
+    if done and loaded.reason == Reason.FETCHING:  # its Model was written first; the service is a step behind
+        return Health(State.WAITING, done, Reason.FETCHING)
+    return _of(loaded, State.WAITING, done)
+
+
+def _of_replicas(service: InferenceService, loaded: Condition) -> Health:
+    if service.status.phase == "Ready":
+        return _of(loaded, State.READY, len(STEPS))
+    waits = unready(service) or find_condition(service.status.conditions, PROGRESSING)
+    if waits is None:
+        return Health(State.WAITING, 2, message=service.status.phase)
+    return _of(waits, State.WAITING, 2)
+
+
+def _of_update(service: InferenceService) -> Health | None:
+    """Where the replacement of an engine stands that serves from an older spec; None when it serves the newest."""
+    if find_condition(service.status.conditions, UP_TO_DATE) is None:
+        return None
+    newest = current(service.status.conditions, UP_TO_DATE, service.metadata.generation)
+    if newest is None:
+        return Health(State.WAITING, 1, Reason.PENDING, "waiting for the agent to look at it")
+    if newest.status != "False":
+        return None
+    return _failing(newest, 1) if is_failing(newest.reason, unknown=False) else _of(newest, State.WAITING, 1)
+
+
+def _by_controller(service: InferenceService, available: Condition | None) -> Health:
+    done = int(bool(service.status.model_ready))
+    if available is None:
+        return Health(State.WAITING, done, Reason.PENDING, "waiting for the controller to look at it")
+    if service.status.phase == "Ready":
+        return _of(available, State.READY, len(STEPS))
+    degraded = current(service.status.conditions, DEGRADED, service.metadata.generation)
+    if degraded is not None and degraded.status == "True":
+        return _failing(degraded, done)
+    answers = available.status == "True"
+    return _of(unready(service) or available, State.WAITING, 2 if done and answers else done)
+
+
+def _failing(condition: Condition, done: int) -> Health:
+    return attrs.evolve(_of(condition, State.FAILING, done), about=_KIND_AT_FAULT.get(condition.type, ""))
+
+
+def _of(condition: Condition, state: State, done: int) -> Health:
+    since = condition.last_transition_time or ""
+    return Health(state, done, condition.reason, condition.message, since)
