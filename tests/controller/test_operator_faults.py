@@ -17,16 +17,14 @@ from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.scenarios import SCENARIOS
 from lengths import FAULT_KINDS, FAULT_PLACES
-from llmkube.controller.reconcile.pod_models import PodModels
-from llmkube.controller.reconciler import Reconciler
-from llmkube.controller.render.storage import cache_claim
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
-from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ApiError
-from llmkube.k8s.reflector import RECHECK_SECONDS, Cache, _Collection
+from llmkube.k8s.errors import AlreadyExistsError, ApiError, ConflictError
+from llmkube.k8s.reflector import RECHECK_SECONDS, Cache
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -35,6 +33,8 @@ from llmkube.k8s.workloads import (
     PodDisruptionBudget,
     PodMonitor,
 )
+from llmkube.k8s.workqueue import WorkQueue
+from sim.mutation import keep_what_is_gone
 
 KINDS = (
     Model, InferenceService, PersistentVolumeClaim, Job, Deployment, Service, HorizontalPodAutoscaler,
@@ -165,32 +165,24 @@ async def test_the_same_objects_come_of_it(scenario, autojump_clock):
 # -- what the sweep must notice ---------------------------------------------------------------------------------------
 
 
-async def _insist_on_a_new_claim(self, namespace):
+async def _insist_on_a_new_claim(self, obj, *, original=Client.create, **how):
     """A controller that forgets that its predecessor may have come this far."""
-    claim = decode(PersistentVolumeClaim, cache_claim(namespace, self.context.workloads))
-    await self.context.client.create(claim, field_manager="llmkube-controller")
+    try:
+        return await original(self, obj, **how)
+    except AlreadyExistsError as error:
+        raise error if obj.RESOURCE is not PersistentVolumeClaim.RESOURCE else ConflictError(str(error)) from error
 
 
-def _keep_what_is_gone(self, listing, replace=Cache.replace):
-    """A cache that adds what a list has, and takes nothing away."""
-    self._forget = lambda _: False
-    changed = replace(self, listing)
-    del self._forget
-    return changed
-
-
-def _give_up(self, key, failure):
-    """A loop that tries nothing twice: an event will come."""
-    return "retry"
+def _give_up(self, key):
+    """A queue that tries nothing twice: an event will come."""
+    return 0.0
 
 
 @asynccontextmanager
-async def _watch_from_now(self, position, timeout_seconds):
+async def _watch_from_now(self, kind, *, resource_version, original=Client.open_watch, **how):
     """A reflector that goes on where the server is by now, and not where it has come to itself."""
-    listing = await self.list()
-    now = {"resource_version": listing.resource_version, "namespace": self.namespace}
-    selected = {"label_selector": self.label_selector, "timeout_seconds": timeout_seconds}
-    async with self.client.open_watch(self.kind, **now, **selected) as watch:
+    listing = await self.list(kind, namespace=how["namespace"], label_selector=how["label_selector"])
+    async with original(self, kind, resource_version=listing.resource_version, **how) as watch:
         yield watch
 
 
@@ -207,12 +199,12 @@ class Defect:
 
 
 DEFECTS = (
-    Defect("crash before a write", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
-    Defect("crash after a write", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
-    Defect("write refused", "labels come and go", Reconciler, "_failed", _give_up, begin=17),
-    Defect("answer to a write lost", "labels come and go", PodModels, "_ensure_cache", _insist_on_a_new_claim),
-    Defect("watch breaks before an event", "labels come and go", _Collection, "open_watch", _watch_from_now),
-    Defect("watch is forgotten before an event", "all is taken away", Cache, "replace", _keep_what_is_gone, begin=68),
+    Defect("crash before a write", "labels come and go", Client, "create", _insist_on_a_new_claim),
+    Defect("crash after a write", "labels come and go", Client, "create", _insist_on_a_new_claim),
+    Defect("write refused", "labels come and go", WorkQueue, "retry_nowait", _give_up, begin=17),
+    Defect("answer to a write lost", "labels come and go", Client, "create", _insist_on_a_new_claim),
+    Defect("watch breaks before an event", "labels come and go", Client, "open_watch", _watch_from_now),
+    Defect("watch is forgotten before an event", "all is taken away", Cache, "replace", keep_what_is_gone, begin=68),
 )
 
 

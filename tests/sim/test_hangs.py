@@ -13,8 +13,7 @@ from trio.testing import MockClock
 from llmkube.k8s.builtins import Event
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import liveness
-from llmkube.supervisor.service.attempt import Incarnation
-from sim.machine import Script
+from sim.machine import Script, SimChild
 from sim.mutation import is_caught
 from sim.world import open_world
 
@@ -240,14 +239,24 @@ async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
 
 
 def seen_as(**changes):
-    """A `_tally` that is shown something else than what is there; `None` means as in the look before."""
-    original = liveness._tally
+    """A `step` that is shown something else than what is there; `None` means as in the look before."""
 
-    def tally(watch, before, look, seconds):
+    def step(watch, look, now, limits, original=liveness.step):
+        before = watch.look or look
         shown = {name: getattr(before, name) if given is None else given for name, given in changes.items()}
-        original(watch, before, attrs.evolve(look, **shown), seconds)
+        return original(watch, attrs.evolve(look, **shown), now, limits)
 
-    return tally
+    return step
+
+
+def judged(change):
+    """A `step` with another verdict, which follows from what is remembered, the right verdict, and the limits."""
+
+    def step(watch, look, now, limits, original=liveness.step):
+        after, verdict = original(watch, look, now, limits)
+        return after, attrs.evolve(verdict, **change(after, verdict, limits))
+
+    return step
 
 
 def blind(watch, look, now, limits, original=liveness.step):
@@ -255,25 +264,29 @@ def blind(watch, look, now, limits, original=liveness.step):
     return original(watch, attrs.evolve(look, answer=answer, cpu_seconds=1.0), now, limits)
 
 
-def health_is_enough(watch, limits, original=liveness._hung):
-    return original(watch, limits) if watch.unanswered or watch.stopped_looks or not watch.reachable else ""
+def health_is_enough(watch, verdict, limits):
+    return {} if watch.unanswered or watch.stopped_looks or not watch.reachable else {"hung": ""}
 
 
-def hasty(watch, limits, original=liveness._hung):
-    return "stopped" if watch.stopped_looks else original(watch, limits)
+def hasty(watch, verdict, limits):
+    return {"hung": "stopped"} if watch.stopped_looks else {}
 
 
-def silence_is_enough(watch, limits, original=liveness._hung):
-    return "silent" if watch.unanswered >= 2 else original(watch, limits)
+def silence_is_enough(watch, verdict, limits):
+    return {"hung": "silent"} if watch.unanswered >= 2 else {}
 
 
-def rest_is_a_hang(watch, limits, original=liveness._hung):
-    return "still" if watch.still_seconds >= limits.still_seconds else original(watch, limits)
+def rest_is_a_hang(watch, verdict, limits):
+    return {"hung": "still"} if watch.still_seconds >= limits.still_seconds else {}
 
 
-def no_tokens(watch, now, limits, original=liveness._question):
-    asked = original(watch, now, limits)
-    return liveness.Ask.COUNTERS if asked is liveness.Ask.TOKEN else asked
+def no_tokens(watch, verdict, limits):
+    return {"ask": liveness.Ask.COUNTERS} if verdict.ask is liveness.Ask.TOKEN else {}
+
+
+def port_unseen(watch, look, now, limits, original=liveness.step):
+    answer = None if look.answer and look.answer.health == "gone" else look.answer
+    return original(watch, attrs.evolve(look, answer=answer, listening=None), now, limits)
 
 
 async def token_denied(engine):
@@ -290,33 +303,40 @@ def load_without_end(load, look, now, limits):
     return load, ""
 
 
-def drained_anyway(runner, url, can_end, hurried, original=Incarnation._drained):
-    return original(runner, url, lambda: True, hurried)
+async def drained_first(engine, *args, original=health.watch, **kwargs):
+    hung = await original(engine, *args, **kwargs)
+    await health.wait_idle(engine.http, engine.url)
+    return hung
 
 
-async def nobody_is_a_stranger(runner, child, view, url):
+async def everything_is_its_own(child, port):
     await trio.lowlevel.checkpoint()
-    return ""
+    return True
+
+
+async def no_names(http, url):
+    await trio.lowlevel.checkpoint()
+    return frozenset()
 
 
 MUTANTS = {
-    "CPU time is not seen": (liveness, "_tally", seen_as(cpu_seconds=None), long_prompt),
-    "silence is a verdict": (liveness, "_hung", silence_is_enough, long_prompt),
+    "CPU time is not seen": (health, "step", seen_as(cpu_seconds=None), long_prompt),
+    "silence is a verdict": (health, "step", judged(silence_is_enough), long_prompt),
     "counters are not read": (health, "step", blind, on_a_gpu),
-    "rest is a hang": (liveness, "_hung", rest_is_a_hang, at_rest),
+    "rest is a hang": (health, "step", judged(rest_is_a_hang), at_rest),
     "an engine at rest is asked all the time": (liveness, "SLOWEST_RHYTHM", 0, at_rest),
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
-    "one look at a stopped process is enough": (liveness, "_hung", hasty, short_stop),
-    "the state of the process is not read": (liveness, "_tally", seen_as(state="S"), frozen),
-    "a hung engine is drained": (Incarnation, "_drained", drained_anyway, frozen),
-    "/health is believed": (liveness, "_hung", health_is_enough, stuck_queue),
-    "our own questions are signs of life": (liveness, "_tally", seen_as(asked=False), stuck_queue),
-    "the request for a token is forgotten": (liveness, "_question", no_tokens, mute),
-    "nobody looks at the port": (liveness, "_reach", lambda *_: None, port_lost),
+    "one look at a stopped process is enough": (health, "step", judged(hasty), short_stop),
+    "the state of the process is not read": (health, "step", seen_as(state="S"), frozen),
+    "a hung engine is drained": (health, "watch", drained_first, frozen),
+    "/health is believed": (health, "step", judged(health_is_enough), stuck_queue),
+    "our own questions are signs of life": (health, "step", seen_as(asked=False), stuck_queue),
+    "the request for a token is forgotten": (health, "step", judged(no_tokens), mute),
+    "nobody looks at the port": (health, "step", port_unseen, port_lost),
     "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
     "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
-    "nobody asks who answers": (Incarnation, "_impostor", nobody_is_a_stranger, intruder),
-    "nobody asks what is served": (Incarnation, "_impostor", nobody_is_a_stranger, other_model),
+    "nobody asks who answers": (SimChild, "listens", everything_is_its_own, intruder),
+    "nobody asks what is served": (health, "model_names", no_names, other_model),
 }
 
 

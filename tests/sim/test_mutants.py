@@ -10,14 +10,15 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from llmkube.base.backoff import Backoff
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
+from llmkube.supervisor.cluster import endpoints
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns import liveness
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import RestartState
@@ -25,14 +26,13 @@ from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Incarnation
-from llmkube.supervisor.service.runner import Runner
 from llmkube.supervisor.service.status_manager import Reporter
 from llmkube.supervisor.services import Roster
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
-from sim.machine import Machine, Script
-from sim.mutation import is_caught
+from sim.machine import Machine, Script, SimChild
+from sim.mutation import is_caught, keep_what_is_gone
 from sim.world import open_world
 
 
@@ -79,29 +79,12 @@ async def ready_at_once(http, url):
     await trio.lowlevel.checkpoint()
 
 
-def deaf_to_exits(original):
-    class Deaf:
-        def __init__(self, child):
-            self.child = child
-
-        def __getattr__(self, name):
-            return getattr(self.child, name)
-
-        async def wait(self):
-            await trio.sleep_forever()
-
-    async def serve(self, child, *args):
-        return await original(self, Deaf(child), *args)
-
-    return serve
+async def silent_exit(child):
+    await trio.sleep_forever()
 
 
-def when_ready_only(original):
-    def publish(self):
-        if self.view.ready:
-            original(self)
-
-    return publish
+def always_ready(*args, original=endpoints.slice_manifest, **kwargs):
+    return original(*args, **{**kwargs, "ready": True})
 
 
 def greeted_as_new(original):
@@ -120,19 +103,10 @@ async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
 
-async def as_before(runner, current, goal, target):
-    await target.wait_newer(target.version)
-
-
 MUTANTS = {
     "ready before the engine answers": (run, health, "wait_ready", ready_at_once),
-    "no restart and no withdrawal after an exit": (run, Incarnation, "_serve", deaf_to_exits(Incarnation._serve)),
-    "the endpoint stays ready after an exit": (
-        run,
-        Reporter,
-        "_publish_endpoint",
-        when_ready_only(Reporter._publish_endpoint),
-    ),
+    "no restart and no withdrawal after an exit": (run, SimChild, "wait", silent_exit),
+    "the endpoint stays ready after an exit": (run, endpoints, "slice_manifest", always_ready),
     "no back-off": (run, service, "after_failure", lambda policy, state, failure, rng: (RestartState(1), 0.0)),
     "a new plan looks like the old one": (run, LaunchPlan, "digest", "constant"),
     "the journal is not written": (adoption.test_a_killed_agent_costs_nothing, Machine, "write", nothing),
@@ -169,8 +143,8 @@ MUTANTS = {
     "without an API server nothing is started": (
         adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
         Roster,
-        "_go_on_alone",
-        nothing,
+        "synced",
+        lambda self: True,
     ),
     "a stop does not wait for requests": (
         adoption.test_requests_in_flight_end_before_the_engine_does,
@@ -205,8 +179,8 @@ MUTANTS = {
     "who cannot be asked is gone": (
         partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False),
         health,
-        "_is_our_lack",
-        lambda error: False,
+        "NOT_ASKED",
+        frozenset(),
     ),
     "what is lacking has no reason of its own": (
         partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
@@ -236,13 +210,13 @@ def acts(*happenings, hosts=1):
 CREATED = ((1.0, "create"),)
 
 
-def left_alone(original):
-    """Nobody tells the new agent of what runs."""
+def unseen(original):
+    """The new agent is not told of the engines that run."""
 
-    def start(self, key, wish, nursery, left=None):
-        original(self, key, wish, nursery)
+    def take_stock(self, settings):
+        return {key: attrs.evolve(entry, engine=None) for key, entry in original(self, settings).items()}
 
-    return start
+    return take_stock
 
 
 def strays_stay(original):
@@ -276,12 +250,8 @@ def broken(*_):
     raise KeyError("oh")
 
 
-def planned_once(original):
-    async def plan(*args):
-        await original(*args)
-        return True
-
-    return plan
+def endless_pause(**_):
+    return Backoff(base_seconds=1e6, cap_seconds=1e6)
 
 
 def untold(original):
@@ -294,9 +264,9 @@ def untold(original):
 
 BOOKED = {
     "an endpoint outlives its engine": (
-        Reporter,
-        "_publish_endpoint",
-        when_ready_only(Reporter._publish_endpoint),
+        endpoints,
+        "slice_manifest",
+        always_ready,
         acts(*CREATED, (100.0, "bad-flag")),
         "false ready",
     ),
@@ -308,16 +278,16 @@ BOOKED = {
         "orphans",
     ),
     "nothing is adopted": (
-        Roster,
-        "_start",
-        left_alone(Roster._start),
+        Machine,
+        "take_stock",
+        unseen(Machine.take_stock),
         acts(*CREATED, (100.0, "agent-killed")),
         "double",
     ),
     "an edit changes nothing that runs": (
-        Runner,
-        "_replace",
-        as_before,
+        LaunchPlan,
+        "digest",
+        "constant",
         acts(*CREATED, (100.0, "source")),
         "lost",
     ),
@@ -336,9 +306,9 @@ BOOKED = {
         "needless",
     ),
     "an engine that answers late is replaced": (
-        liveness,
-        "_hung",
-        test_hangs.silence_is_enough,
+        health,
+        "step",
+        test_hangs.judged(test_hangs.silence_is_enough),
         acts(*CREATED, (100.0, "long-prompt")),
         "needless",
     ),
@@ -372,8 +342,8 @@ BOOKED = {
     ),
     "what a list lacks is still there": (
         Cache,
-        "_forget",
-        lambda self, key: False,
+        "replace",
+        keep_what_is_gone,
         acts(*CREATED, (100.0, "delete-while-cut-off")),
         "lost",
     ),
@@ -393,8 +363,8 @@ BOOKED = {
     ),
     "a fetch is tried once": (
         planner,
-        "_plan",
-        planned_once(planner._plan),
+        "Backoff",
+        endless_pause,
         acts(*CREATED, (100.0, "store-away", 1)),
         "lost",
     ),

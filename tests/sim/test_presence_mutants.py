@@ -172,8 +172,8 @@ MUTANTS = {
     ),
     "an engine is blamed for what its host lacks": (
         health,
-        "_is_our_lack",
-        always(False),
+        "NOT_ASKED",
+        frozenset(),
         test_limits.test_an_agent_without_descriptors_condemns_no_engine,
     ),
     "an agent speaks before it knows who serves": (

@@ -6,7 +6,7 @@
 import pytest
 
 from lengths import SIM_SEEDS
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.cluster import endpoints
 from sim import score
 from sim.faults import FAULTS
 
@@ -35,11 +35,10 @@ def test_the_table_of_faults_is_long():
 def test_a_failing_timeline_is_shrunk(monkeypatch):
     """Of several events those are left that it takes to show a bug: here, an endpoint that outlives its engine."""
 
-    def publish(self, original=Reporter._publish_endpoint):
-        if self.view.ready:
-            original(self)
+    def always_ready(*args, original=endpoints.slice_manifest, **kwargs):
+        return original(*args, **{**kwargs, "ready": True})
 
-    monkeypatch.setattr(Reporter, "_publish_endpoint", publish)
+    monkeypatch.setattr(endpoints, "slice_manifest", always_ready)
     names = ("create", "clock-set", "edit", "bad-flag", "reset", "label", "memory-moves")
     happenings = tuple(score.Happening(1.0 + 100 * number, name, 0) for number, name in enumerate(names))
     short = score.shrink(score.Timeline(1, 1, 30.0, False, False, happenings), quiet_minutes=0)
