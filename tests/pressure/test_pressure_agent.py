@@ -18,7 +18,7 @@ async def test_a_browser_opens_and_closes(autojump_clock):
         await world.until(running, ["chat", "embed"], world, seconds=30)
         await world.until(world.condition, lambda said: said[1] == "Evicted", "MemoryPressure", "draft")
         assert (await world.condition("MemoryPressure", "chat"))[0] in {"True", "False"}
-        assert "memory is critical" in (await events(world, "Evicted"))["draft"]
+        assert "Evicted because memory is critically short" in (await events(world, "Evicted"))["draft"]
         assert "cut short" in (await events(world, "Evicted"))["draft"]
         await trio.sleep(60)
         word, sentence = await why(world, "draft")
@@ -32,7 +32,10 @@ async def test_a_browser_opens_and_closes(autojump_clock):
         assert len(world.machine.starts("draft")) == 2
         assert len(world.machine.starts("chat")) == 1
         await world.until(events, lambda told: set(told) == {"draft"}, world, "Returned")
-        assert "it had to go because: memory is critical" in (await events(world, "Returned"))["draft"]
+        assert (
+            "Runs again; before that: Evicted because memory is critically short"
+            in (await events(world, "Returned"))["draft"]
+        )
         assert world.machine.memory.lowest_bytes >= 0
 
 
@@ -96,8 +99,9 @@ async def test_somebody_more_important_arrives(autojump_clock):
     async with pressed_world() as world:
         await serve(world, "chief", 12, "critical")
         await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
-        assert "makes room for `chief` (priority critical)" in (await events(world, "Displaced"))["draft"]
-        assert "`draft` has to go for it" in (await events(world, "Displacing"))["chief"]
+        said = "Evicted to make room for chief (priority critical, needs 12.1 GiB); this service has priority low"
+        assert said in (await events(world, "Displaced"))["draft"]
+        assert "draft is evicted to make room for this service" in (await events(world, "Displacing"))["chief"]
         await trio.sleep(300)
         assert len(world.machine.starts("draft")) == 1
         assert (await world.condition("MemoryPressure", "draft"))[1] == "Normal"

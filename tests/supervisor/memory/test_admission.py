@@ -149,7 +149,10 @@ def test_who_makes_room(held, victims):
     assert [each.victim.name for each in outcome.displaced] == victims
     assert not outcome.admitted
     if victims:
-        assert "makes room for `chief` (priority high)" in outcome.displaced[0].why
+        assert (
+            "Evicted to make room for chief (priority high, needs 25.0 GiB); this service has priority"
+            in outcome.displaced[0].why
+        )
 
 
 def test_room_that_is_being_made_goes_to_nobody_else():

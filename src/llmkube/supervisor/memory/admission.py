@@ -54,7 +54,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
         refusal = judge(request, host)
         if refusal is None and winner is not None and request.need.total_bytes > host.small_bytes:
             first = f"`{name_beside(winner.key, request.key)}` (priority {winner.terms.priority})"
-            refusal = Refusal(Block.TURN, f"waits for {first}, for which room is made")
+            refusal = Refusal(Block.TURN, f"waits for {first}, for which memory is being freed")
         if refusal is None:
             admitted.append(request.key)
             host = host.with_promise(request)
@@ -96,7 +96,7 @@ def _turn(request: Request) -> tuple[int, bool, float, Key]:
 
 def _soon(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
     names = ", ".join(f"`{name_beside(key, request.key)}`" for key in keys)
-    when = f"{names} has ended" if names else "the memory of an engine that has ended is back"
+    when = f"{names} {'has' if len(keys) == 1 else 'have'} ended" if keys else "the memory of an ended engine is back"
     return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", room_bytes=None)
 
 
@@ -118,8 +118,8 @@ def _described(engine: Reservation, beside: Key, now: float) -> str:
 
 
 def _because(request: Request, victim: Reservation) -> str:
-    needs = format_bytes(request.need.total_bytes)
+    winner, needs = name_beside(request.key, victim.key), format_bytes(request.need.total_bytes)
     return (
-        f"makes room for `{name_beside(request.key, victim.key)}` (priority {request.terms.priority}), "
-        f"which needs {needs}; its own priority is {victim.terms.priority}"
+        f"Evicted to make room for {winner} (priority {request.terms.priority}, needs {needs}); "
+        f"this service has priority {victim.terms.priority}"
     )

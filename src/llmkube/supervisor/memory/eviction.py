@@ -155,7 +155,9 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
     if cause is None:
         return state, plain
     if isinstance(cause, Skip):
-        return state, attrs.evolve(plain, skip=cause, note="memory is short, but not for long enough yet")
+        return state, attrs.evolve(
+            plain, skip=cause, note="no service is evicted yet: memory has not been short for long enough"
+        )
     chosen = (
         _not_now(policy, state, look, cause, now) or _successor(look, cause, now) or _choose(policy, look, cause, now)
     )
@@ -226,19 +228,19 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
     order = partial(_order, policy, enough_bytes, now)
     open_to = sorted((each for each in staying if not each.terms.protected), key=order)
     if not open_to:
-        return Skip.ALL_PROTECTED, "every engine is protected, or does not end although it was told to"
+        return Skip.ALL_PROTECTED, "no service is evicted: every engine is protected, or was told to end and has not"
     worthwhile = [each for each in open_to if each.frees_bytes >= policy.worthwhile_bytes]
     if not worthwhile:
-        return Skip.TOO_SMALL, "no engine holds enough for its end to help"
+        return Skip.TOO_SMALL, "no service is evicted: no engine holds so much memory that its end would help"
     if policy.keep_last and len(worthwhile) == sum(each.frees_bytes >= policy.worthwhile_bytes for each in staying):
         worthwhile = worthwhile[:-1]
         if not worthwhile:
-            return Skip.LAST_SERVICE, "the last engine of a host is kept"
+            return Skip.LAST_SERVICE, "no service is evicted: the last engine of a host is kept"
     gain = sum(each.frees_bytes for each in worthwhile)
     if gain < lacking:
         return Skip.CANNOT_HELP, (
-            f"{format_bytes(lacking)} are lacking, and all that may be evicted holds {format_bytes(gain)}: "
-            "other programs, or protected services, have to give memory back"
+            f"no service is evicted: {format_bytes(lacking)} are missing, and all services that may be evicted hold "
+            f"{format_bytes(gain)}; stop other programs, or services with eviction protection"
         )
     if cause is Cause.IDLE:
         high = rank_of("high")  # high and critical mean that an answer must not wait for a load
@@ -246,9 +248,15 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
             each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.terms.rank < high
         ]
         if not worthwhile and _figures_fine(policy, look.sample):
-            return Skip.FIGURES_FINE, "only the kernel says that memory is short: services that have work stay"
+            return (
+                Skip.FIGURES_FINE,
+                "no service is evicted: only the kernel reports that memory is short, and services that have work stay",
+            )
         if not worthwhile:
-            return Skip.NOT_LONG_ENOUGH, "memory is short, but not for long enough to end services that have work"
+            return (
+                Skip.NOT_LONG_ENOUGH,
+                "no service is evicted yet: memory has not been short for long enough to end services that have work",
+            )
     victim = worthwhile[0]
     return Evict(victim.key, cause, _why(look, cause, victim, now))
 
@@ -256,15 +264,15 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
 def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float) -> tuple[Skip, str] | None:
     """Whether nobody has to go at this moment, whoever runs here."""
     if policy.mode is Mode.OFF:
-        return Skip.DISABLED, "eviction is switched off"
+        return Skip.DISABLED, "no service is evicted: eviction is switched off"
     if not look.engines:
-        return Skip.EMPTY, "no engine runs here: other programs hold the memory"
+        return Skip.EMPTY, "no service is evicted: no engine runs here, other programs hold the memory"
     if look.releasing or any(each.leaves_in_time(now) for each in look.engines):
-        return Skip.RELEASE_PENDING, "the memory of the last one is not back yet"
+        return Skip.RELEASE_PENDING, "no service is evicted yet: the memory of the last one is not back"
     doubtful = _figures_fine(policy, look.sample) and cause is not Cause.OVER_BUDGET
     pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
     if now - state.acted_at < pause:
-        return Skip.COOL_DOWN, "somebody has just been evicted"
+        return Skip.COOL_DOWN, "no service is evicted yet: one has just been evicted"
     return None
 
 
@@ -293,12 +301,14 @@ def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
 
 
 def _why(look: Look, cause: Cause, victim: Reservation, now: float) -> str:
+    """What happened, why, and what comes next, as one sentence about the service."""
     sample = look.sample
-    left = f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
-    said = sample.why or left
-    frees = f"it holds {format_bytes(victim.frees_bytes)}"
+    said = sample.why or f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
+    held = f"this service held {format_bytes(victim.frees_bytes)} and starts again when memory is normal"
     if cause is Cause.OVER_BUDGET:
-        return f"all engines hold {format_bytes(look.over_bytes)} more than its budget or its device allows; {frees}"
+        over = f"all engines hold {format_bytes(look.over_bytes)} more than the memory budget or the device allows"
+        return f"Evicted because {over}; {held}"
     if cause is Cause.IDLE:
-        return f"memory is short ({said}), and it has had no work for {format_age(victim.idle_seconds(now))}; {frees}"
-    return f"memory is {'critical' if cause is Cause.CRITICAL else 'short'} ({said}); {frees}"
+        idle = format_age(victim.idle_seconds(now))
+        return f"Evicted because memory is short ({said}) and it was idle for {idle}; {held}"
+    return f"Evicted because memory is {'critically short' if cause is Cause.CRITICAL else 'short'} ({said}); {held}"

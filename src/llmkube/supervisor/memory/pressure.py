@@ -168,7 +168,7 @@ class Pressure:
             self._log("evicting", decision.evict)
         if decision.skip is not None and (before is None or before.skip is not decision.skip):
             self.ledger.book.skips[decision.skip] += 1
-            log.debug("nobody evicted", reason=str(decision.skip), note=decision.note)
+            log.debug("no service evicted", reason=str(decision.skip), note=decision.note)
         if decision.would is not None and (before is None or before.would is None):
             self._log("would evict", decision.would)
 

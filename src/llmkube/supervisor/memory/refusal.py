@@ -66,10 +66,10 @@ def judge(request: Request, host: Capacity) -> Refusal | None:
     """Return what stands in the way of one service, the most lasting thing first; None when nothing does."""
     need, budget = request.need, host.budget
     if not need.sized and not host.guesses:
-        words = f"how much memory it needs is not known: {need.why}; --memory-check warn starts it on a guess"
-        return Refusal(Block.UNSIZED, words)
+        unknown = f"how much memory it needs is not known: {need.why}"
+        return Refusal(Block.UNSIZED, f"{unknown}; with --memory-check warn the agent starts it on a guess")
     if host.level is Level.UNKNOWN:
-        return Refusal(Block.UNREADABLE, "this host's memory cannot be read, so nothing is started")
+        return Refusal(Block.UNREADABLE, "this host's memory cannot be read: no engine is started until it can")
     if not need.sized:
         return _closed(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
@@ -91,19 +91,24 @@ def judge(request: Request, host: Capacity) -> Refusal | None:
 def _closed(request: Request, host: Capacity) -> Refusal | None:
     """Whether it is the wrong moment, however small the need."""
     if host.level is Level.CRITICAL:
-        return Refusal(Block.PRESSURE, "memory is critically short on this host: nothing is started")
+        return Refusal(
+            Block.PRESSURE, "memory is critically short on this host: no engine is started until it is normal again"
+        )
     small = request.need.sized and request.need.total_bytes <= host.small_bytes
     if not host.admitting and not small:
         if host.level is Level.NORMAL:
-            return Refusal(Block.DWELL, "memory has been short on this host: it has to stay normal for a while first")
-        return Refusal(Block.PRESSURE, "memory is short on this host: nothing is started until that is over")
+            return Refusal(
+                Block.DWELL,
+                "memory has been short on this host: engines start again when it has stayed normal for a while",
+            )
+        return Refusal(Block.PRESSURE, "memory is short on this host: no engine is started until it is normal again")
     if request.returns:
         if host.calm_seconds < request.dwell_seconds:
-            words = f"returns when memory has been normal for {format_age(request.dwell_seconds)}"
+            words = f"starts again when memory has been normal for {format_age(request.dwell_seconds)}"
             return Refusal(Block.DWELL, words)
         ahead = [each.key for each in host.reservations if each.is_returning]
         if ahead:
-            return Refusal(Block.TURN, f"returns after `{name_beside(ahead[0], request.key)}`, which is loading")
+            return Refusal(Block.TURN, f"starts again after `{name_beside(ahead[0], request.key)}`, which is loading")
     return None
 
 

@@ -248,7 +248,7 @@ class Reporter:
         if evict.cause is Cause.DISPLACED:
             self._warn("Displaced", evict.why)
         else:
-            cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may end first"
+            cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may finish first"
             self._warn("Evicted", evict.why + cut)
 
     def cut_short(self, why: str) -> None:
@@ -259,7 +259,7 @@ class Reporter:
     def displaces(self, evict: Evict) -> None:
         """Another service has to go for this one."""
         name = evict.key.name if evict.key.namespace == self.key.namespace else str(evict.key)
-        self.told("Displacing", f"`{name}` has to go for it, which {evict.why}", "Normal")
+        self.told("Displacing", f"{name} is evicted to make room for this service", "Normal")
 
     def memory(self, level: Level, evicted: Evict | None, why: str) -> None:
         """How short of memory this host is, and whether that is why this service does not run."""
@@ -283,7 +283,7 @@ class Reporter:
         """An engine has begun to serve; tell it where people look for what has happened."""
         self.events.emit_nowait(self.wish.service, "Loaded", f"{view.message} on host {self.settings.host_name}")
         if self._away is not None:
-            self.told("Returned", f"it runs again; it had to go because: {self._away.why}", "Normal")
+            self.told("Returned", f"Runs again; before that: {self._away.why}", "Normal")
             self._away = None
         log.info(
             "registered endpoint",
