@@ -1,7 +1,7 @@
 """A thin host: the real ledger and the real pressure loop, and services that load, hold memory and let go of it.
 
 What is left out is everything that has nothing to do with memory: objects, files, processes, endpoints.
-`test_pressure_agent` has those.
+`test_agent` has those.
 """
 
 from collections.abc import Sequence
