@@ -17,7 +17,7 @@ from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.jobs import PROGRESS_PORT, fetch_job
-from llmkube.controller.render.workload import kubernetes_service
+from llmkube.controller.render.manifests import kubernetes_service
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.supervisor.cluster.endpoints import service_manifest

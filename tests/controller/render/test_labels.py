@@ -2,7 +2,7 @@
 
 from controller.podobjects import plan, pod_service
 from llmkube.controller.render.labels import DIGEST
-from llmkube.controller.render.workload import kubernetes_service
+from llmkube.controller.render.manifests import kubernetes_service
 
 
 def test_the_digest_is_of_all_that_the_manifest_says():

@@ -9,6 +9,7 @@ import yaml
 
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
+from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.render.model_sources import (
     claim_path,
     source_of,
@@ -16,7 +17,6 @@ from llmkube.controller.render.model_sources import (
 from llmkube.controller.render.monitoring import pod_monitor
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, serving_storage
-from llmkube.controller.render.workload import deployment, kubernetes_service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric

@@ -4,8 +4,8 @@ import pytest
 
 from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
+from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.render.storage import Storage, serving_storage
-from llmkube.controller.render.workload import deployment, kubernetes_service
 from llmkube.controller.status.supply import User, choose_supply, without_effect
 from llmkube.runtimes.registry import container_plan_for
 

@@ -3,12 +3,12 @@
 import pytest
 
 from controller.podobjects import HUB_FILE, SETTINGS, cluster_model, plan, pod_service
+from llmkube.controller.render.manifests import deployment
 from llmkube.controller.render.model_sources import (
     claim_path,
     source_of,
 )
 from llmkube.controller.render.storage import serving_storage
-from llmkube.controller.render.workload import deployment
 from llmkube.runtimes.plan import Placeholder
 
 PATH = "/models/0123/model.gguf"

@@ -11,7 +11,7 @@ from llmkube.controller.informer import Informer
 from llmkube.controller.informers import PERMISSIONS
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.jobs import fetch_job
-from llmkube.controller.render.workload import deployment, kubernetes_service
+from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.writes import owned_objects
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, OwnedObjects, is_subset
 from llmkube.k8s.builtins import Service

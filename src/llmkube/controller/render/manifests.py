@@ -1,17 +1,26 @@
-"""All objects that a service in pods shall have. Pure."""
+"""All objects that a service in pods shall have; its Deployment and its Service are made here. Pure."""
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from llmkube.controller.render.labels import RESTARTED, TEMPLATE, digest, owned_manifest, pod_selector, service_labels
 from llmkube.controller.render.monitoring import objective, pod_monitor
+from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.routing import route
 from llmkube.controller.render.scaling import autoscaler, disruption_budget
-from llmkube.controller.render.storage import Storage
-from llmkube.controller.render.workload import deployment, kubernetes_service
+from llmkube.controller.render.storage import Storage, draft_storage
 from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.k8s.wire.names import service_name
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
+
+PROGRESS_SECONDS: Final = 3600
+"""How long a rollout may stand still before the Deployment says so: large models load slowly."""
+
+_NO_STORAGE: Final = Storage()
 
 
 @attrs.frozen(eq=False)
@@ -59,3 +68,59 @@ def render_manifests(
         objective(service, plan, settings.monitor_labels),
         route(service, plan),
     )
+
+
+def deployment(
+    service: InferenceService,
+    plan: ContainerPlan,
+    settings: WorkloadSettings,
+    *,
+    replicas: int,
+    storage: Storage = _NO_STORAGE,
+    draft: Storage = _NO_STORAGE,
+    restarted: str = "",
+) -> dict[str, Any]:
+    """Return the Deployment of a service.
+
+    Pods with GPUs are replaced one by one in their places: a cluster rarely has GPUs to spare for a second one. All
+    others are replaced after their successors are ready.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        settings: What the operator says about pods.
+        replicas: How many.
+        storage: Where its weights are.
+        draft: The same of its draft model.
+        restarted: When its pods were last replaced for their age; another moment replaces them.
+    """
+    surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
+    history = service.spec.revision_history_limit
+    template = pod_template(service, plan, storage, draft_storage(storage, draft), settings)
+    if restarted:
+        template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
+    spec = {
+        "replicas": replicas,
+        "selector": {"matchLabels": pod_selector(service)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
+        "progressDeadlineSeconds": PROGRESS_SECONDS,
+        **({"revisionHistoryLimit": history} if history is not None else {}),
+        "template": template,
+    }
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    manifest = owned_manifest(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
+    if restarted:
+        manifest["metadata"]["annotations"][RESTARTED] = restarted
+    return manifest
+
+
+def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
+    """Return the Service of an InferenceService; it finds the container's port by its name, whatever the number."""
+    endpoint = service.spec.endpoint
+    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
+    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
+        port["nodePort"] = endpoint.node_port
+    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
+    spec = {"type": endpoint.type, "ports": [port], "selector": pod_selector(service)}
+    return owned_manifest(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})

@@ -2,7 +2,7 @@
 
 from controller.podobjects import SETTINGS, plan, pod_service
 from llmkube.controller.render.labels import RESTARTED, TEMPLATE
-from llmkube.controller.render.workload import deployment
+from llmkube.controller.render.manifests import deployment
 
 
 def test_another_moment_is_another_template():
