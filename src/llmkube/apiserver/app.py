@@ -227,7 +227,7 @@ class ApiServer:
         return answer_encoded(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
 
     def _show(self, changes: Sequence[Change]) -> None:
-        """Let everybody know of changes that are in the store now."""
+        """Wake all watches for changes that are in the store now."""
         for change in changes:
             if change.ref.kind != CRDS:
                 continue

@@ -139,7 +139,7 @@ async def open_memory_api_server(
 
 
 async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
-    """Start on the database, or on a new one when that is damaged: a machine that serves nothing helps nobody."""
+    """Start on the database, or on a new one when that is damaged: serving starts in any case."""
     try:
         write_ahead_log, store = await _open_database(stack, path)
     except StorageDamagedError as exc:

@@ -14,7 +14,7 @@ from llmkube.base.http.message import Response
 from llmkube.base.private_files import write_private
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
-"""What anybody may ask: whether the server is there."""
+"""What needs no token: whether the server is there."""
 
 CONTEXT_NAME: Final = "llmkube"
 """The context, the cluster and the user in the kubeconfig all have this name."""

@@ -14,9 +14,9 @@ class _Waiter:
     Attributes:
         due: When.
         is_idle: Says at the tick whether to sleep on.
-        call: Set when there is something to do: the tick is over for it, or somebody has to sleep for all.
+        call: Set when there is something to do: the tick is over for it, or it has to sleep for all.
         over: Its wait is over.
-        early: Somebody has called `skip_ticks`.
+        early: `skip_ticks` was called.
     """
 
     due: float
@@ -39,13 +39,13 @@ class _Period:
     sleeper: _Waiter | None = None
 
     def next_due(self) -> float:
-        """The next multiple; by rounding the one that is now may look like it, and nobody waits for that."""
+        """The next multiple; by rounding the one that is now may look like it, and no task waits for that."""
         now = trio.current_time()
         due = (math.floor(now / self.seconds) + 1) * self.seconds
         return due if due > now else due + self.seconds
 
     async def wait(self, waiter: _Waiter) -> None:
-        """Return when the waiter's wait is over; whoever finds no sleeper sleeps for all."""
+        """Return when the waiter's wait is over; a task that finds no sleeper sleeps for all."""
         self.waiting[waiter] = None
         try:
             while not waiter.over:
@@ -83,7 +83,7 @@ class _Period:
 
 @attrs.define(eq=False)
 class _Ticks:
-    """The periods that anybody waits for, and how often ticks were skipped."""
+    """The periods that tasks wait for, and how often ticks were skipped."""
 
     periods: dict[float, _Period] = attrs.field(factory=dict)
     skips: int = 0
@@ -101,12 +101,12 @@ async def wait_tick(
         period_seconds: How long between two of them.
         skips: What `skips_so_far` said when the caller took note of them last; one that came while it was busy with
             something else is then not lost on it.
-        is_idle: Called at the tick, by whoever sleeps for all; if it returns True the caller sleeps on until the next
-            one. For hundreds who nearly always find nothing to do: a call costs a tenth of what waking a task costs.
-            It must not wait. What it raises ends the wait like False, and the caller finds the cause by itself.
+        is_idle: Called at the tick, by the task that sleeps for all; if it returns True the caller sleeps on until the
+            next one. For hundreds who nearly always find nothing to do: a call costs a tenth of what waking a task
+            costs. It must not wait. What it raises ends the wait like False, and the caller finds the cause by itself.
 
     Returns:
-        Whether it came early, because somebody has called `skip_ticks`.
+        Whether it came early, because `skip_ticks` was called.
     """
     ticks = _ticks()
     if skips is not None and skips != ticks.skips:
@@ -125,7 +125,7 @@ async def wait_tick(
 
 
 def skip_ticks() -> None:
-    """Wake everybody who waits for a tick now: the machine has slept, and what was seen before is old."""
+    """Wake all tasks that wait for a tick now: the machine has slept, and what was seen before is old."""
     ticks = _ticks()
     ticks.skips += 1
     for period in ticks.periods.values():
@@ -142,7 +142,7 @@ def skips_so_far() -> int:
 def _is_idle(is_idle: Callable[[], bool]) -> bool:
     try:
         return is_idle()
-    except Exception:  # noqa: BLE001 - it is called in somebody else's task, and its own task comes to the same place
+    except Exception:  # noqa: BLE001 - it is called in another task, and its own task comes to the same place
         return False
 
 

@@ -13,10 +13,10 @@ import errno
 from typing import Final
 
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What an OSError says when this very host has run out of something: no fault of whoever was to be asked."""
+"""What an OSError says when this very host has run out of something: no fault of the peer."""
 
 NOT_ASKED: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}
-"""What an attempt to connect ends with when it has reached nobody for want of something of our own.
+"""What an attempt to connect ends with when this host lacked what it takes to connect.
 
 The last one is a port to connect from: macOS has 16,384 of them, and an ended connection keeps its own for 30 s.
 """
@@ -27,7 +27,7 @@ class LLMKubeError(Exception):
 
 
 class UserError(LLMKubeError):
-    """The input is wrong and stays wrong until somebody edits it.
+    """The input is wrong and stays wrong until the user edits it.
 
     Args:
         message: One sentence that names the value and the fix.

@@ -33,7 +33,7 @@ _SECRET_TEXTS = (
     re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"(?<=://)[^/?#@\s]+(?=@)"),  # https://user:password@host, https://token@host
 )
-_DEEPEST = 6  # levels of nesting; what lies deeper is not something that anybody logs
+_DEEPEST = 6  # levels of nesting; no log line of ours is deeper
 
 
 def parse_level(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Small private files are replaced as a whole, and nobody else on the machine can read them."""
+"""Small private files are replaced as a whole, and no other user of the machine can read them."""
 
 import contextlib
 import fcntl
@@ -44,7 +44,7 @@ def sync(descriptor: int) -> None:
 
 
 def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> None:
-    """Replace a file, mode 0600: whoever reads it, or finds it after a crash, has all of the old one or of the new one.
+    """Replace a file, mode 0600: a reader, also after a crash, gets all of the old one or of the new one.
 
     Args:
         path: The file; its folder is there.
@@ -68,7 +68,7 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what writers have left in a folder that were killed; nobody else may be writing there now. Blocks."""
+    """Remove what writers have left in a folder that were killed; no other process may be writing there now. Blocks."""
     for draft in folder.glob(f"{_DRAFT}*"):
-        with contextlib.suppress(OSError):  # it harms nobody, and the next start tries again
+        with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
             draft.unlink()

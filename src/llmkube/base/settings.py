@@ -116,7 +116,7 @@ def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
         known: The class of settings for each table. A key above all tables must be known to at least one of them.
 
     Raises:
-        SettingError: The file cannot be read, is not TOML, or has a key that nobody knows.
+        SettingError: The file cannot be read, is not TOML, or has an unknown key.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ _QUANTITY = re.compile(
 )
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d))", re.ASCII)
-_LONGEST_NUMBER = 64  # characters: nobody means more, and int() has a limit (and a ValueError) of its own
+_LONGEST_NUMBER = 64  # characters: no quantity needs more, and int() has a limit (and a ValueError) of its own
 
 
 def parse_quantity(text: str | float, *, field: str = "") -> Fraction:

@@ -1,6 +1,6 @@
 """What a shell offers after Tab: names that exist now, found within a moment, or nothing at all.
 
-Nobody waits for a Tab and nobody wants an error from it: whatever goes wrong on the way ends as an empty answer.
+Completion is fast and shows no error: whatever goes wrong on the way ends as an empty answer.
 """
 
 from collections.abc import Iterable, Mapping

@@ -24,8 +24,8 @@ OWN_NETWORKS = (
     "100.64.0.0/10",
     "fc00::/7",
 )
-"""This machine and the networks around it. Under `llmkube up` whoever writes Models owns the machine, and could ask
-these addresses anyway; in a cluster that is somebody else."""
+"""This machine and the networks around it. Under `llmkube up` the owner of the machine writes the Models, and could
+send requests to these addresses anyway; in a cluster other users write them."""
 
 _STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
 _LLAMA_SERVER = setting(None, help="The llama-server program; without it, the one on PATH, else the bundled one.")

@@ -48,4 +48,4 @@ async def open_follow(client: Client, rng: random.Random, *, namespace: str | No
         await followed.services.synced.wait()
         await followed.models.synced.wait()
         yield followed
-        nursery.cancel_scope.cancel(reason="nobody reads any more")
+        nursery.cancel_scope.cancel(reason="the reader has ended")

@@ -40,7 +40,7 @@ def raise_descriptor_limit() -> None:
 
 @attrs.define(eq=False)
 class Stop:
-    """Somebody asked the program to end; `why` names the signal."""
+    """A signal asked the program to end; `why` names it."""
 
     why: str = ""
     _scopes: list[trio.CancelScope] = attrs.field(factory=list)

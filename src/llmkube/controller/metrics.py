@@ -132,7 +132,7 @@ class ServicesKnown(Protocol):
 
 @attrs.define(eq=False)
 class FleetCollector:
-    """Say how every object stands, and how many wait to be looked at, read off them when somebody asks.
+    """Say how every object stands, and how many wait to be looked at, read when Prometheus scrapes.
 
     So each has one phase, the one in its status, and none when it is gone.
 

@@ -1,4 +1,4 @@
-"""Work on one key at a time, again until it succeeds: a failure costs its own key a pause, and nobody else anything."""
+"""Work on one key at a time, again until it succeeds: a failure delays its own key and no other."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
@@ -72,7 +72,7 @@ class Reconciler:
             "retrySeconds": round(delay_seconds, 1),
         }
         if all(isinstance(error, ConflictError | NotFoundError) for error in errors):
-            # Somebody else wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
+            # Another client wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
             # when the reflector has healed. The retry is for the case that it has been handled already, is no news
             # here (a label), or never comes: of several API servers one may not know yet a kind that another serves.
             log.debug("reconcile overtaken", **facts)

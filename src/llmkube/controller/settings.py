@@ -21,8 +21,8 @@ class WorkloadSettings:
         cache_storage_class: Its StorageClass; empty means the cluster's default.
         cache_access_mode: `ReadWriteOnce` keeps a namespace's pods on one node; `ReadWriteMany` needs such a volume.
         fs_group: Group that may write to the claim; None where the cluster assigns one itself (OpenShift).
-        host_paths: Folders of the nodes that Models may name by path; none by default, because whoever may write a
-            Model could read any file of a node otherwise.
+        host_paths: Folders of the nodes that Models may name by path; none by default, because a Model could
+            otherwise read any file of a node.
         hub_endpoint: Address of Hugging Face, or of a mirror of it; empty for the usual one.
         private_sources: Networks (CIDR) that Models may be fetched from although they are not public.
         ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` holds all certificates that fetching

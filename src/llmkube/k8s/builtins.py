@@ -94,7 +94,7 @@ class EndpointAddress:
 class EndpointPort:
     """A port that endpoints answer on, named like the Service's port."""
 
-    port: int | None = None  # a slice may leave it open; nobody here does
+    port: int | None = None  # a slice may leave it open; ours never do
     name: str = ""
     protocol: str = "TCP"
     app_protocol: str | None = None
@@ -217,7 +217,7 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class EndpointConditions:
-    """What is known of an endpoint now; None means nobody said (consumers read that as ready)."""
+    """What is known of an endpoint now; None means not stated (consumers read that as ready)."""
 
     ready: bool | None = None
     serving: bool | None = None

@@ -80,7 +80,7 @@ class UnauthorizedError(ApiError, WorldError):
 
 
 class ForbiddenError(ApiError, WorldError):
-    """Whoever we are may not do this (403); the message names the verb and the resource."""
+    """These credentials may not do this (403); the message names the verb and the resource."""
 
 
 class NotFoundError(ApiError, WorldError):
@@ -88,7 +88,7 @@ class NotFoundError(ApiError, WorldError):
 
 
 class ConflictError(ApiError, WorldError):
-    """Somebody else wrote first, owns the field, or a precondition failed (409)."""
+    """Another client wrote first or owns the field, or a precondition failed (409)."""
 
 
 class AlreadyExistsError(ApiError, WorldError):
@@ -127,7 +127,7 @@ class NameTakenError(UserError):
     """An object of this name exists and is not ours to change; the API server would not have minded.
 
     Attributes:
-        passing: It goes by itself: a predecessor of the owner's name had it, or somebody has deleted it.
+        passing: It goes by itself: a predecessor of the owner's name had it, or it is being deleted.
     """
 
     reason = "NameTaken"
@@ -218,7 +218,7 @@ def root_words(error: BaseException) -> str:
 
 
 def _mismatch_words(mismatch: re.Match[str]) -> str:
-    """Say what does not fit, and why that may be nobody's typo."""
+    """Say what does not fit, and why that may be no typo."""
     said = f"{mismatch['path'].removeprefix('.')}: {mismatch['why']}"
     return f"{said}; the field is misspelled, or the CRDs that are installed are older than this program"
 

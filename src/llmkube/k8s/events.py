@@ -1,4 +1,4 @@
-"""Tell people what happened to an object, where `kubectl describe` shows it; nobody who tells ever waits or fails.
+"""Record Events about an object, which `kubectl describe` shows; the caller never waits and never fails.
 
 An event is news, not state: losing one is a pity, and holding up a service for one would be a mistake. So
 
@@ -161,7 +161,7 @@ class EventRecorder:
             about: The object, as read from the API server: its uid says which life of it.
             reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
             message: A sentence for people; credentials in it are redacted, and it is shortened to 1 KiB.
-            type: `Warning` for what somebody should look at.
+            type: `Warning` for what needs a person's attention.
         """
         words = shorten(redact(message), MAX_MESSAGE_BYTES)
         self._put(self._series(InvolvedObject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())

@@ -203,7 +203,7 @@ def json_name(cls: type, attribute: str) -> str:
 def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:
     """The JSON path of every known leaf whose value is not its default, in the order of the source.
 
-    A default that somebody wrote out is no change: the API server writes them all, and nobody asks for anything by it.
+    A default that is written out is no change: the API server writes them all.
     Lists and maps are leaves.
     """
     for slot in wire_fields(obj.__class__):

@@ -1,6 +1,6 @@
 """Know which hosts are alive: follow their Leases, and read a silent one once more before its host counts as gone.
 
-The read matters: while the API server is away nobody can renew anything, and our watch may be the one thing that is
+The read matters: while the API server is away no host can renew its Lease, and our watch may be the one thing that is
 broken. As long as a Lease cannot be read no host is declared gone, and after that each one gets a whole Lease's time to
 renew. The controller and every agent judge by this, each with its own clock.
 """
@@ -126,7 +126,7 @@ class HostMonitor:
         before, deadline = self.tracker.hosts, self.tracker.next_deadline
         note()
         changed = self.tracker.hosts != before
-        if changed or self.tracker.next_deadline < deadline:  # most are renewals, which wake nobody
+        if changed or self.tracker.next_deadline < deadline:  # most are renewals, which wake no task
             self.news.put_nowait(None)
         if changed:
             self.changed()

@@ -1,4 +1,4 @@
-"""What a client needs of HTTP is little: an address, headers that go with every request, and somebody who sends.
+"""What a client needs of HTTP is little: an address, headers that go with every request, and a transport.
 
 `httpx.AsyncClient` offers that, and does more: it merges defaults, keeps cookies, follows redirects, runs hooks. API
 servers use none of it, and it took a sixth of the processor time of a request. A `TransportSender` leaves it out.
@@ -27,7 +27,7 @@ class HttpSender(Protocol):
 
 @attrs.frozen
 class TransportSender:
-    """A transport with an address, and nothing between the two; whoever opened the transport closes it."""
+    """A transport with an address, and nothing between the two; the opener of the transport closes it."""
 
     transport: httpx.AsyncBaseTransport
     base_url: httpx.URL = attrs.field(converter=httpx.URL)

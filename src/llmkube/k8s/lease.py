@@ -1,8 +1,8 @@
-"""One of many: whoever holds the Lease acts, the others wait, and never two act at a time.
+"""Leader election: the holder of the Lease acts, the other processes wait, and never two act at a time.
 
 ```
  candidate ──acquire──▶ holder ──renews every RENEW_SECONDS──▶ …
-     ▲                    │ no renewal for HOLD_SECONDS, or somebody else's name in the Lease
+     ▲                    │ no renewal for HOLD_SECONDS, or another name in the Lease
      └────────────────────┘ the body is cancelled, then LeaseLostError
 ```
 
@@ -61,12 +61,12 @@ _log = structlog.get_logger()
 
 
 class LeaseLostError(WorldError):
-    """The Lease could not be renewed in time, or somebody else holds it; the body was cancelled."""
+    """The Lease could not be renewed in time, or another process holds it; the body was cancelled."""
 
 
 @attrs.define(eq=False)
 class _Candidate:
-    """One attempt to hold one Lease, under a name that nobody else has."""
+    """One attempt to hold one Lease, under a unique identity."""
 
     client: Client
     key: Key
@@ -102,7 +102,7 @@ class _Candidate:
             await trio.sleep(self._pause_seconds())
 
     async def keep(self, scope: trio.CancelScope) -> None:
-        """Renew, and move the scope's deadline with each renewal; return when somebody else holds the Lease."""
+        """Renew, and move the scope's deadline with each renewal; return when another process holds the Lease."""
         while True:
             await trio.sleep(self._pause_seconds())
             try:
@@ -153,13 +153,13 @@ class _Candidate:
         self.version, self.renewed_at = lease.metadata.resource_version, sent_at
 
     async def _write_if_ours(self, spec: Mapping[str, Any]) -> bool:
-        """Change the Lease; False when it names somebody else or is gone."""
+        """Change the Lease; False when it names another holder or is gone."""
         try:
             await self._write(self.version, spec)
         except NotFoundError:
             return False
         except ConflictError:
-            # A write of ours whose answer was lost, somebody's label, or a new holder: only a look can tell.
+            # A write of ours whose answer was lost, a new label, or a new holder: only a read can tell.
             lease = await self.client.get(Lease, self.key)
             if lease.spec.holder_identity != self.holder:
                 _log.warning("lease was taken", lease=str(self.key), holder=lease.spec.holder_identity)

@@ -82,9 +82,9 @@ class LeaseTracker:
         """Take note of a Lease; only a change, or `renewed`, gives it a new life.
 
         Args:
-            lease: The Lease as the API server has it. One without our label is somebody else's and is ignored.
+            lease: The Lease as the API server has it. One without our label is ignored.
             now: The monotonic time.
-            renewed: Treat it as changed: after an outage of the API server nobody could renew anything.
+            renewed: Treat it as changed: during an outage of the API server no host could renew its Lease.
         """
         host = lease.metadata.labels.get(HOST_LABEL, "")
         if not host:

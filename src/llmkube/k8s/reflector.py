@@ -80,7 +80,7 @@ class Cache(Generic[T]):
         self._misfits: dict[Key, DecodeError] = {}
 
     def expect(self, keys: Iterable[Key]) -> None:
-        """Before the first list: these objects existed when somebody last looked; a list without them is doubtful."""
+        """Before the first list: these objects existed at the last look; a list without them is doubtful."""
         self._versions |= dict.fromkeys(keys, "")
 
     @property
@@ -286,7 +286,7 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     Where a watch has told what is doubtful, the list is the second answer.
 
     Returns:
-        Whether what was believed is doubtful still; so is a first list that is empty, for which nobody is kept waiting.
+        Whether what was believed is doubtful still; so is a first list that is empty, which delays nothing.
     """
     doubted = frozenset(cache.doubted)
     if doubted:
@@ -335,7 +335,7 @@ def _read(kind: type[T], raw: Mapping[str, Any]) -> T:
 
 
 def is_mass_deletion(lost: int, before: int) -> bool:
-    """Say whether deletions take more than half of what there was; one alone is somebody's deed, whatever it leaves."""
+    """Say whether deletions take more than half of what there was; a single deletion is never doubted."""
     return lost > 1 and 2 * lost > before
 
 

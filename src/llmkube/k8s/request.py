@@ -88,7 +88,7 @@ def create(resource: Resource, namespace: str, obj: Mapping[str, Any], *, field_
 def update(
     resource: Resource, key: Key, obj: Mapping[str, Any], *, subresource: str = "", field_manager: str = ""
 ) -> ApiRequest:
-    """Replace an object; the resourceVersion inside makes it fail when somebody else wrote first."""
+    """Replace an object; the resourceVersion inside makes it fail when another client wrote first."""
     path = _object_path(resource, key, subresource)
     return ApiRequest("PUT", path, _params(fieldManager=field_manager), _json(obj), JSON)
 

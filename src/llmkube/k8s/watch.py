@@ -42,7 +42,7 @@ SHARED_EVENTS: Final = 16
 
 @attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class WatchEvent(Generic[T]):
-    """One change; the object is decoded when it is looked at, once, so events that nobody reads cost little."""
+    """One change; the object is decoded when it is looked at, once, so events that no caller reads cost little."""
 
     kind: type[T]
     type: EventType  # below `kind`: from here on, `type` means this field
@@ -144,7 +144,7 @@ class Watch(Generic[T]):
 
 @lru_cache(maxsize=SHARED_EVENTS)
 def parse_event(kind: type[T], line: bytes) -> WatchEvent[T]:
-    """Read one line of a watch; raises what `Watch.next_event` documents. Whoever hears the same line shares it."""
+    """Read one line of a watch; raises what `Watch.next_event` documents. All watches of the same line share it."""
     resource = kind.RESOURCE
     try:
         event = json.loads(line)

@@ -80,7 +80,7 @@ class WorkQueue(Generic[K]):
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[K, None]:
-        """Wait for a key and hold it: nobody else gets it until the body ends, however it ends."""
+        """Wait for a key and hold it: no other worker gets it until the body ends, however it ends."""
         key = await self._next()
         self._held.add(key)
         try:
@@ -107,7 +107,7 @@ class WorkQueue(Generic[K]):
                     await self._idle.park()
         finally:
             if self._due:
-                self._idle.unpark()  # whoever leaves may have been the one that looked at the clock
+                self._idle.unpark()  # the worker that leaves may have been the one that sleeps until the deadline
 
 
 async def run_workers(

@@ -183,7 +183,7 @@ async def _forward(exchange: Exchange, client: HttpClient, backend: Backend, bod
                     await send(piece)
     except HttpError as exc:
         if answering:
-            raise  # half an answer is out: the server breaks the connection off, so nobody takes it for a whole one
+            raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
         _log.warning("engine did not answer", model=backend.alias, error=str(exc))
         raise _refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc
 

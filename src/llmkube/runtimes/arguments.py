@@ -94,7 +94,7 @@ class CommandLine:
 
 
 def refuse_owned(args: Iterable[str], owned: Mapping[str, str]) -> None:
-    """Refuse flags that are somebody else's to decide.
+    """Refuse flags that a field or LLMKube decides.
 
     Args:
         args: The user's own arguments.

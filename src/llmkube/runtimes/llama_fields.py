@@ -115,8 +115,8 @@ def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, 
     Args:
         line: The command line.
         speculation: What the service asks for.
-        draft: The word for the draft model; empty where there is none, or nobody to fetch it: a service that asks for
-            one then gets no speculation.
+        draft: The word for the draft model; empty where there is none, or where it is not fetched: a service that asks
+            for one then gets no speculation.
     """
     if speculation is None or ((speculation.draft_model or speculation.draft_model_ref) and not draft):
         return

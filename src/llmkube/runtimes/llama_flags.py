@@ -115,7 +115,8 @@ OWNED_IN_PODS: Final[Mapping[str, str]] = {
 }
 """The same in a pod, which has an address of its own and may have several GPUs."""
 
-# Whoever may create an InferenceService must not thereby read the host's files, run its programs or open its network
+# The right to create an InferenceService must not include to read the host's files, run its programs or open its
+# network
 _FORBIDDEN: Final = re.compile(
     r"--(\w[\w-]*-)?(files?|path|dir|url|repo|token)"
     r"|--(hf|docker|models|mcp|tools|ssl|lora|control-vector|mmproj|media|lookup-cache|ui|webui|embd|fim)(-.*)?"

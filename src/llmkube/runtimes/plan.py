@@ -57,7 +57,7 @@ class LaunchPlan:
         weights_identity: Changes when the weights' bytes may have changed.
         ready_path: GET it: 200 means loaded and able to answer.
         not_honoured: Paths of fields that were given but have no effect on this path.
-        demand: What decides the memory that it needs, read from argv; None for an engine whose needs nobody can tell.
+        demand: What decides the memory that it needs, read from argv; None where it cannot be estimated.
     """
 
     argv: tuple[str, ...]

@@ -26,7 +26,7 @@ from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 LLAMACPP_NAMES: Final = ("llamacpp", "llama-server")
-"""Values of spec.runtime that mean llama.cpp's server; the second is nobody's default."""
+"""Values of spec.runtime that mean llama.cpp's server; only the first is a default."""
 
 BUILT_IN: Final[Mapping[str, Runtime]] = {
     runtime.name: runtime

@@ -57,7 +57,7 @@ class HubTokens:
     environ: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     async def find(self, model: Model) -> str | None:
-        """Return the token for a Model's source, or None if nobody gave one.
+        """Return the token for a Model's source, or None if none was given.
 
         Raises:
             TokenError: Its Secret, the key in it, or the operator's file is missing or useless.

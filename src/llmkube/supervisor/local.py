@@ -193,7 +193,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
 
 
 def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
-    """End what nobody wants any more, and return what an earlier agent left; blocks for up to two graces."""
+    """End engines that no service wants, and return what an earlier agent left; blocks for up to two graces."""
     notes = Strays(settings.state_dir / STRAYS)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
         remove_temporary_files(folder)

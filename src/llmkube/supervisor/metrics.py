@@ -70,7 +70,7 @@ class DownloadCollector(Collector):
     downloads: Callable[[], Mapping[str, Progress]]
 
     def collect(self) -> Iterable[Metric]:
-        """Build the families from one snapshot; what nobody knows yet has no series."""
+        """Build the families from one snapshot; what is not known yet has no series."""
         labels = ("source",)
         here = GaugeMetricFamily(f"{DOWNLOAD_PREFIX}_bytes", "Bytes of the file that are here.", labels=labels)
         total = GaugeMetricFamily(f"{DOWNLOAD_PREFIX}_total_bytes", "Bytes that the file has.", labels=labels)
@@ -90,12 +90,12 @@ class DownloadCollector(Collector):
 
 
 PRESSURE: Final = {Level.UNKNOWN: -1, Level.NORMAL: 0, Level.WARNING: 1, Level.CRITICAL: 2}
-"""The original's numbers, and one for what nobody can tell."""
+"""The original's numbers, and one for a level that is not known."""
 
 
 @attrs.define(eq=False)
 class MemoryCollector(Collector):
-    """Figures of the host's memory; none while nobody looks at it."""
+    """Figures of the host's memory; none while memory is not watched."""
 
     memory: Callable[[], MemoryView | None]
 
@@ -159,7 +159,7 @@ class PowerCollector(Collector):
     power: Callable[[], PowerView]
 
     def collect(self) -> Iterable[Metric]:
-        """Build the families from one view; a power that nobody has measured lately has no series."""
+        """Build the families from one view; a power without a recent measurement has no series."""
         seen = self.power()
         for domain, watts in seen.watts.items():
             yield GaugeMetricFamily(f"{PREFIX}_apple_power_{domain}_watts", "What it draws, estimated by macOS.", watts)

@@ -22,7 +22,7 @@ RESOLVE_SECONDS = 2.0
 """How long a name may take; a resolver that does not answer knows nothing."""
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that belong to nobody (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
+"""Addresses for documentation (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
 
 STABLE_SOURCE: Final = {"linux": (72, 2), "darwin": (63, 0)}
 """The socket option, and its value, by which IPv6 prefers the addresses that stay; Python has no names for them.

@@ -15,12 +15,12 @@ PROGRAM: Final = Program(
         *(Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
         # Whether a service is gone of which only the claim of a dead host is left.
         Permission(InferenceService, frozenset({"get"})),
-        # What has the name of a service may be somebody else's, and is looked at before it is written.
+        # An object with the name of a service may belong to another owner, and is read before it is written.
         Permission(Service, APPLY | {"get"}),
         # Both forms: an agent whose settings have changed takes the other one's back.
         Permission(EndpointSlice, APPLY | {"delete"}),
         Permission(Endpoints, APPLY | {"get", "delete"}),
-        # What an earlier agent on this host has left, and every ten minutes what somebody has removed or changed.
+        # What an earlier agent on this host has left, and every ten minutes what another client has removed or changed.
         *(Permission(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
         # Its own sign of life, and the claims: created, taken over, given up; those of all hosts are followed.
         Permission(Lease, APPLY | {"delete"}, place="system"),

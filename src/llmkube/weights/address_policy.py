@@ -111,7 +111,7 @@ class AddressPolicy:
         allowed: Networks that may be reached although they are not public; the operator's setting. Multicast, cloud
             metadata services and the like stay refused.
         from_operator: The source stands on the operator's own command line: any address that is not refused always,
-            and redirects from http to http. Otherwise it came from an object, which anybody with access to a namespace
+            and redirects from http to http. Otherwise it came from an object, which every user of a namespace
             can write.
     """
 

@@ -1,6 +1,6 @@
 """What can be wrong with weights, each with the word that the Model's `Fetched` condition uses for it.
 
-The user's errors stay until somebody edits the Model, mends the file or grants access; the world's may pass by
+The user's errors stay until the user edits the Model, mends the file or grants access; the world's may pass by
 themselves.
 """
 
@@ -11,7 +11,7 @@ from llmkube.base.units import format_bytes
 
 
 class WeightsError(UserError):
-    """The Model names weights that cannot be served until somebody edits it or mends the file."""
+    """The Model names weights that cannot be served until the user edits it or mends the file."""
 
     reason: ClassVar[str] = "FetchFailed"
 

@@ -103,7 +103,7 @@ class RangeRequest:
         shown: The source, for messages.
         offset: First byte of the range that was asked for; 0 for the whole file.
         validator: Of the prefix that is there.
-        total_bytes: Size of the whole file, as far as anybody said so before.
+        total_bytes: Size of the whole file, where it is known before.
         hub: Whether the source is a Hugging Face repository.
         bucket: Whether it is an object in a bucket.
         credential: Whether a token, a password or a signature was sent along.
@@ -124,7 +124,7 @@ def interpret(
     """Say what to do with an answer to a request for a file.
 
     Raises:
-        UserError: Nobody gets a file this way; see `weights.errors`.
+        UserError: No later attempt gets a file this way; see `weights.errors`.
         FetchError: Later, perhaps.
     """
     if status == 200:
@@ -165,7 +165,7 @@ def refusal(
             cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
             return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
         if asked.bucket:
-            # A bucket says the same of an object that is not there to somebody who may not list it.
+            # Without the right to list, a bucket answers the same for an object that is not there.
             cause = (
                 "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
             )
@@ -222,7 +222,7 @@ def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
 
     Raises:
         SourceRefusedError: The part is compressed.
-        RangeError: It is another part than the one that was asked for, or nobody says which.
+        RangeError: It is another part than the one that was asked for, or it is not said which.
     """
     _refuse_encoding(asked, headers)
     text = headers.get("content-range", "").strip()

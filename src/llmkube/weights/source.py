@@ -127,7 +127,7 @@ class HubRepository:
 class BucketFile:
     """An object in a bucket (S3, MinIO and their like); a folder of them while no file of it is picked.
 
-    On which server the bucket is, whoever asks knows: it is no part of the source.
+    On which server the bucket is, the credentials say: it is no part of the source.
     """
 
     bucket: str

@@ -1,8 +1,8 @@
 """kubectl that changes from client-side to server-side apply takes over what it has applied before.
 
 Client-side apply keeps the whole manifest in an annotation. As long as a live object has it, a server-side apply of the
-field manager `kubectl` does not conflict over a field that still is as that manifest said, whoever is written down for
-it, and the annotation follows what is applied: the user may go back.
+field manager `kubectl` does not conflict over a field that still is as that manifest said, whichever manager is
+recorded for it, and the annotation follows what is applied: the user may go back.
 
 Facts: `k8s.io/apimachinery/pkg/util/managedfields/internal`: lastappliedmanager.go, lastappliedupdater.go.
 """

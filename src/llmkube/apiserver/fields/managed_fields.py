@@ -146,7 +146,7 @@ _fields: Final = IdentityCache(FieldSet.parse, capacity=512)
 
 
 def all_owned(managers: Mapping[Writer, Entry]) -> FieldSet:
-    """Return what anybody owns."""
+    """Return what any manager owns."""
     return functools.reduce(FieldSet.union, (entry.fields for entry in managers.values()), FieldSet())
 
 

@@ -52,7 +52,7 @@ class Comparison:
 
 
 def paths_of(value: Any, schema: Schema) -> FieldSet:
-    """Return the paths that somebody who applies `value` owns.
+    """Return the paths that a manager owns who applies `value`.
 
     Raises:
         MergeError: A keyed list's item lacks its key, or a value has the wrong shape.

@@ -1,8 +1,8 @@
 """Who owns which field is decided here, for server-side apply and for every other write.
 
 An apply lays a configuration over the live object: what the manager owned and no longer names goes away unless
-somebody else owns it, and a value that somebody else owns is a conflict unless the manager insists. Any other write
-takes what it changes from whoever owned it.
+another manager owns it, and a value that another manager owns is a conflict unless the apply is forced. Any other write
+takes what it changes from its owners.
 
 Facts: KEP-555; `sigs.k8s.io/structured-merge-diff/merge`; `k8s.io/apimachinery/pkg/util/managedfields`.
 """
@@ -42,7 +42,7 @@ _IDENTITY: Final = FieldSet.of(
         ),
     ]
 )
-"""What nobody owns: the object's identity and what the server keeps."""
+"""What no manager owns: the object's identity and what the server keeps."""
 
 _BEFORE_FIRST_APPLY: Final = "before-first-apply"
 
@@ -115,7 +115,7 @@ def server_side_apply(
         force: Take fields that others own, instead of raising a conflict.
         subresource: Such as `status`; part of the manager's identity.
         zero: What an object of the kind is before anything is set (`defaults.zero`); built-in kinds have `spec: {}`.
-        reset: Paths that this endpoint does not write (`strategy.reset_fields`); nobody comes to own what is there.
+        reset: Paths that this endpoint does not write (`strategy.reset_fields`); no manager comes to own what is there.
 
     Raises:
         ApplyRefusedError: Another apiVersion, or `managedFields` in the configuration.
@@ -168,14 +168,15 @@ def record_write(
 
     Call it with the object as the client wants it, defaulted and pruned, before the server's own changes.
     `managedFields` in `new` is believed when it parses (clients migrate their entries that way), and `[{}]` in it
-    forgets everybody. The other arguments are those of `server_side_apply`. An object that does not fit its schema (an
-    item of a keyed list lacks its key) is written down as nobody's: refusing it is validation's part, which knows more.
+    forgets all managers. The other arguments are those of `server_side_apply`. An object that does not fit its schema
+    (an item of a keyed list lacks its key) is recorded without an owner: refusing it is validation's part, which knows
+    more.
     """
     base = managed_fields.left_out(live if live is not None else zero or {})
     wanted = managed_fields.left_out(new)
     managers = _managers_of_update(live, new, by_subresource=bool(subresource))
     if live is not None and not managers:
-        return _written(live, wanted, managers)  # nobody has kept track of this object, until somebody applies it
+        return _written(live, wanted, managers)  # ownership of this object is not tracked until its first apply
     version = str(new.get("apiVersion", ""))
     try:
         change = compare(base, wanted, schema).without_below(reset)
@@ -236,7 +237,7 @@ def _managers_before_apply(
     managers = managed_fields.parse_or_none((live.get("metadata") or {}).get("managedFields"))
     if managers:
         return managers
-    # Whoever wrote the object before ownership was tracked keeps what is there, so that the first apply may conflict.
+    # `before-first-apply` owns what was written before ownership was tracked, so that the first apply may conflict.
     owned = compare(zero or {}, base, schema).written.difference(_IDENTITY)
     return {managed_fields.updater(_BEFORE_FIRST_APPLY, version): Entry(owned, version)} if owned else {}
 
@@ -276,7 +277,7 @@ def _renewed(
 
 
 def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
-    """Remove what the manager owned last time and nobody owns now."""
+    """Remove what the manager owned last time and no manager owns now."""
     if not last.difference(managed_fields.all_owned(managers)):
         return merged
     last = with_named(last, schema)

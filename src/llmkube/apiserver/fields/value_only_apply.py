@@ -1,8 +1,8 @@
-"""An apply that names what its manager owns, and nothing else, changes values in place: nobody gains or loses a field.
+"""An apply that names exactly what its manager owns changes values in place: no manager gains or loses a field.
 
 Heartbeats and reports are such applies: the same places, other words. Then neither paths have to be gathered nor
 objects merged and compared; one walk over the configuration finds what is new, and everything else stays the very same,
-so that whoever comes after (`validate`, `same`) sees at a glance what has not changed.
+so that later steps (`validate`, `same`) see at a glance what has not changed.
 
 The walk gives up (None) at the first sight of anything else, and `apply.server_side_apply` goes its long way: what
 such applies do has to be what that does, only sooner.
@@ -58,7 +58,7 @@ def apply_values_only(
     wanted = {name: value for name, value in applied.items() if name not in _TYPE}
     wanted["metadata"] = {name: value for name, value in tag.items() if name not in _PLACE}
     if not wanted["metadata"]:
-        del wanted["metadata"]  # nobody owns an object's identity
+        del wanted["metadata"]  # no manager owns an object's identity
     walk = _Walk()
     try:
         renewed = walk.fields(live, wanted, owned, schema, ())
@@ -127,7 +127,7 @@ class _Walk:
             raise _NotValueOnlyError  # without items it owns nothing there, and `fields` would count it for another
         order = [places.get(element, -1) for element in wanted]
         if -1 in order or order != sorted(order):
-            raise _NotValueOnlyError  # somebody has removed an item, or the order is to be another one
+            raise _NotValueOnlyError  # an item was removed, or the order is another one
         renewed = list(live)
         for element, item in wanted.items():
             place = places[element]

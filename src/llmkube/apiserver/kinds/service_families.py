@@ -1,7 +1,7 @@
 """The address families of a Service are settled before anything else about it is judged: this cluster has IPv4 alone.
 
 Facts: `k8s.io/kubernetes/pkg/registry/core/service/storage/alloc.go`, initIPFamilyFields; a Service without an address
-and without a selector may name families that the cluster does not have, because its endpoints are somebody else's.
+and without a selector may name families that the cluster does not have, because another program writes its endpoints.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """The kinds that run things in a cluster, stored as they come: for a controller that is tried without a cluster.
 
-`llmkube up` does not serve them: there is no scheduler and no kubelet behind this server, and a Deployment that nobody
-acts on would be worse than none. What Kubernetes checks and fills in below `spec` is not repeated here; the controller
+`llmkube up` does not serve them: there is no scheduler and no kubelet behind this server, and a Deployment without
+pods would be worse than none. What Kubernetes checks and fills in below `spec` is not repeated here; the controller
 is tried on a real kube-apiserver as well.
 """
 

@@ -124,7 +124,7 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
         if name is None:
             return walk(schema, path)
         if name not in found:
-            # a CRD may restrict metadata.name; the shared definition is everybody's
+            # a CRD may restrict metadata.name; all kinds share the definition
             shared = schemaparts.OBJECT_META if path == "metadata" else schema
             found[name] = _with_required(walk(shared, path), name)
         reference = {"$ref": f"{prefix}{name}"}

@@ -84,7 +84,7 @@ def _swagger(catalog: Catalog, accept: str) -> Response:
 
 
 def review(request: Request, route: Route) -> Response:
-    """Answer `kubectl auth can-i`: whoever has the token may do everything.
+    """Answer `kubectl auth can-i`: the holder of the token may do everything.
 
     Raises:
         RequestRefusedError: 404, the path is that of no review; 405.

@@ -69,7 +69,7 @@ class Committer:
         batch.changes.extend(changes)
         with trio.fail_after(_PATIENCE_SECONDS, shield=True):
             async with self._syncing:  # also without changes: the decision may rest on some that are on their way
-                if self._open is batch and batch.changes:  # otherwise somebody else has synced it
+                if self._open is batch and batch.changes:  # otherwise another task has synced it
                     await self._sync(self._durable)
         if batch.error is not None:
             raise internal(str(batch.error)) from batch.error

@@ -1,7 +1,7 @@
 """The write-ahead log makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
 
 SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
-show it in memory, then answer. A crash in between leaves a write that nobody was told about, which is allowed; the
+show it in memory, then answer. A crash in between leaves a write without an answer, which is allowed; the
 reverse is not.
 """
 

@@ -23,7 +23,7 @@ MAX_ANNOTATION_BYTES: Final = 256 * 1024
 """All keys and values of an object's annotations together."""
 
 _CHILDLESS: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
-"""Kinds that own nothing: they are gone before anybody could clean up after them."""
+"""Kinds that own nothing: they are gone before the garbage collector could act."""
 
 _FIXED: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 

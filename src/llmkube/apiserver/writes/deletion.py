@@ -52,7 +52,7 @@ def settle(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
 
 
 def held(ref: Ref, candidate: Mapping[str, Any]) -> bool:
-    """Whether somebody still has to act before the object may go."""
+    """Whether a finalizer still keeps the object."""
     if candidate["metadata"].get("finalizers"):
         return True
     return ref.kind == NAMESPACES and bool((candidate.get("spec") or {}).get("finalizers"))

@@ -35,7 +35,7 @@ class GarbageCollector:
         return not self._dirty
 
     def enqueue_all(self, store: Store) -> None:
-        """Begin from any state: after a restart nobody remembers what was under way."""
+        """Begin from any state: what was under way before a restart is not stored."""
         for ref in store.refs():
             metadata = _metadata(store.get(ref))
             if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
@@ -103,7 +103,7 @@ class GarbageCollector:
     def _owner_state(self, tx: Transaction, namespace: str, owner: Mapping[str, Any]) -> str:
         kind = self._catalog.find_kind(owner["apiVersion"], owner["kind"])
         if kind is None:
-            return "solid"  # a kind that is not served: nobody can tell whether the owner is there
+            return "solid"  # of a kind that is not served: whether the owner exists cannot be told
         place = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
         live = tx.get(place)
         if live is None or live["metadata"]["uid"] != owner["uid"]:

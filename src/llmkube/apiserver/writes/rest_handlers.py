@@ -33,7 +33,7 @@ from llmkube.base.http.message import Request
 from llmkube.k8s.wire.times import timestamp
 
 _PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
-"""Namespaces that nobody may delete."""
+"""Namespaces that cannot be deleted."""
 
 
 class RestHandlers:

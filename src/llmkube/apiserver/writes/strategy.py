@@ -11,7 +11,7 @@ obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
 if old is not None and apply.same_but_for_times(old, obj): answer with old    # nothing happened
 ```
 
-For an apply, `apply.server_side_apply` comes first and `complete` after it: a default is nobody's.
+For an apply, `apply.server_side_apply` comes first and `complete` after it: a default has no owner.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def zero(kind: KindInfo) -> JsonObject:
 
 
 def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
-    """Return what a write through an endpoint leaves alone: nobody comes to own it there."""
+    """Return what a write through an endpoint leaves alone: a write gives it no owner."""
     if subresource == "status":
         return _SPEC if kind.builtin else _SPEC_AND_METADATA
     if not subresource and kind.status_subresource:

@@ -244,7 +244,7 @@ def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transacti
 
 
 def _patched(target: Target, current: Object, patch: Any, media: str) -> Any:
-    """Return the object after a patch; nobody has looked yet whether it is one.
+    """Return the object after a patch; it is not validated yet.
 
     Raises:
         RequestRefusedError: 400 for a malformed patch, 422 for one that does not fit.

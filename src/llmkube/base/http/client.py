@@ -160,7 +160,7 @@ class HttpClient:
     ) -> AsyncIterator[StreamedResponse]:
         """Send a request; the body of the `with` block starts when the head of its answer has come.
 
-        Leaving the block early closes the connection, which is how a peer learns that nobody wants the rest.
+        Leaving the block early closes the connection, which tells the peer to stop sending.
         A pooled connection that the peer has closed meanwhile is replaced by a fresh one, once.
 
         Raises:

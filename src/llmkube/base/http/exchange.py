@@ -43,7 +43,7 @@ class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
     Attributes:
-        scope: The handler's cancel scope; a write that nobody will read cancels it.
+        scope: The handler's cancel scope; a write to a client that is gone cancels it.
         begun: Bytes of the answer may be on the wire.
         complete: The answer is on the wire, to its clean end.
         keep_alive: The client may send another request after this answer.

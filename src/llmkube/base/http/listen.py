@@ -18,7 +18,7 @@ and give connections to the more exact of the two.
 """
 
 ASK_SECONDS: Final = 1.0
-"""How long whoever may listen already is waited for."""
+"""How long to wait for the answer of a listener that is there already."""
 
 
 class ListenError(UserError):
@@ -33,7 +33,7 @@ async def open_listeners(host: str | None, port: int, *, field: str = "") -> lis
     """Listen on every address of `host`; port 0 takes any free port, on the first address only.
 
     Args:
-        host: Name or address; None only when the caller means everybody, by IPv4 and by IPv6.
+        host: Name or address; None only for all addresses of IPv4 and IPv6.
         port: TCP port; with 0, `listeners[0].socket.getsockname()[1]` is the port that was given.
         field: The flag or setting that chose the port; errors name it.
 
@@ -59,7 +59,7 @@ async def open_listeners(host: str | None, port: int, *, field: str = "") -> lis
 
 
 async def _answers(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there; who is too busy for that is found by `bind`, or not at all."""
+    """Whether a process accepts connections there; one that is too busy is found by `bind`, or not at all."""
     with trio.move_on_after(ASK_SECONDS):
         try:
             stream = await trio.open_tcp_stream(host, port)

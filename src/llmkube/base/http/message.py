@@ -169,7 +169,7 @@ def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
     """Return the head of a request, ready to send.
 
     Raises:
-        ValueError: A name or value would break out of its line; whoever built it has a bug.
+        ValueError: A name or value would break out of its line: a bug of the caller.
     """
     if not _TOKEN.fullmatch(method) or not re.fullmatch(r"[!-~]+", target):
         raise ValueError(f"not a request line: {method!r} {target!r}")
@@ -180,7 +180,7 @@ def encode_response_head(status: int, headers: Headers) -> bytes:
     """Return the head of an answer, ready to send.
 
     Raises:
-        ValueError: A name or value would break out of its line; whoever built it has a bug.
+        ValueError: A name or value would break out of its line: a bug of the caller.
     """
     return _encode(f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n", headers)
 

@@ -145,7 +145,7 @@ class _Connection:
             if await self._converse():
                 await self._linger()
         except _BROKEN:
-            pass  # the client is gone; nobody is left to tell
+            pass  # the client is gone
         finally:
             await trio.aclose_forcefully(self._stream)
 

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_for_signal()
     print(f"{PROGRAM}: stopping", flush=True)
     # Not by way of the engine's destructor: with a stream in flight it waits for that stream's next sign of life, 30
-    # seconds (measured). Whoever sent the signal has drained; the kernel breaks off what is left.
+    # seconds (measured). The agent has drained before it sends the signal; the kernel closes what is left.
     os._exit(0)
 
 

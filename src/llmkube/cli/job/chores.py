@@ -1,4 +1,4 @@
-"""What `llmkube fetch` does for a controller besides fetching: read the header of a file, remove what nobody names.
+"""What `llmkube fetch` does for a controller besides fetching: read the header of a file, remove what no Model names.
 
 A folder's files are hard links to what the store has, so removing one frees nothing as long as the store keeps its
 records: those go with the folder, unless another folder shows the same files.

@@ -1,7 +1,7 @@
 """`llmkube fetch`: what a Model's Job runs in a cluster: weights to a folder that engines can read, and what they are.
 
 ```
-<model store>/…            downloads, verified, taken up where they broke off; private to whoever fetches
+<model store>/…            downloads, verified, resumed where they ended; private to the user that fetches
 <folder>/model.gguf        hard links to what is complete there, readable by every engine
 <folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp looks for
 <folder>/mmproj.gguf       what was named with --beside
@@ -244,7 +244,7 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
-    """Put hard links to complete files side by side, readable by everybody; the folder appears with all of them.
+    """Put hard links to complete files side by side, readable by every user; the folder appears with all of them.
 
     Raises:
         FetchError: The disk fails, or knows no hard links.

@@ -42,7 +42,7 @@ class Gauge:
             click.echo(str(progress), err=True)
 
     async def handle(self, exchange: Exchange) -> None:
-        """Answer `GET /progress`: no name of a file or a source, for anybody in the cluster may ask."""
+        """Answer `GET /progress`: no name of a file or a source, for every pod of the cluster may ask."""
         request = exchange.request
         if (request.method, request.path) != ("GET", PATH):
             await exchange.respond(Response.json(404, {"error": f"there is nothing but GET {PATH}"}))

@@ -46,7 +46,7 @@ def read_percent(text: str) -> int | None:
     try:
         said = json.loads(text)
         file, files, done, total = (int(said[name]) for name in ("file", "files", "doneBytes", "totalBytes"))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # anybody may make a pod
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # any user may make such a pod
         return None
     if said.get("stage") != "downloading" or not 0 < file <= files or not 0 <= done <= total or not total:
         return None

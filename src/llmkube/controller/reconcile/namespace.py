@@ -1,4 +1,4 @@
-"""Somebody must create the namespace of the Leases: on a bare cluster every host's renewal would be a 404."""
+"""The controller creates the namespace of the Leases: on a bare cluster every host's renewal would be a 404."""
 
 import random
 from typing import Final, Never
@@ -18,7 +18,7 @@ from llmkube.k8s.resource import Key
 PERMISSIONS: Final = (Permission(Namespace, frozenset({"get", "create"}), place="system"),)
 
 POLL_SECONDS: Final = 600.0
-"""Between two looks at a namespace that is there: nobody deletes it on purpose."""
+"""Between two looks at a namespace that is there, which is hardly ever deleted."""
 
 CALL_SECONDS: Final = 15.0
 RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
@@ -29,8 +29,8 @@ log = structlog.get_logger()
 async def run_namespace_keeper(client: Client, name: str, rng: random.Random) -> Never:
     """Create a namespace whenever it is missing, until cancelled; never fatal.
 
-    A controller that may not do this says so once and goes on asking at a slow pace: whoever installs it without that
-    right creates the namespace by hand, or grants the right later.
+    A controller that may not do this says so once and goes on asking at a slow pace: an administrator who withholds
+    that right creates the namespace by hand, or grants the right later.
     """
     failures = 0
     told = False

@@ -1,4 +1,4 @@
-"""A Model's weights are brought by a Job, or by whoever else can, and stay for as long as a service needs them."""
+"""A Model's weights come by a Job, an engine or a mount, and stay for as long as a service needs them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -71,10 +71,10 @@ class PodModels:
             try:
                 seen = attrs.evolve(seen, obstacle=await self._reconcile_jobs(newest, supply, seen))
             except NameTakenError as error:
-                supply = Supply("nobody", error.reason, str(error))
+                supply = Supply("nothing", error.reason, str(error))
                 self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
             except REFUSED as error:
-                supply = Supply("nobody", "Invalid", error.message)
+                supply = Supply("nothing", "Invalid", error.message)
                 self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)  # a quota may be raised
             seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):
@@ -124,7 +124,7 @@ class PodModels:
             return None
 
     async def _reconcile_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
-        """Make the Job that is needed, and end those of an earlier source; return why one cannot be that nobody awaits.
+        """Make the Job that is needed, and end those of an earlier source; return why an optional one failed.
 
         A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
         with the Secret or the toleration that it lacked. One that fetches goes on.

@@ -28,7 +28,7 @@ def writing_group(settings: WorkloadSettings) -> dict[str, Any]:
 def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dict[str, Any]:
     """Return the container that runs `llmkube fetch`; it needs the volumes `models`, `scratch` and perhaps `ca`.
 
-    The source is in its environment: a URL may hold a password, and a command line is everybody's to read.
+    The source is in its environment: a URL may hold a password, and a command line is public.
     """
     spec = model.spec
     args = ["fetch", "--to", f"{CACHE_FOLDER}/{cache_key(spec)}", "--model-store", f"{CACHE_FOLDER}/.store"]

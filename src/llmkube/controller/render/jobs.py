@@ -61,8 +61,8 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
 def inspect_job(model: Model, path: str, services: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
     """Return the Job that reads the header of a file that is there already.
 
-    It runs on the node of a pod that serves the file: there the volume is, and it takes no volume away from anybody.
-    The taints of such nodes say who may use their GPUs, and it uses none.
+    It runs on the node of a pod that serves the file: there the volume is, and it takes no volume away from another
+    pod. The taints of such nodes say who may use their GPUs, and it uses none.
 
     Args:
         model: Whose file it is.

@@ -48,7 +48,7 @@ def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict
 
 
 def disruption_budget(service: InferenceService, plan: ContainerPlan, *, starting: bool) -> dict[str, Any] | None:
-    """Return the budget of a service; None for a single pod that nobody asked to protect.
+    """Return the budget of a service; None for a single pod without a wish for protection.
 
     Node autoscalers and `kubectl drain` heed it. An annotation on the pods could say the same, but adding one to the
     template replaces the pods that it shall protect.

@@ -44,7 +44,7 @@ class Storage:
 
 
 def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the claim of a namespace; nobody owns it, so that weights outlive the Models that brought them."""
+    """Return the claim of a namespace; it has no owner, so that weights outlive the Models that brought them."""
     storage_class = {"storageClassName": settings.cache_storage_class} if settings.cache_storage_class else {}
     return {
         "apiVersion": PersistentVolumeClaim.RESOURCE.api_version,

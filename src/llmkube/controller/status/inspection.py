@@ -1,4 +1,4 @@
-"""The header of a file that nobody fetches is read by a Job, once a pod serves it; nobody waits for that. Pure.
+"""The header of a file that is not fetched is read by a Job, once a pod serves it; nothing waits for that. Pure.
 
 Before that it could take a volume away that only one node at a time may have. So a file that no service uses is not
 read. What is found holds for this source on this volume: with another claim of that name it is read again.

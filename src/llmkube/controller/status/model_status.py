@@ -4,7 +4,7 @@
 |---|---|---|
 | `Fetched` holds | Ready | ModelReady |
 | `Fetched` does not hold, for any reason but `Fetching` | Failed | that reason |
-| nobody alive serves the accelerator | Pending | NoHost |
+| no live host serves the accelerator | Pending | NoHost |
 | `Fetched` is at `Fetching` | Downloading, or Copying for a file that is on the host | DownloadStarted, CopyStarted |
 | nothing yet | Pending | Pending |
 
@@ -46,7 +46,7 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
 
 
 def no_host_message(accelerator: str) -> str:
-    """Say that nobody serves an accelerator, and what would help."""
+    """Say that no host serves an accelerator, and what would help."""
     return f"no live host serves accelerator {accelerator}; start `llmkube agent --accelerator {accelerator}` on one"
 
 
@@ -55,7 +55,7 @@ def judge_quantization(model: Model, found: str) -> Statement:
 
     Args:
         model: The Model.
-        found: What the file's header says; empty when nobody has read one.
+        found: What the file's header says; empty when none was read.
     """
     wanted = model.spec.quantization or ""
     if not wanted or not found:

@@ -2,7 +2,7 @@
 
 | what is known | phase | reason |
 |---|---|---|
-| every service's engine fetches for itself, or nobody else could | Ready | RuntimeResolved |
+| every service's engine fetches for itself, or only it could | Ready | RuntimeResolved |
 | the source cannot be fetched or mounted | Failed | SourceInvalid, SourceUnsupported, SourceNotAllowed, … |
 | `pvc://`, the claim is missing | Failed | PVCNotFound |
 | `pvc://`, the claim has no volume yet | Pending | PVCNotBound |
@@ -59,7 +59,7 @@ NO_RESULT: Final = "NoResult"
 
 def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
     """Decide a Model's phase; the table above."""
-    if supply.by == "nobody":
+    if supply.by == "nothing":
         return Verdict("Failed", supply.reason, supply.message)
     if supply.by == "runtime":
         return Verdict("Ready", "RuntimeResolved", "the engine fetches it for itself")

@@ -7,13 +7,13 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | `spec.suspend` | Suspended | Suspended |
 | the Model does not exist, nothing is ready | Pending | ModelNotFound |
 | the spec cannot be made into pods, nothing is ready | Failed | Invalid |
-| an object of that name is somebody else's, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
+| an object of that name has another owner, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
 | nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
 | the Model is not Ready | Failed with it, else Pending; Progressing while old pods answer | the Model's |
 | the Model does not exist, and old pods answer | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
-| pods cannot run, and somebody has to mend it | Failed; Progressing while others answer | ImagePullBackOff, … |
+| pods cannot run, and that does not pass by itself | Failed; Progressing while others answer | ImagePullBackOff, … |
 | pods cannot be made | Failed; Progressing while others answer | ReplicaFailure |
 | pods do not run yet, and waiting may be enough | Creating, or Progressing | Unschedulable, … |
 | the rollout stands still | Failed; Progressing while others answer | ProgressDeadlineExceeded, ReplicaSetCreateError |

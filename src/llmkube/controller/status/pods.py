@@ -1,7 +1,7 @@
 """What keeps pods from running, in the words of the scheduler, the kubelet and the container itself. Pure.
 
-Of several troubles the one that somebody has to mend is told: an image that cannot be pulled before a container that
-crashes, that before a pod without a node.
+Of several troubles the one that does not pass by itself is reported: an image that cannot be pulled before a container
+that crashes, that before a pod without a node.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +33,9 @@ class Trouble:
 
 
 def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
-    """Return the trouble that most needs somebody, or None; pods that are being deleted have none to tell.
+    """Return the most urgent trouble, or None; pods that are being deleted have none.
 
-    Nor have those that the node has ended (Evicted) once there are others: they stay until somebody removes them.
+    Nor have those that the node has ended (Evicted) once there are others: they stay until they are deleted.
     """
     there = [pod for pod in pods if not pod.metadata.deletion_timestamp]
     alive = [pod for pod in there if pod.status.phase != "Failed"]

@@ -1,6 +1,6 @@
-"""When running pods may be replaced: at once, once nobody uses them, or once they are old. Pure.
+"""When running pods may be replaced: at once, once they are idle, or once they are old. Pure.
 
-| why they are replaced | how long for nobody to use them |
+| why they are replaced | how long they may wait to be idle |
 |---|---|
 | an edit, `rolloutPolicy` is not there or has `force` | not at all |
 | an edit, `waitForIdle` | `idleTimeoutSeconds`; 0 means 300 |
@@ -21,7 +21,7 @@ IDLE_TIMEOUT_SECONDS: Final = 300
 
 
 def waits_for_idle(service: InferenceService) -> bool:
-    """Whether an edit shall not interrupt anybody."""
+    """Whether an edit waits until no request is in flight."""
     policy = service.spec.rollout_policy
     return policy is not None and bool(policy.wait_for_idle) and not policy.force
 

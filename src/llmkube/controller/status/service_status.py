@@ -11,7 +11,7 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | ready ≥ desired | Ready | InferenceReady |
 | 0 < ready < desired, with too few hosts | Progressing | NoHost |
 | 0 < ready < desired | Progressing | Creating |
-| nobody alive serves the accelerator | Pending | NoHost |
+| no live host serves the accelerator | Pending | NoHost |
 | every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
 | its host says why it fails (`service_health.host_failure`) | Failed | the reason of that condition |
 | the Model's file is on its way | Pending | Fetching |
@@ -105,7 +105,7 @@ def count_replicas(
         ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None reads as ready
         return Replicas(desired, running=len(endpoints), ready=ready)
     loaded = find_condition(service.status.conditions, LOADED)
-    if loaded is None or not _somebody_serves(model, hosts):
+    if loaded is None or not _has_live_host(model, hosts):
         return Replicas(desired, running=0, ready=0)
     runs = loaded.status == "True"
     ready = int(runs and _unpublished(service) is None)
@@ -185,7 +185,7 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
 
 
 def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
-    """Say why nothing is ready although somebody could serve it."""
+    """Say why nothing is ready although a host could serve it."""
     claimed = [host for host in holders if hosts.alive(host)]
     if not claimed and (left := _left(service, holders)):
         return Verdict("Pending", Reason.NOT_CLAIMED, left)
@@ -251,12 +251,12 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
 
 
 def _unpublished(service: InferenceService) -> Condition | None:
-    """Return why nobody can reach it, if its host says so."""
+    """Return why it cannot be reached, if its host says so."""
     published = find_condition(service.status.conditions, PUBLISHED)
     return published if published is not None and published.status == "False" else None
 
 
-def _somebody_serves(model: Model | None, hosts: LiveHosts) -> bool:
+def _has_live_host(model: Model | None, hosts: LiveHosts) -> bool:
     return bool(hosts.serving(accelerator_of(model)) if model else hosts.accelerators)
 
 

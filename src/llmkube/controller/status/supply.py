@@ -21,7 +21,7 @@ from llmkube.k8s.fields import changed_paths
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import BucketFile, HubRepository, LocalFile, VolumeSource
 
-Bringer = Literal["nobody", "runtime", "claim", "node", "pods", "job"]
+Bringer = Literal["nothing", "runtime", "claim", "node", "pods", "job"]
 
 _SOURCE: Final = "Model.spec.source"
 
@@ -35,7 +35,7 @@ _BY_FETCHING: Final = (
     "Model.spec.sha256",
     "Model.spec.sourceSecretRef",
 )
-"""Beginnings of the paths of what only somebody who fetches can give effect to."""
+"""Beginnings of the paths of fields that take effect only by a fetch."""
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class User:
 
 @attrs.frozen
 class Supply:
-    """Who brings a Model's weights; for `nobody`, why."""
+    """What brings a Model's weights; for `nothing`, why."""
 
     by: Bringer
     reason: str = ""
@@ -71,7 +71,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
             claim_path(source)
             return Supply("claim")
     except WeightsError as error:
-        return Supply("runtime") if brought else Supply("nobody", error.reason, str(error))
+        return Supply("runtime") if brought else Supply("nothing", error.reason, str(error))
     if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
         return _on_node(source, settings)
     if brought:
@@ -81,7 +81,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
             "copy the folder to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
         )
         message = f"{source.redacted}: of a bucket only GGUF files are fetched, not {model.spec.format}: {advice}"
-        return Supply("nobody", "SourceUnsupported", message)
+        return Supply("nothing", "SourceUnsupported", message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
@@ -113,7 +113,7 @@ def is_remembered(model: Model) -> bool:
 
 
 def has_header_read(model: Model, supply: Supply) -> bool:
-    """Whether a Job reads the header of a file that nobody fetches."""
+    """Whether a Job reads the header of a file that is not fetched."""
     return supply.by in ("claim", "node") and is_inspected(model)
 
 
@@ -121,7 +121,7 @@ def weights_path(model: Model, supply: Supply) -> str:
     """Return where a pod finds the weights, once the Model is Ready; empty when only a finished fetch could tell."""
     if supply.by == "job":
         return model.status.path if is_remembered(model) else ""
-    if supply.by in ("runtime", "nobody"):
+    if supply.by in ("runtime", "nothing"):
         return ""
     source = source_of(model.spec)
     if isinstance(source, VolumeSource):
@@ -145,4 +145,4 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         f"{source.path} is a path on a node, and pods may mount only the folders of the controller's --host-path "
         f"({allowed}); copy the file to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
     )
-    return Supply("nobody", "SourceNotAllowed", message)
+    return Supply("nothing", "SourceNotAllowed", message)

@@ -1,4 +1,4 @@
-"""Write the objects that we own: only where they differ, only onto the state that was seen, and never somebody else's.
+"""Write the objects that we own: only where they differ, only onto the state that was seen, never another owner's.
 
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
@@ -50,7 +50,7 @@ _AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
 REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
 """A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules.
 
-A quota that is used up, and most admission webhooks, say Forbidden: whoever made the service has to be told.
+A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
 """
 
 NAME_TAKEN_RETRY_SECONDS: Final = 60.0
@@ -116,8 +116,8 @@ class OwnedObjects(Generic[T]):
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
-        A read comes only after a refusal to make it, or before it is made again. Whoever hands over the same manifest
-        again (the same object, unchanged) is spared the comparison.
+        A read comes only after a refusal to make it, or before it is made again. A caller that hands over the same
+        manifest again (the same object, unchanged) is spared the comparison.
 
         Raises:
             NameTakenError: There is an object of that name which is not this owner's.
@@ -181,7 +181,7 @@ class OwnedObjects(Generic[T]):
             raise ConflictError(f"{wanted['kind']} {owner.key} is another one by now")
 
     async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
-        """Return what the cache lacks: it lags behind, or somebody has taken our label off, or it is a stranger's."""
+        """Return what the cache lacks: it lags behind, our label was removed, or the object has another owner."""
         try:
             return await self.client.get(self.kind, key)
         except NotFoundError:
@@ -207,7 +207,7 @@ class OwnedObjects(Generic[T]):
         )
 
     async def _release(self, live: T) -> None:
-        """Apply nothing: what nobody but us has set goes, and the rest is the sharer's."""
+        """Apply nothing: what only this controller has set goes, and the rest stays."""
         seen = live.metadata
         metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
         body = {"apiVersion": self.kind.RESOURCE.api_version, "kind": self.kind.RESOURCE.kind, "metadata": metadata}

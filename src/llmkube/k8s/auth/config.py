@@ -68,7 +68,7 @@ class BearerToken:
 
 @attrs.frozen
 class TokenFile:
-    """A token that somebody keeps fresh in a file, as the kubelet does for service accounts."""
+    """A token that another program keeps fresh in a file, as the kubelet does for service accounts."""
 
     path: Path
 

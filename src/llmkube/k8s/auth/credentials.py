@@ -134,7 +134,7 @@ class ExecCredentials:
             return self._known()
 
     async def renew(self, refused: Credential) -> Credential:
-        """Run the plugin, unless somebody else has since the refused credential was issued."""
+        """Run the plugin, unless another task has since the refused credential was issued."""
         async with self._lock:
             if self._issued is None or self._issued.credential == refused:
                 await self._run()

@@ -1,4 +1,4 @@
-"""TLS contexts from PEM data; private keys touch the disk only as files that nobody else can read, for an instant."""
+"""TLS contexts from PEM data; private keys touch the disk only as files of mode 0600, for an instant."""
 
 import os
 import ssl
@@ -86,7 +86,7 @@ def _load_certificate(context: ssl.SSLContext, pair: ClientCertificate) -> None:
 
 def _no_password() -> str:
     """Refuse encrypted keys: OpenSSL would ask on the terminal, and a daemon would hang there."""
-    raise ValueError("the key is encrypted, and nobody is there to ask for its password")
+    raise ValueError("the key is encrypted, and a daemon cannot ask for its password")
 
 
 def _read(pem: Pem) -> bytes:

@@ -148,7 +148,7 @@ def _carry(old: "_Remaining", spec: JsonObject) -> None:
 
 
 def _lost(rest: Any, path: str = "") -> Iterator[str]:
-    """Say what nobody has taken, leaf by leaf; of what the server writes by itself, once and for all."""
+    """Say what was not converted, leaf by leaf; of what the server writes by itself, once and for all."""
     if path == "status":
         yield "status: is left out; the controller writes a new one"
     elif path.startswith("metadata.") and path.count(".") == 1 and path.rpartition(".")[2] in _SERVERS_OWN:
@@ -162,7 +162,7 @@ def _lost(rest: Any, path: str = "") -> Iterator[str]:
 
 @attrs.define(eq=False)
 class _Remaining:
-    """What of an object nobody has taken yet, and what there is to say about the rest."""
+    """What of an object is not converted yet, and what there is to say about the rest."""
 
     rest: JsonObject
     remarks: list[str] = attrs.Factory(list)

@@ -1,8 +1,8 @@
 """Which engine reads which format: what a Model and a service have to agree on, and no schema of one can say.
 
 gguf goes with llama.cpp, mlx with oMLX, the rest with vLLM, TGI and their like. A generic container reads what it
-reads; only mlx is nothing for it. gguf is also the default of `spec.format`, and so perhaps nobody's word: an engine
-that brings its own weights is not held to it.
+reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may not have chosen it: an
+engine that brings its own weights is not held to it.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
     """Return the engine that a service gets: the default one, on metal and with mlx weights, is oMLX.
 
-    The API server writes the default runtime into every object, so `llamacpp` may be nobody's word; `llama-server` is
-    somebody's, and stays.
+    The API server writes the default runtime into every object, so `llamacpp` may not be the user's choice;
+    `llama-server` is, and stays.
     """
     if (runtime, model_format, accelerator) == (DEFAULT_RUNTIME, MLX, METAL):
         return MLX_RUNTIME

@@ -36,7 +36,7 @@ DEFAULT_PATH: Final = EndpointSpec().path
 ANY_ADDRESS: Final = "::"
 """All addresses of both families: an IPv6 socket on Linux takes IPv4 as well, unless its program forbids that."""
 
-ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and nobody reaches it by another one)
+ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and is reached by that one alone)
 """All IPv4 addresses, for what listens by asyncio or uvloop: given `::`, both set IPV6_V6ONLY."""
 
 _SECRET_FLAGS: Final = dict.fromkeys(
@@ -80,7 +80,7 @@ class Runtime:
     Attributes:
         name: The value of `spec.runtime`.
         plan: Writes the container; pure.
-        fetches: Whether the engine brings its own weights, so that nobody fetches for it; pure.
+        fetches: Whether the engine brings its own weights, so that no init container fetches for it; pure.
         reads: The `spec.format` values that it can be handed; for the runtimes that come with LLMKube
             `k8s.crd.pairing` says it.
         config: The class of its own options (a wire class, see `k8s.fields`), if it has any.
@@ -103,7 +103,7 @@ class ContainerBuilder:
         runtime: The runtime that plans.
         service: What is asked.
         model: Of which Model.
-        facts: What the weights' header says, where somebody has read it.
+        facts: What the weights' header says, where it has been read.
         images: What the operator has to say about images.
         resources: What a replica requests; GPUs are counted there.
         config: The runtime's own options, decoded; None if it has none or the service gives none.
@@ -199,7 +199,7 @@ class ContainerBuilder:
         return tuple(dict.fromkeys((self.name, gateway_name(self.spec))))
 
     def weights(self) -> str:
-        """Return the word for the weights that somebody fetches or mounts: their file, or the folder of several.
+        """Return the argument for weights that are fetched or mounted: their file, or the folder of several.
 
         Raises:
             PlanError: The engine shall bring its own, and the source is nothing that is mounted.

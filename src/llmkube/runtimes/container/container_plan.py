@@ -154,7 +154,7 @@ class ScalingMetric:
     Attributes:
         name: The metric's name in the cluster.
         target: Wanted average per pod, as a quantity.
-        exported_as: The engine's own name for it, where that differs: whoever scrapes has to rename it.
+        exported_as: The engine's own name for it, where that differs: the PodMonitor renames it.
     """
 
     name: str
@@ -205,20 +205,20 @@ class ContainerPlan:
         env: The environment, each name once, the user's last.
         probes: How a kubelet asks the container.
         resources: What a replica requests.
-        needs_model_init: Somebody has to fetch the weights before the container starts. False: the engine fetches for
+        needs_model_init: The weights must be fetched before the container starts. False: the engine fetches for
             itself, or is content with what is mounted (`uses_weights`).
         draft_model: Name of the Model that `Placeholder.DRAFT` stands for; empty when there is none.
         post_start: A command to run in the container once it has started (`lifecycle.postStart`); empty for none.
         scheme: `http` or `https`, for `status.endpoint`.
         endpoint_path: The path for `status.endpoint`: the user's, or the runtime's where the schema's default would
             promise what the engine does not have.
-        model_id: The name by which the engine knows the model in its API; empty when nobody can choose it.
+        model_id: The name by which the engine knows the model in its API; empty when it cannot be chosen.
         hpa_metric: What to scale on when the user names nothing; None: the engine counts nothing that would help.
         metrics_port_name: The port where the engine tells its metrics, by name; empty when it tells none.
         metrics_path: The path there.
         latency_metric: The histogram of the seconds that an answer takes, by the name that it has in the cluster; empty
             when the engine tells none.
-        busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when nobody can tell.
+        busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when it has none.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.
 

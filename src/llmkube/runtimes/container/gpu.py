@@ -37,7 +37,7 @@ def vendor_of(model: ModelSpec) -> str:
     implied = _VENDORS.get(model.hardware.accelerator, said)
     if said not in _NAMES:
         raise PlanError(f'"{said[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
-    if said not in ("nvidia", implied):  # nvidia is the schema's default, and perhaps nobody's word
+    if said not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
         raise PlanError(
             f"{said} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
             field=f"{_HARDWARE}.gpu.vendor",

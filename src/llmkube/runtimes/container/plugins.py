@@ -1,7 +1,7 @@
 """Runtimes of other packages: entry points of the group `llmkube.runtimes`, each naming a `builder.Runtime`.
 
-Nothing is looked for until somebody asks for a name that is not built in, or for the CRDs. A plug-in that cannot be
-used takes only itself out: whoever asks for it is told why, and by which package.
+Nothing is looked for until a spec names a runtime that is not built in, or for the CRDs. A plug-in that cannot be
+used takes only itself out: a service that asks for it is refused with the reason and the package.
 """
 
 import copy
@@ -62,7 +62,7 @@ def load(name: str) -> Runtime | None:
         raise PluginError(f"runtime {name} is built in, so {owners} has to call its own by another name")
     try:
         runtime = points[0].load()
-    except Exception as exc:  # whatever importing somebody's package may raise
+    except Exception as exc:  # whatever importing a foreign package may raise
         raise PluginError(f"runtime {name} of {owners} cannot be loaded: {type(exc).__name__}: {exc}") from exc
     if problem := _problem(name, runtime):
         raise PluginError(f"runtime {name} of {owners} cannot be used: {problem}")

@@ -63,7 +63,9 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         backend = config.attention_backend.upper()
         builder.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
-    if builder.spec.parallel_slots > 1:  # 1 is the schema's default: nobody wants vLLM to serve one request at a time
+    if (
+        builder.spec.parallel_slots > 1
+    ):  # 1 is the schema's default, and vLLM is not meant to serve one request at a time
         line.add("spec.parallelSlots", "--max-num-seqs", builder.spec.parallel_slots)
     if config.speculative is not None:
         _add_speculation(builder, config.speculative)

@@ -134,7 +134,7 @@ _MAX_SAID: Final = 240
 
 
 def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, memory_short: bool = False) -> Diagnosis:
-    """Say why an engine ended that nobody had asked to.
+    """Say why an engine ended by itself.
 
     Args:
         code: Its exit code, or the negated number of the signal that killed it; None when that is not known.

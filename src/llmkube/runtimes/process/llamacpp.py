@@ -48,7 +48,7 @@ VERBOSITY: Final = 4
 """llama.cpp's level 4 prints buffer sizes at start; 5 would print what users ask."""
 
 _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
-"""Whoever writes one of these decides himself how the file gets into memory."""
+"""Who sets one of these decides how the file gets into memory."""
 
 # Fields that take effect on a host without reaching the command line
 _HONOURED_ELSEWHERE: Final = frozenset(
@@ -153,10 +153,10 @@ def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> N
 
 
 def _copy_weights(line: CommandLine) -> None:
-    """Have the weights read into memory of the engine's own, for on macOS a mapped file is in nobody's footprint.
+    """Have the weights read into the engine's own memory: on macOS a mapped file counts in no process's footprint.
 
-    The GPU wires its pages while it works, and they are page cache when it rests (llama.cpp issue 8678): nobody could
-    tell what an engine takes, or what comes back when it goes.
+    The GPU wires its pages while it works, and they are page cache when it rests (llama.cpp issue 8678): no reader
+    could tell what an engine takes, or what comes back when it goes.
     """
     if line.knows("--load-mode"):
         line.default("--load-mode", value="none")

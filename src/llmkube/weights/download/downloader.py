@@ -47,12 +47,12 @@ GetToken = Callable[[], Awaitable[str | None]]
 """Find the token for the hub, or None; asked only when the hub is about to be."""
 
 GetAccess = Callable[[], Awaitable[BucketAccess]]
-"""Find out who asks for an object in a bucket, and where; WorldError when nobody can say now."""
+"""Find the keys and the server for an object in a bucket; WorldError when they cannot be read now."""
 
 _LIMITS: Final = DownloadLimits()
 
 STALE_SECONDS: Final = 7 * 86400.0
-"""Incomplete downloads that nobody has touched for so long are removed."""
+"""Incomplete downloads without a write for so long are removed."""
 
 _CLOSE_SECONDS: Final = 30.0  # putting down an incomplete file syncs it, which takes a slow disk a while
 _LISTING_BYTES: Final = 32 << 20
@@ -104,9 +104,9 @@ class Downloader:
         Args:
             source: What to fetch.
             sha256: The digest that it must have, in hex; None to trust the hub's, or the server.
-            token: For the hub, and for nobody else; not looked for if the store has the file, or it is not the hub's.
+            token: For the hub alone; not looked for if the store has the file, or it is not the hub's.
             access: For an object in a bucket; without it the bucket has to be public. Looked for in any case, because
-                it says on which server the bucket is; when nobody can say, what the store has is taken.
+                it says on which server the bucket is; when that is not known, what the store has is taken.
             policy: What the source may lead to.
             progress: Called in this task, with the newest state; some may be left out.
             fresh: Ask the server, although the store has the file, whether it is still that one; if not, fetch it.

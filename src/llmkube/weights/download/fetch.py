@@ -50,7 +50,7 @@ async def fetch(
         progress: Called as it goes on, in this task.
         limiter: Bounds the worker threads that touch the disk.
         downloader: Fetches remote sources into the same store; without one they are refused.
-        token: For the hub that the downloader knows, and nobody else; looked for only when that is asked.
+        token: For the downloader's hub alone; looked for only when that is asked.
         access: For an object in a bucket: who asks for it, and where.
         policy: What a remote source may lead to; by default what an object may: public addresses only.
         fresh: What the store has of a remote source is compared with what the server has now.

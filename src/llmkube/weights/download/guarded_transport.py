@@ -1,7 +1,7 @@
 """Connections for downloads: a host is resolved once, every address it has is judged, and a judged address is dialled.
 
 Between the check and the dial there is nothing that could change the answer, on any hop. TLS and the Host header go by
-name. Proxies of the environment are not used: through one, nobody here would see what is dialled.
+name. Proxies of the environment are not used: through one, the dialled address cannot be checked here.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Return the addresses of a host name, in the order in which to try them; OSError when there are none."""
 
 Dial = Callable[[str, int], Awaitable[trio.abc.Stream]]
-"""Connect to an address (never to a name); OSError when nobody answers."""
+"""Connect to an address (never to a name); OSError when nothing answers."""
 
 
 class Transport(Protocol):
     """What carries one chain of requests."""
 
     async def connect(self, url: WebUrl) -> trio.abc.Stream:
-        """Return a fresh connection to a URL's host, TLS and all; whoever gets it closes it.
+        """Return a fresh connection to a URL's host, TLS and all; the caller closes it.
 
         Raises:
             BlockedAddressError: The policy refuses an address of it.
-            ConnectError: Nobody answers there, or not as who he should be.
+            ConnectError: Nothing answers there, or its certificate is wrong.
         """
         ...
 

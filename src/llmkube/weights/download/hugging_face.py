@@ -89,7 +89,7 @@ def choose(source: HubRepository, listing: Listing) -> HubFile:
         try:
             parts = source.file(path).parts
         except SourceError:
-            continue  # a name that makes no sense is nobody's model
+            continue  # not a valid name of a file
         models[parts[0]] = parts
     if not models:
         raise SourceNotFoundError(

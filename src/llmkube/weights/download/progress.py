@@ -22,7 +22,7 @@ class Progress:
         stage: What happens now. `resolving` asks the server what there is, `waiting` keeps a pause that it asked for
             or that a failure calls for; both have no bytes of their own.
         done_bytes: Bytes so far, over all parts.
-        total_bytes: Bytes in all; 0 while nobody knows.
+        total_bytes: Bytes in all; 0 while not known.
         rate: Bytes per second over the last seconds; None while there is nothing to tell.
         seconds_left: Of this stage; None while there is nothing to tell.
         note: Why it waits.
@@ -82,7 +82,7 @@ class Rate:
         return (last - first) / (end - start) if end > start else None
 
     def seconds_left(self, total_bytes: int) -> float | None:
-        """How long the rest takes at this rate; None while nobody can say."""
+        """How long the rest takes at this rate; None while there is no rate."""
         rate = self.bytes_per_second
         if not rate or not total_bytes:
             return None

@@ -1,4 +1,4 @@
-"""The receiving side of a transfer: it passes chunks on to whoever writes, and notices junk, surplus and stalls."""
+"""The receiving side of a transfer: it passes chunks on to the writer, and notices junk, surplus and stalls."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ class RingBuffer:
         self._filled, self._emptied = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
 
     async def room(self) -> memoryview:
-        """Return where the next bytes go; wait while all is full; BrokenResourceError when nobody takes any more."""
+        """Return where the next bytes go; wait while all is full; BrokenResourceError when the writer is gone."""
         await trio.lowlevel.checkpoint()
         size = len(self._memory)
         while self._filled_bytes - self._released_bytes == size and not self._broken:

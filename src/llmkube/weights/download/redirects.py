@@ -135,7 +135,7 @@ def _headers(url: WebUrl, request: FileRequest) -> dict[str, str]:
 def _next(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
     shown, location = request.url.shown, headers.get("location", "")
     region = other_region(headers)
-    # Only a signature is good for one region alone: whoever signs nothing may go where S3 sends him.
+    # Only a signature is good for one region alone: an unsigned request may follow the redirect.
     if region and (isinstance(request.credential, Signer) or not location):
         raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
     if not location:
@@ -146,7 +146,7 @@ def _next(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebU
         raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
     if target.scheme == "http" and (url.scheme == "https" or not request.policy.from_operator):
         raise RedirectError(
-            f"{shown} redirects to http://{target.netloc}, where anybody on the way could change the file; "
+            f"{shown} redirects to http://{target.netloc}, where every host on the way could change the file; "
             "name a source that stays on https"
         )
     return target

@@ -52,7 +52,7 @@ async def read_remote_header(
         source: What `parse_source` made of an `http://`, `https://`, `hf://` or `s3://` source.
         policy: What the source may lead to: `AddressPolicy(from_operator=True)` for one from the command line.
         utcnow: The wall clock, for pauses that a server asks for by date.
-        token: For the hub, and for nobody else.
+        token: For the hub alone.
         access: For an object in a bucket; without it the bucket has to be public.
         endpoint: The hub's address, or a mirror's.
         open_transport: What carries requests; None for real sockets, with every address checked.

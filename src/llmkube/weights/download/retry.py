@@ -95,7 +95,7 @@ async def retry(
     """Try until it works, the user is at fault, or `DownloadLimits.tries` attempts in a row brought nothing.
 
     Args:
-        attempt: What to try; FetchError means to try again. A full disk is not tried again: nobody here empties it.
+        attempt: What to try; FetchError means to try again. A full disk is not tried again: nothing here empties it.
         origin: Whom it asks; the pauses that this server asks for are kept, also those that others were told.
         dependencies: The clock, the random numbers and the limits.
         waiting: Told before each pause how long it is and why.

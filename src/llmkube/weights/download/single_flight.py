@@ -1,4 +1,4 @@
-"""However many services wait for a file, it is downloaded once; whoever stops waiting takes nobody's download away.
+"""However many services wait for a file, it is downloaded once; a waiter that leaves does not end it for the others.
 
 Nor does who stops to begin anew: every edit of a service interrupts its planner, which then asks for the same again.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 Work = Callable[[OnProgress], Awaitable[T]]
 
 LINGER_SECONDS: Final = 2.0
-"""How long work goes on that nobody waits for: a server that cannot resume would have to send everything again."""
+"""How long work goes on without a waiter: a server that cannot resume would have to send everything again."""
 
 
 @attrs.frozen
@@ -50,7 +50,7 @@ class SingleFlight(Generic[T]):
         return {key: value for key, value in values.items() if isinstance(value, Progress)}
 
     async def join(self, key: Hashable, work: Work[T], progress: OnProgress) -> T:
-        """Return what the work under a key returns, or raise what it raises; it begins if nobody is at it.
+        """Return what the work under a key returns, or raise what it raises; it begins if it is not running.
 
         It is cancelled a moment after the last one who waits is. `progress` is called in this task.
         """
@@ -85,7 +85,7 @@ class SingleFlight(Generic[T]):
 async def open_single_flight(result: type[T]) -> AsyncGenerator[SingleFlight[T], None]:
     """Open a place for shared work with results of one type; leaving it cancels what is still running."""
     # Each caller has at most one order in it. A bounded one would let a caller be cancelled between the table of orders
-    # and the channel, and whoever had joined in between would wait for work that never begins.
+    # and the channel, and a task that joined in between would wait for work that never begins.
     send, receive = trio.open_memory_channel[_Call[T]](math.inf)
     shared = SingleFlight(send)
     async with trio.open_nursery() as nursery:

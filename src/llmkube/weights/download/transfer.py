@@ -26,7 +26,7 @@ from llmkube.weights.store.partial import Partial, PartialInfo
 from llmkube.weights.urls import WebUrl
 
 _MIN_PARALLEL_BYTES: Final = 1 << 20
-_STEP_BYTES: Final = 1 << 30  # space that is promised at a time while nobody knows how long the file is
+_STEP_BYTES: Final = 1 << 30  # space that is promised at a time while the length of the file is not known
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class TransferRequest:
         key: What the store keeps its incomplete bytes under.
         policy: What it may lead to.
         credential: For its origin, if it needs one.
-        sha256: The digest that it must have, in lower-case hex, if somebody said so.
+        sha256: The digest that it must have, in lower-case hex, if it is known.
         promised_by: Who said so: `spec.sha256`, or empty for the hub.
         size_bytes: Its size, if the hub said so.
         hub: Whether it comes from a Hugging Face repository.
@@ -282,7 +282,7 @@ class Transfer:
         if isinstance(failure, WrongSizeError):
             await self.dependencies.run_sync(
                 bind(self.partial.begin, PartialInfo())
-            )  # nobody knows what these bytes are of
+            )  # these bytes may be of another version
         if failure is not None:
             raise failure
 

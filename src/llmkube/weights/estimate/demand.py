@@ -8,7 +8,7 @@ import attrs
 from llmkube.weights.formats.shape import Shape
 
 DEFAULT_CACHE_RAM_BYTES: Final = 8192 << 20
-"""llama-server's limit of the prompt cache where nobody gives one."""
+"""llama-server's default limit of the prompt cache."""
 
 
 class Place(enum.StrEnum):
@@ -86,9 +86,9 @@ class Demand:
         speculation: Who guesses ahead (`draft-mtp`, `ngram-mod`), in the order of the command line.
         draft_path: The draft model's file.
         draft_device_layers: As `device_layers`, for the draft model.
-        draft: The draft model itself, once somebody has read it.
+        draft: The draft model itself, once its header was read.
         projector_path: The multimodal projector's file.
-        projector_bytes: Its size, once somebody has looked.
+        projector_bytes: Its size, once it is known.
         projector_on_device: Whether it lies on the device.
     """
 

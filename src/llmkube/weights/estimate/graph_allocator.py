@@ -1,7 +1,7 @@
 """A compute buffer is as large as ggml's allocator makes it: here a graph of sizes is played through the same rules.
 
 The rules (https://github.com/ggml-org/ggml/blob/master/src/ggml-alloc.c): inputs get their places first; then each node
-takes the place of a parent that nobody else needs, if its operation can work in place, or the smallest free gap that
+takes the place of a parent that no other node needs, if its operation can work in place, or the smallest free gap that
 is large enough, or room at the end; a parent's place becomes free with its last reader. The buffer is the highest end
 that was ever reached.
 """

@@ -66,7 +66,7 @@ def state_bytes(layer: Layer, slots: int) -> int:
 
 
 def row_bytes(elements: int, cache_type: str) -> int:
-    """Return the bytes of so many elements, scales included; a type nobody knows counts as f32."""
+    """Return the bytes of so many elements, scales included; an unknown type counts as f32."""
     block, size = _TYPES.get(cache_type, (1, 4))
     return -(-elements // block) * size
 

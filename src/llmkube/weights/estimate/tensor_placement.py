@@ -29,7 +29,7 @@ _FROM_HOST: Final = ("token_embd", "token_types", "position_embd", "per_layer_to
 _LONGEST_PATTERN: Final = 256
 _MOST_REPEATS: Final = 8
 _MOST_WAYS: Final = 100_000_000
-"""Ways to try a pattern, over all tensors: about a second. Beyond that somebody wants to keep the program busy."""
+"""Ways to try a pattern, over all tensors: about a second. A pattern that needs more is an attack."""
 
 
 @attrs.frozen

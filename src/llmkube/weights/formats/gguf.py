@@ -82,7 +82,7 @@ class GGUFFacts:
 
     Models whose layers differ give a number of key-value heads for each layer: `head_count_kv` is then the largest of
     them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
-    is split into `split_count` files; of a remote file whose size nobody gave, it is what its tensors need.
+    is split into `split_count` files; of a remote file whose size is not known, it is what its tensors need.
     `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
     `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
     what `sizing` needs; it is no part of what two files are compared by.

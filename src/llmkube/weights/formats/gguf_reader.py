@@ -95,7 +95,7 @@ class Value:
 class Header:
     """What was read: the kept values by key, the tensors, and what they add up to.
 
-    `size_bytes` is None if nobody has said yet how long the file is; `needed_bytes` is how long it must be for all its
+    `size_bytes` is None while the length of the file is not known; `needed_bytes` is how long it must be for all its
     tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our
     table does not know counts as 0.
     """

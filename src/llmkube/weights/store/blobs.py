@@ -39,7 +39,7 @@ class WeightsFile:
     Attributes:
         path: Where it lies; absolute.
         size_bytes: Its size.
-        sha256: Its digest in lower-case hex; None for a local file that nobody asked to verify.
+        sha256: Its digest in lower-case hex; None for a local file that no spec asks to verify.
         identity: Changes whenever the bytes may have changed. It goes into the digest of a launch plan.
     """
 

@@ -73,7 +73,7 @@ def incomplete_bytes(store: Store) -> int:
 
 
 def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None = None, dry_run: bool = False) -> Pruned:
-    """Remove models that nothing needs, blobs that no model needs, and downloads that nobody is at.
+    """Remove models that nothing needs, blobs that no model needs, and downloads that no process continues.
 
     Args:
         store: The store.

@@ -139,7 +139,7 @@ def blob_info(blob: Path) -> BlobInfo:
 
 
 def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
-    """Take the blobs of a record as they are now: somebody has just read them, and their digests are right."""
+    """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
     now = tuple(blob_info(store.blobs / piece.sha256) for piece in record.pieces)
     return commit_record(
         store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions

@@ -183,7 +183,7 @@ class Partial:
 
 
 def open_partial(store: Store, key: str) -> Partial | None:
-    """Take up the file with that key, or begin it; None while somebody else has it.
+    """Take up the file with that key, or begin it; None while another process has it.
 
     The key is 64 hex digits: a digest of what is downloaded.
 
@@ -214,7 +214,7 @@ def open_partial(store: Store, key: str) -> Partial | None:
 
 
 def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> int:
-    """Remove an incomplete file that nobody holds; return the bytes that this frees.
+    """Remove an incomplete file that no process holds; return the bytes that this frees.
 
     Args:
         path: One of the files in the store's folder of partials.

@@ -164,7 +164,7 @@ async def _answer_until_interrupt(way: Way, body: bytes, printer: "_Printer") ->
 
 @attrs.define(eq=False)
 class _Printer:
-    """Writes an answer to standard output as it comes; thoughts only where somebody watches."""
+    """Writes an answer to standard output as it comes; thoughts only on a terminal."""
 
     _pieces: list[str] = attrs.field(factory=list)
     _console: Console = attrs.field(factory=lambda: Console(highlight=False, soft_wrap=True))

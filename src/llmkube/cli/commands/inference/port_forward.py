@@ -164,7 +164,7 @@ async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[Cur
         )
         await current.slices.synced.wait()
         yield current
-        nursery.cancel_scope.cancel(reason="nobody connects any more")
+        nursery.cancel_scope.cancel(reason="the listeners are closed")
 
 
 def _tell(line: str) -> None:
