@@ -4,6 +4,7 @@ A mutant replaces one function. The suite that must fail is named beside it; tha
 `test_recorded.py` and `test_api_server.py` show.
 """
 
+import copy
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,8 +46,9 @@ def _accept_stale(*_: Any) -> None:
     """Let every resourceVersion pass."""
 
 
-def _whole_object(obj: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    return {**obj, "metadata": {**obj["metadata"], "uid": old["metadata"]["uid"]}}
+def _spec_through_status(kind: Any, obj: Any, old: Any, subresource: str = "") -> Any:
+    prepared = _PREPARE(kind, obj, old, subresource)
+    return {**prepared, "spec": obj["spec"]} if subresource == "status" and "spec" in obj else prepared
 
 
 def _backwards(self: responses.EventLines, revision: int) -> dict[str, Any]:
@@ -55,8 +57,8 @@ def _backwards(self: responses.EventLines, revision: int) -> dict[str, Any]:
     return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
 
 
-def _keep_unknown(value: Any, schema: Any, path: str) -> Iterator[str]:
-    yield from ()
+def _keep_unknown(obj: Any, _: Any) -> Any:
+    return copy.deepcopy(obj), ()
 
 
 def _lose_every_third(self: Store, changes: Any) -> None:
@@ -67,6 +69,7 @@ def _lose_every_third(self: Store, changes: Any) -> None:
 
 
 _APPLY = Store.apply
+_PREPARE = strategy.prepare
 
 MUTANTS = [
     Mutant(
@@ -92,8 +95,8 @@ MUTANTS = [
     Mutant(
         "a status patch touches spec",
         strategy,
-        "_status_only",
-        _whole_object,
+        "prepare",
+        _spec_through_status,
         checks=(check_writes.check_status_is_a_subresource,),
         chapter=script_writes.chapter_status,
     ),
@@ -107,7 +110,7 @@ MUTANTS = [
     Mutant(
         "unknown fields are kept",
         defaults,
-        "_drop_unknown",
+        "prune",
         _keep_unknown,
         checks=(check_writes.check_a_created_object_gets_its_identity,),
         chapter=script_objects.chapter_create,

@@ -418,6 +418,11 @@ def count(say=print):
     return int(caught != total)
 
 
+def test_no_mutant_replaces_what_is_private():
+    """A deliberate bug changes what the program does, and not one of its parts, which another change may rename."""
+    assert [name for name, (_, attribute, _), _ in _all_mutants() if attribute.startswith("_")] == []
+
+
 def test_the_timeline_holds_without_a_mutant():
     """The timeline that the mutants must break passes on the real code; the others are tests of their own."""
     play(run)
