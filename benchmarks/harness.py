@@ -242,7 +242,7 @@ def processor() -> str:
 HEAD: Final = """# Benchmarks
 
 Written by `make bench`; each section says how its table was made and under which conditions. Compare figures within a
-table, not between machines: contenders took turns in one run. Where somebody else is faster, the table says so.
+table, not between machines: contenders took turns in one run. Where a contender is faster, the table says so.
 """
 _SECTION: Final = re.compile(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->\n|\Z)", re.MULTILINE | re.DOTALL)
 _MISSED_ROW: Final = re.compile(rf"^\| (.+?) \| +(.+?) \| +(.+?) \| +{re.escape(MISSED)} \|$", re.MULTILINE)

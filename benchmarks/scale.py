@@ -1,4 +1,4 @@
-"""What many services cost one agent: memory, processor time and wake-ups while nobody asks anything, and the way out.
+"""What many services cost one agent: memory, processor time and wake-ups without requests, and the way out.
 
 API server, controller and agent are processes of their own; the engines are small fakes, one process each, that answer
 at once and ignore TERM. The agent is made to believe that its machine has eight times the memory: engines are admitted
