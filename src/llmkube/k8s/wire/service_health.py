@@ -200,10 +200,10 @@ def _on_host(service: InferenceService, model: Model, *, looked_at: bool) -> Hea
 def _of_replicas(service: InferenceService, loaded: Condition) -> Health:
     if service.status.phase == "Ready":
         return _of(loaded, State.READY, len(STEPS))
-    waits = unready(service) or find_condition(service.status.conditions, PROGRESSING)
-    if waits is None:
-        return Health(State.WAITING, 2, message=service.status.phase)
-    return _of(waits, State.WAITING, 2)
+    waits = find_condition(service.status.conditions, PROGRESSING)
+    if service.status.phase == "Progressing" and waits is not None:  # other replicas are missing
+        return _of(waits, State.WAITING, 2)
+    return Health(State.WAITING, 2, Reason.PENDING, "the engine answers; waiting for the controller to see it")
 
 
 def _of_update(service: InferenceService) -> Health | None:
