@@ -125,13 +125,13 @@ class Books:
         normal = decision.level is Level.NORMAL
         book = host.ledger.book
         view = book.capacity(now)
-        loading = any(each.is_returning for each in view.reservations) or book.is_moving
+        loading = any(each.is_returning for each in view.reservations) or book.records.is_moving
         evicted = {each.key.name: each.key for each in host.engines.values() if book.evicted(each.key)}
         for name in [*self._could_since]:
             if name not in evicted:
                 del self._could_since[name]
         for name, key in evicted.items():
-            waits = key in {each.key for each in book.requests()}
+            waits = key in {each.key for each in book.records.requests()}
             size = max(host.engines[name].needs * GIB, host.peaks.get(name, 0)) * 1.05
             free = min(view.free_bytes, view.headroom_bytes)
             if view.device_free_bytes is not None and host.engines[name].on_device:

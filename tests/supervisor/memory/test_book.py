@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Way
-from llmkube.supervisor.memory.book import Book, Hurry, Leave, Start, Tell
+from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
+from llmkube.supervisor.memory.orders import Hurry, Leave, Start, Tell
 from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import Need, Role, Terms
 
@@ -32,8 +33,8 @@ def served(book, key, gib, now=0.0):
     """The reservation of an engine that has loaded."""
     (start,) = book.ask(key, Need(gib * GIB), now)
     book.started(start.reservation, hash(key))
-    book.loaded(book.newest(start.reservation), now)
-    return book.newest(start.reservation)
+    book.loaded(book.records.newest(start.reservation), now)
+    return book.records.newest(start.reservation)
 
 
 def kinds(orders):
@@ -86,7 +87,7 @@ def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
     book = opened()
     book.adopt(A, Need(30 * GIB), 0.0)
     assert book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0) == ()
-    book.take(book.serving(A))
+    book.take(book.records.serving(A))
     assert kinds(book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0)) == [Leave]
 
 
@@ -98,12 +99,12 @@ def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
     after = book.ask_beside(A, Need(20 * GIB), 1.0)
     assert book.ask_beside(A, Need(GIB), 1.0) is None
     book.take_over(after, 2.0)
-    assert {each.number: each.role for each in book.reservations()} == {
+    assert {each.number: each.role for each in book.records.reservations()} == {
         before.number: Role.PREDECESSOR,
         after.number: Role.SERVING,
     }
     book.release(before, 3.0)
-    assert [each.number for each in book.reservations()] == [after.number]
+    assert [each.number for each in book.records.reservations()] == [after.number]
 
 
 def test_a_successor_alone_is_the_one_that_serves():
@@ -112,7 +113,7 @@ def test_a_successor_alone_is_the_one_that_serves():
     before = served(book, A, 20)
     after = book.ask_beside(A, Need(20 * GIB), 1.0)
     book.release(before, 2.0)
-    assert book.serving(A).number == after.number
+    assert book.records.serving(A).number == after.number
 
 
 def test_the_same_reason_is_told_once():
@@ -141,7 +142,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(level=st.sampled_from([Level.NORMAL, Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN]))
     def look(self, level):
-        held = {each.number: each.need.total_bytes for each in self.held.values() if self.book.newest(each).pid}
+        held = {each.number: each.need.total_bytes for each in self.held.values() if self.book.records.newest(each).pid}
         sample = Sample(TOTAL, TOTAL - OTHERS - sum(held.values()), level)
         self.now += 15.0
         self.book.observe(sample, held, self.now)
@@ -150,13 +151,13 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 50))
     def ask(self, key, gib):
-        if self.book.serving(key) is None and key not in {each.key for each in self.book.requests()}:
+        if self.book.records.serving(key) is None and key not in {each.key for each in self.book.records.requests()}:
             self.told.discard(key)
             self.carry_out(self.book.ask(key, Need(gib * GIB), self.now))
 
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 30))
     def ask_beside(self, key, gib):
-        if self.book.serving(key) and (after := self.book.ask_beside(key, Need(gib * GIB), self.now)):
+        if self.book.records.serving(key) and (after := self.book.ask_beside(key, Need(gib * GIB), self.now)):
             self.held[after.number] = after
 
     @rule(key=st.sampled_from(KEYS), priority=st.sampled_from(["low", "normal", "high"]), protected=st.booleans())
@@ -188,23 +189,25 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_promised_beyond_the_budget(self):
         """Whatever comes, all promises together fit the budget."""
-        promised = sum(each.total_bytes for each in self.book.reservations())
+        promised = sum(each.total_bytes for each in self.book.records.reservations())
         assert promised <= self.book.budget.limit_bytes
 
     @invariant()
     def every_reservation_is_held_by_an_engine(self):
         """No promise outlives its engine, and none is forgotten before."""
-        assert {each.number for each in self.book.reservations()} == set(self.held)
+        assert {each.number for each in self.book.records.reservations()} == set(self.held)
 
     @invariant()
     def every_request_has_been_told_why_it_waits(self):
         """A service that waits knows what for."""
-        assert {each.key for each in self.book.requests()} <= self.told
+        assert {each.key for each in self.book.records.requests()} <= self.told
 
     @invariant()
     def one_engine_of_a_service_serves(self):
         """A service has one serving engine at most, and one successor."""
-        roles = [(each.key, each.role) for each in self.book.reservations() if each.role is not Role.PREDECESSOR]
+        roles = [
+            (each.key, each.role) for each in self.book.records.reservations() if each.role is not Role.PREDECESSOR
+        ]
         assert len(roles) == len(set(roles))
 
     def teardown(self):
@@ -213,7 +216,7 @@ class BookMachine(RuleBasedStateMachine):
         for each in self.held.values():
             self.book.release(each, self.now)
         self.book.observe(Sample(TOTAL, TOTAL - OTHERS, Level.NORMAL), {}, self.now + Policy().release_seconds + 1)
-        assert not self.book.reservations()
+        assert not self.book.records.reservations()
         assert not self.book.is_releasing
         self.book.decide(CALM, self.now)
         assert self.book.capacity(self.now).free_bytes == self.book.budget.limit_bytes
@@ -228,6 +231,6 @@ def test_a_forgotten_service_gives_all_back():
     held = served(book, A, 40)
     book.ask(B, Need(40 * GIB), 1.0)
     assert kinds(book.forget(A, 2.0)) == [Start]
-    before = book.reservations()
+    before = book.records.reservations()
     assert book.release(held, 3.0) == ()
-    assert book.reservations() == before
+    assert book.records.reservations() == before

@@ -204,7 +204,7 @@ async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, nurs
     big.scope.cancel()
     await wait_all_tasks_blocked()
     ledger.forget(B)
-    assert {each.key for each in (*ledger.book.reservations(), *ledger.book.requests())} == {A, C}
+    assert {each.key for each in (*ledger.book.records.reservations(), *ledger.book.records.requests())} == {A, C}
     ledger.forget(A)
     seen(ledger)
     await wait_all_tasks_blocked()

@@ -61,7 +61,7 @@ async def test_what_engines_hold_is_known_shortly_after_they_have_loaded(autojum
 
     async def timeline(host):
         await trio.sleep_until(max(host.at("big", "ready") + host.at("small", "ready")) + 2 * seconds + 1.0)
-        held = host.ledger.book.reservations()
+        held = host.ledger.book.records.reservations()
         assert {each.key.name: each.resident_bytes / GIB for each in held} == {"big": 30, "small": 10}
 
     await play(seconds, timeline)
@@ -84,7 +84,7 @@ async def test_an_engine_that_nobody_can_measure_does_not_keep_the_loop_busy(aut
 
     async def timeline(host):
         await trio.sleep(10)
-        assert host.ledger.book.is_unmeasured
+        assert host.ledger.book.records.is_unmeasured
         before = len(host.decisions)
         await trio.sleep(60)
         assert len(host.decisions) - before <= 130

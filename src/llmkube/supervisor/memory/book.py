@@ -1,13 +1,12 @@
-"""What is promised to which engine, which services wait, and what the host has. Pure: no clock, no task, no process.
+"""Decide on the memory of one host, and enter what was decided. Pure: no clock, no task, no process.
 
-Every method that can change who runs returns orders, which the ledger carries out before anything else happens. What
-is decided is in `admission` and `eviction`; here it is entered, so that two services that ask at the same moment cannot
-be promised the same bytes.
+`admission` and `eviction` decide, `records` keeps who was promised what. Every method that can change which engines run
+returns orders, which the ledger carries out before anything else happens: two services that ask at the same moment
+cannot be promised the same bytes.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -19,51 +18,19 @@ from llmkube.supervisor.memory.admission import Way
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Look, Skip
+from llmkube.supervisor.memory.orders import Hurry, Leave, Order, Orders, Start, Tell
 from llmkube.supervisor.memory.policy import Rules
+from llmkube.supervisor.memory.records import Records
 from llmkube.supervisor.memory.refusal import Refusal, judge
 from llmkube.supervisor.memory.releases import Releases
 from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role, Terms
 from llmkube.supervisor.memory.service_record import ServiceRecord
-from llmkube.supervisor.memory.view import MemoryView, Room
-
-
-@attrs.frozen
-class Start:
-    """The wait of a service is over: this is its reservation."""
-
-    reservation: Reservation
-
-
-@attrs.frozen
-class Tell:
-    """A service is to be told why it waits."""
-
-    key: Key
-    refusal: Refusal
-
-
-@attrs.frozen
-class Leave:
-    """An engine has to go."""
-
-    reservation: Reservation
-    evict: Evict
-
-
-@attrs.frozen
-class Hurry:
-    """The requests of an engine that has to go are not waited for any more."""
-
-    reservation: Reservation
-
-
-Order = Start | Tell | Leave | Hurry
-Orders = tuple[Order, ...]
+from llmkube.supervisor.memory.view import MemoryView, Room, room_in
 
 
 @attrs.define(eq=False)
 class Book:
-    """The memory of one host: its budget, its last sample, and every reservation and request.
+    """The memory of one host: its budget, its last sample, and its records.
 
     Times (`now`) are those of the monotonic clock, in seconds.
 
@@ -72,8 +39,9 @@ class Book:
         sample: The last good look at the host.
         budget: What engines may take.
         decision: What was last decided about pressure; None before the first look, while nothing is admitted.
-        evictions: How many engines have had to go since the agent started, by the cause.
+        evictions: How many engines were evicted since the agent started, by the cause.
         skips: How often no engine was evicted although memory was short, by the reason; counted when that changes.
+        records: Every service with its reservations and its request.
     """
 
     rules: Rules = Rules()
@@ -82,42 +50,44 @@ class Book:
     decision: Decision | None = None
     evictions: Counter[Cause] = attrs.field(factory=Counter)
     skips: Counter[Skip] = attrs.field(factory=Counter)
-    _records: dict[Key, ServiceRecord] = attrs.field(factory=dict)
+    records: Records = attrs.field(factory=Records)
     _releases: Releases = attrs.field(factory=Releases)
-    _numbers: Iterator[int] = attrs.field(factory=lambda: count(1))
     _left_bytes: int = 0  # what the host had left at the last look, also at one that is not believed
 
     # -- services -------------------------------------------------------------------------------------------------
 
     def follow(self, key: Key, terms: Terms, now: float) -> Orders:
         """Take in what the objects say now."""
-        return self.admit(now) if self._record(key).follow(terms) else ()
+        return self.admit(now) if self.records.of(key).follow(terms) else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Promise at once what an engine has already that an earlier agent left."""
-        self._promise(key, need, now, held=False)
+        self.records.promise(key, need, now, held=False)
 
     def forget(self, key: Key, now: float) -> Orders:
         """Strike a service that is no longer this host's, with all that its engines hold."""
-        record = self._records.pop(key, None)
+        record = self.records.pop(key)
         for each in record.reservations.values() if record else ():
             self._give_back(each, now)
         return self.admit(now)
 
     def ask(self, key: Key, need: Need, now: float) -> Orders:
         """Have a service wait for memory."""
-        record = self._record(key)
+        record = self.records.of(key)
         record.request, record.told = record.ask(self.rules.policy, Request(key, need, since=now)), None
         return self.admit(now)
 
     def withdraw(self, key: Key) -> None:
         """Have a service wait no longer."""
-        if (record := self._records.get(key)) is not None:
+        if (record := self.records.get(key)) is not None:
             record.request = None
 
     def ask_beside(self, key: Key, need: Need, now: float) -> Reservation | None:
         """Promise a second engine of a service what it needs, if there is room now; None otherwise."""
-        if self._record(key).engine(Role.SUCCESSOR) is not None or self.replacement(key, need, now) is not Way.BESIDE:
+        if (
+            self.records.of(key).engine(Role.SUCCESSOR) is not None
+            or self.replacement(key, need, now) is not Way.BESIDE
+        ):
             return None
         return self._promise(key, need.at_most(self.budget.limit_bytes), now, role=Role.SUCCESSOR)
 
@@ -126,14 +96,14 @@ class Book:
         if self.decision is None:
             return Way.INSTEAD  # whether the host holds both is not known
         return admission.replacement(
-            self._up_to_date(self._record(key), Request(key, need, since=now), now), self.capacity(now)
+            self._up_to_date(self.records.of(key), Request(key, need, since=now), now), self.capacity(now)
         )
 
     def never(self, key: Key, need: Need, now: float) -> Refusal | None:
         """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
         if self.decision is None:
             return None
-        record = self._record(key)
+        record = self.records.of(key)
         request = record.ask(self.rules.policy, Request(key, need, since=now))
         alone = Capacity(self.budget, self.budget.total_bytes, guesses=self.rules.guesses)
         return judge(self._up_to_date(record, request, now), alone)
@@ -142,84 +112,81 @@ class Book:
 
     def take(self, reservation: Reservation) -> Reservation:
         """A task runs the engine from now on, which can be told to go by that."""
-        return self._update(reservation, held=True)
+        return self.records.update(reservation, held=True)
 
     def started(self, reservation: Reservation, pid: int) -> None:
         """The engine's process has been started, or found."""
-        self._update(reservation, pid=pid)
+        self.records.update(reservation, pid=pid)
 
     def loaded(self, reservation: Reservation, now: float) -> None:
         """The engine answers: what it needs is there, and the next evicted service may return."""
-        record = self._records.get(reservation.key)
+        record = self.records.get(reservation.key)
         if record is not None:
             record.load_seconds, record.evicted = now - reservation.since, None
             record.relapses = record.relapses if reservation.returns else 0
         # What was measured while it loaded is out of date.
-        self._update(reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since)
+        self.records.update(
+            reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since
+        )
 
     def worked(self, reservation: Reservation, now: float) -> None:
         """The engine has had work just now."""
-        self._update(reservation, busy_at=now)
+        self.records.update(reservation, busy_at=now)
 
     def take_over(self, successor: Reservation, now: float) -> None:
         """The successor serves from now on; its predecessor is on its way out."""
-        record = self._records.get(successor.key)
-        if record is None or self.newest(successor).role is not Role.SUCCESSOR:
+        record = self.records.get(successor.key)
+        if record is None or self.records.newest(successor).role is not Role.SUCCESSOR:
             return
         before = record.engine(Role.SERVING)
-        self._update(successor, role=Role.SERVING)
+        self.records.update(successor, role=Role.SERVING)
         if before is not None:
             self._leave(before, now + self.rules.gentle_seconds, role=Role.PREDECESSOR)
 
     def release(self, reservation: Reservation, now: float) -> Orders:
         """The engine's process has gone."""
-        record = self._records.get(reservation.key)
+        record = self.records.get(reservation.key)
         gone = record.strike(reservation.number) if record else None
         if gone is None:
             return ()  # the service is not this host's any more, and all has been given back
         self._give_back(gone, now)
         return self.admit(now)
 
-    def newest(self, reservation: Reservation) -> Reservation:
-        """Return a reservation as it is now; as it is given when it has been released."""
-        record = self._records.get(reservation.key)
-        return record.reservations.get(reservation.number, reservation) if record else reservation
-
     # -- the host -------------------------------------------------------------------------------------------------
 
     def observe(self, sample: Sample, footprints: Mapping[int, int], now: float) -> None:
         """Take in one look at the host, and what processes hold, by pid; `decide` follows."""
         self._left_bytes = sample.available_bytes
-        for each in self.reservations():
+        for each in self.records.reservations():
             if each.pid in footprints:
                 held = footprints[each.pid]
                 # A process that leaves and is not seen may be gone by now, and its memory back.
                 left = sample.available_bytes if each.is_leaving else 0
                 peak = max(each.peak_bytes, held)
-                self._update(each, measured=True, resident_bytes=held, peak_bytes=peak, left_bytes=left)
+                self.records.update(each, measured=True, resident_bytes=held, peak_bytes=peak, left_bytes=left)
         self._releases.note(sample, now)
         if sample.level is Level.UNKNOWN:
             return
         self.sample = sample
         self.budget = host_budget(sample.total_bytes, self.rules.fraction, sample.device_limit_bytes)
         spare = self._spare_bytes()
-        for each in self.reservations():
+        for each in self.records.reservations():
             if each.spare_bytes < spare:
-                self._update(each, spare_bytes=spare)
+                self.records.update(each, spare_bytes=spare)
 
     def decide(self, decision: Decision, now: float) -> Orders:
         """Take in what follows from the look: admit what fits now, and have go what has to."""
         self.decision = decision
         hurried: Orders = ()
         if decision.level is Level.CRITICAL:
-            slow = [each for each in self.reservations() if each.is_leaving and not each.urgent]
+            slow = [each for each in self.records.reservations() if each.is_leaving and not each.urgent]
             hurried = tuple(Hurry(self._hurry(each, now)) for each in slow)
         orders = hurried + self.admit(now)
         return orders + self.evict(decision.evict, now) if decision.evict is not None else orders
 
     def evict(self, evict: Evict, now: float) -> Orders:
         """Have a service's engine go; the service waits for its turn to come back. A successor goes with it."""
-        record = self._records.get(evict.key)
+        record = self.records.get(evict.key)
         if record is None:
             return ()
         successor, engine = record.engine(Role.SUCCESSOR), record.engine(Role.SERVING)
@@ -230,8 +197,7 @@ class Book:
         if engine is None or not engine.held or engine.evicted_why is not None:
             return orders
         if evict.cause is not Cause.DISPLACED:
-            record.relapses = record.relapses + 1 if self._has_relapsed(engine, now) else 0
-            record.spare_bytes = self._spare_bytes()
+            record.note_pressure(engine, self.rules.policy, self._spare_bytes(), self._reclaim_bytes, now)
         record.note_eviction(evict, engine)
         self.evictions[evict.cause] += 1
         return orders + self._send_away(engine, evict, now)
@@ -240,24 +206,24 @@ class Book:
         """Promise memory to every service that fits now, have go what has to for that, and say why the others wait."""
         if self.decision is None:
             return ()
-        queue = {key: self._asked(record, now) for key, record in self._records.items() if record.request is not None}
+        queue = {key: self._asked(record, now) for key, record in self.records.waiting().items()}
         outcome = admission.step(tuple(queue.values()), self.capacity(now))
         orders: list[Order] = []
         for key in outcome.admitted:
             asked = queue[key]
             orders.append(Start(self._promise(key, asked.need, now, returns=asked.returns)))
         for key, refusal in outcome.refused:
-            if self._records[key].has_to_tell(refusal, now):
+            if self.records.of(key).has_to_tell(refusal, now):
                 orders.append(Tell(key, refusal))
         for each in outcome.displaced:
-            self._records[each.winner].displaced_at = now
+            self.records.of(each.winner).displaced_at = now
             orders += self.evict(Evict(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
         return tuple(orders)
 
     def look(self, sample: Sample) -> Look:
         """What the eviction policy decides on, after a sample has been observed."""
-        unsettled = self.is_releasing or self._is_taking_over
-        return Look(sample, self.reservations(), unsettled, self._over_bytes())
+        unsettled = self.is_releasing or self.records.is_adopting
+        return Look(sample, self.records.reservations(), unsettled, self.records.over_bytes(self.budget))
 
     def capacity(self, now: float) -> Capacity:
         """What admission decides on."""
@@ -271,7 +237,7 @@ class Book:
             Level.UNKNOWN if decision.level is Level.UNKNOWN else sample.level,
             decision.admitting,
             decision.calm_seconds,
-            self.reservations(),
+            self.records.reservations(),
             self._releases.size_bytes,
             self.rules.guesses,
             now,
@@ -279,21 +245,9 @@ class Book:
 
     # -- what others want to know ---------------------------------------------------------------------------------
 
-    def reservations(self) -> tuple[Reservation, ...]:
-        """What every engine has been promised."""
-        return tuple(each for record in self._records.values() for each in record.reservations.values())
-
-    def requests(self) -> tuple[Request, ...]:
-        """What services wait for."""
-        return tuple(record.request for record in self._records.values() if record.request is not None)
-
-    def serving(self, key: Key) -> Reservation | None:
-        """The reservation of the engine that serves, or is to serve, a service."""
-        return record.engine(Role.SERVING) if (record := self._records.get(key)) else None
-
     def evicted(self, key: Key) -> Evict | None:
         """Why a service had to go, until it is loaded again."""
-        return record.evicted if (record := self._records.get(key)) else None
+        return record.evicted if (record := self.records.get(key)) else None
 
     @property
     def is_short(self) -> bool:
@@ -301,36 +255,13 @@ class Book:
         return self.decision is not None and self.decision.level >= Level.WARNING
 
     @property
-    def is_moving(self) -> bool:
-        """Whether an engine loads or is on the way out: figures change from one second to the next."""
-        return any(each.loaded_at is None or each.is_leaving for each in self.reservations())
-
-    @property
-    def is_unmeasured(self) -> bool:
-        """Whether an engine has loaded and was not measured since."""
-        return any(each.pid and each.loaded_at is not None and not each.measured for each in self.reservations())
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a service waits for memory."""
-        return any(record.request is not None for record in self._records.values())
-
-    @property
     def is_releasing(self) -> bool:
         """Whether memory of an engine that has ended is not seen to be back."""
         return bool(self._releases)
 
-    def pids(self) -> tuple[int, ...]:
-        """The processes whose memory counts."""
-        return tuple(each.pid for each in self.reservations() if each.pid)
-
     def room(self, now: float) -> Room | None:
         """What there is for engines; None before the first look."""
-        if self.decision is None:
-            return None
-        host = self.capacity(now)
-        free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
-        return Room(self.sample.total_bytes, self.budget.limit_bytes, free_bytes)
+        return None if self.decision is None else room_in(self.capacity(now), self.sample.total_bytes)
 
     def view(self, now: float) -> MemoryView | None:
         """A snapshot for people and metrics; None before the first look."""
@@ -342,59 +273,29 @@ class Book:
             self.sample,
             self.budget,
             room.free_bytes,
-            self.reservations(),
-            self.requests(),
+            self.records.reservations(),
+            self.records.requests(),
             dict(self.evictions),
             dict(self.skips),
         )
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _record(self, key: Key) -> ServiceRecord:
-        return self._records.setdefault(key, ServiceRecord())
-
     def _promise(
-        self,
-        key: Key,
-        need: Need,
-        now: float,
-        *,
-        role: Role = Role.SERVING,
-        held: bool = True,
-        returns: bool = False,
+        self, key: Key, need: Need, now: float, *, role: Role = Role.SERVING, returns: bool = False
     ) -> Reservation:
-        spare = self._spare_bytes() if held else 0
-        return self._record(key).promise(
-            Reservation(
-                next(self._numbers),
-                key,
-                need,
-                role=role,
-                since=now,
-                held=held,
-                returns=returns,
-                busy_at=now,
-                spare_bytes=spare,
-            )
-        )
-
-    def _update(self, reservation: Reservation, **changes: Any) -> Reservation:
-        record, after = self._records.get(reservation.key), attrs.evolve(self.newest(reservation), **changes)
-        if record is not None and reservation.number in record.reservations:
-            record.reservations[reservation.number] = after
-        return after
+        return self.records.promise(key, need, now, role=role, returns=returns, spare_bytes=self._spare_bytes())
 
     def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
         request = record.up_to_date(self.rules.policy, request, self.budget.limit_bytes, now)
-        return attrs.evolve(request, may_displace=request.may_displace and not self._is_taking_over)
+        return attrs.evolve(request, may_displace=request.may_displace and not self.records.is_adopting)
 
     def _asked(self, record: ServiceRecord, now: float) -> Request:
-        """A request as the newest objects have it; what others have given back since makes up for its relapses."""
+        """A request as the newest objects have it."""
         assert record.request is not None, "only what waits is asked"
-        request, policy, dwell = self._up_to_date(record, record.request, now), self.rules.policy, 0.0
+        request, dwell = self._up_to_date(record, record.request, now), 0.0
         if request.returns:
-            eased = self._spare_bytes() - record.spare_bytes >= policy.reclaim_bytes(self.sample.total_bytes)
-            dwell = policy.dwell_seconds(0 if eased else record.relapses)
+            dwell = record.dwell_seconds(self.rules.policy, self._spare_bytes(), self._reclaim_bytes)
         return attrs.evolve(request, dwell_seconds=dwell)
 
     def _send_away(self, engine: Reservation, evict: Evict, now: float) -> Orders:
@@ -406,36 +307,18 @@ class Book:
         return (Leave(engine, evict),)
 
     def _leave(self, engine: Reservation, by: float, **changes: Any) -> Reservation:
-        return self._update(engine, leaves_by=by, left_bytes=self._left_bytes, **changes)
+        return self.records.update(engine, leaves_by=by, left_bytes=self._left_bytes, **changes)
 
     def _hurry(self, engine: Reservation, now: float) -> Reservation:
-        return self._update(engine, leaves_by=now + self.rules.urgent_seconds, urgent=True)
-
-    def _has_relapsed(self, engine: Reservation, now: float) -> bool:
-        """Whether its own return has brought the pressure back: soon after it, and no other program has grown since."""
-        policy, total = self.rules.policy, self.sample.total_bytes
-        soon = engine.loaded_at is None or now - engine.loaded_at < policy.relapse_seconds
-        squeezed = engine.spare_bytes - self._spare_bytes() >= policy.reclaim_bytes(total)
-        return engine.returns and soon and not squeezed
+        return self.records.update(engine, leaves_by=now + self.rules.urgent_seconds, urgent=True)
 
     def _spare_bytes(self) -> int:
         """What all engines could have: what they hold, what is coming back, and what is left."""
-        held = sum(each.held_bytes for each in self.reservations()) + self._releases.size_bytes
-        return self.sample.available_bytes + held
+        return self.sample.available_bytes + self.records.held_bytes() + self._releases.size_bytes
 
     @property
-    def _is_taking_over(self) -> bool:
-        """Whether an adopted engine cannot be told to go yet, since no task runs it: a matter of milliseconds."""
-        return any(not each.held for each in self.reservations())
-
-    def _over_bytes(self) -> int:
-        """How much more than the budget the engines hold that stay; a fiftieth of it is not worth a restart."""
-        budget = self.budget
-        staying = [each for each in self.reservations() if not each.is_leaving]
-        over = sum(each.total_bytes for each in staying) - budget.limit_bytes
-        if budget.device_limit_bytes is not None:
-            over = max(over, sum(each.need.device_bytes for each in staying) - budget.device_limit_bytes)
-        return over if over > budget.limit_bytes // 50 else 0
+    def _reclaim_bytes(self) -> int:
+        return self.rules.policy.reclaim_bytes(self.sample.total_bytes)
 
     def _give_back(self, gone: Reservation, now: float) -> None:
         """The bytes of a process that has gone count until they are seen to be back, or for so long."""

@@ -18,8 +18,9 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Way
-from llmkube.supervisor.memory.book import Book, Hurry, Leave, Orders, Start, Tell
+from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Decision, Evict
+from llmkube.supervisor.memory.orders import Hurry, Leave, Orders, Start, Tell
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import Need, Reservation, Role, Terms
 from llmkube.supervisor.memory.view import MemoryView, Room
@@ -42,7 +43,7 @@ class Grant:
     @property
     def reservation(self) -> Reservation:
         """The reservation as it is now."""
-        return self._book.newest(self._reservation)
+        return self._book.records.newest(self._reservation)
 
     @property
     def urgent(self) -> bool:
@@ -100,7 +101,7 @@ class Ledger:
         if not self.watched:
             yield Grant(self.book, Reservation(0, key, need), scope)
             return
-        wait = self._waits[key] = _Wait(self.book.serving(key))  # an adopted engine has its memory already
+        wait = self._waits[key] = _Wait(self.book.records.serving(key))  # an adopted engine has its memory already
         try:
             if wait.reservation is None:
                 self._carry_out(self.book.ask(key, need, trio.current_time()))

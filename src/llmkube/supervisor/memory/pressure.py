@@ -117,7 +117,7 @@ class Pressure:
         done = 0
         while True:
             sample = await self._orders.wait_newer(done)
-            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.book.pids()))
+            self._measured = _Measured(sample, await self.memory.footprint(self.ledger.book.records.pids()))
             self._measuring, done = False, self._orders.version
             self.ledger.look_nowait()
 
@@ -126,7 +126,7 @@ class Pressure:
         last, book = self._decided_on, self.ledger.book
         if now - self._decided_at >= MEASURE_SECONDS or self._measured is not None or self._short:
             return False
-        if book.is_moving or book.is_awaited or book.is_releasing or book.is_unmeasured:
+        if book.records.is_moving or book.records.is_awaited or book.is_releasing or book.records.is_unmeasured:
             return False
         alike = abs(sample.available_bytes - last.available_bytes) < REST_SHARE * sample.total_bytes
         return sample.level is Level.NORMAL is last.level and sample.total_bytes == last.total_bytes and alike
@@ -135,20 +135,22 @@ class Pressure:
         """Footprints count together with what the host had left then: since then an engine may have ended."""
         if self._measured is None:
             return
-        awaited = self.ledger.book.is_unmeasured
+        awaited = self.ledger.book.records.is_unmeasured
         self.ledger.observe(self._measured.sample, self._measured.footprints)
         self._measured = None
-        if awaited and not self.ledger.book.is_unmeasured:
+        if awaited and not self.ledger.book.records.is_unmeasured:
             self._measured_at = -math.inf  # an engine has loaded since this began, and may have held less then
 
     def _has_to_measure(self, sample: Sample, now: float) -> bool:
         """Not at every look, since it is the most expensive part of one; never while the last one is under way."""
         fresh = self._before is None or self._before.level is not Level.CRITICAL
         book = self.ledger.book
-        if self._measuring or not book.pids() or (sample.level is Level.CRITICAL and fresh):
+        if self._measuring or not book.records.pids() or (sample.level is Level.CRITICAL and fresh):
             return False  # at the first sign of CRITICAL the processor has something better to do
-        pause = MOVING_SECONDS if self._short or book.is_moving or sample.level > Level.NORMAL else MEASURE_SECONDS
-        if book.is_unmeasured:
+        pause = (
+            MOVING_SECONDS if self._short or book.records.is_moving or sample.level > Level.NORMAL else MEASURE_SECONDS
+        )
+        if book.records.is_unmeasured:
             pause = RELEASE_SECONDS
         return now - self._measured_at >= pause
 
@@ -159,9 +161,9 @@ class Pressure:
     def _pace(self) -> float:
         if self.ledger.book.is_releasing:
             return RELEASE_SECONDS
-        if self._short or self.ledger.book.is_moving or self.ledger.book.is_unmeasured:
+        if self._short or self.ledger.book.records.is_moving or self.ledger.book.records.is_unmeasured:
             return MOVING_SECONDS
-        return AWAITED_SECONDS if self.ledger.book.is_awaited else CALM_SECONDS
+        return AWAITED_SECONDS if self.ledger.book.records.is_awaited else CALM_SECONDS
 
     def _count(self, decision: Decision, before: Decision | None) -> None:
         if decision.evict is not None:

@@ -105,6 +105,30 @@ class ServiceRecord:
         """Remember why an engine had to go, and what it had taken."""
         self.evicted, self.estimated_bytes, self.peak_bytes = evict, engine.need.estimated_bytes, engine.peak_bytes
 
+    def note_pressure(
+        self, engine: Reservation, policy: Policy, spare_bytes: int, reclaim_bytes: int, now: float
+    ) -> None:
+        """Take in that its engine is evicted for pressure: a relapse if its own return has brought that back.
+
+        It is one if the engine had returned lately, and no other program has taken memory since.
+
+        Args:
+            engine: The one that is evicted.
+            policy: How soon after a return an eviction is a relapse.
+            spare_bytes: What all engines could have now.
+            reclaim_bytes: A difference that matters.
+            now: The moment.
+        """
+        soon = engine.loaded_at is None or now - engine.loaded_at < policy.relapse_seconds
+        squeezed = engine.spare_bytes - spare_bytes >= reclaim_bytes
+        self.relapses = self.relapses + 1 if engine.returns and soon and not squeezed else 0
+        self.spare_bytes = spare_bytes
+
+    def dwell_seconds(self, policy: Policy, spare_bytes: int, reclaim_bytes: int) -> float:
+        """How long memory has to be normal before it returns; memory that came free since makes up for relapses."""
+        eased = spare_bytes - self.spare_bytes >= reclaim_bytes
+        return policy.dwell_seconds(0 if eased else self.relapses)
+
     def has_to_tell(self, refusal: Refusal, now: float) -> bool:
         """Whether the service is to be told why it waits: not at once again, and not while nothing has changed."""
         if self.told is not None:

@@ -6,6 +6,7 @@ import attrs
 
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import Budget
+from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Request, Reservation
 
@@ -25,6 +26,12 @@ class Room:
     free_bytes: int
 
 
+def room_in(host: Capacity, total_bytes: int) -> Room:
+    """Return what a host has for engines."""
+    free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
+    return Room(total_bytes, host.budget.limit_bytes, free_bytes)
+
+
 @attrs.frozen
 class MemoryView:
     """A host's memory at one moment, for people and metrics.
@@ -36,7 +43,7 @@ class MemoryView:
         free_bytes: What a service that comes now could take: of the budget, and of what the host has.
         reservations: What every engine has been promised.
         requests: Which services wait for memory.
-        evictions: How many engines have had to go since the agent started, by the cause.
+        evictions: How many engines were evicted since the agent started, by the cause.
         skips: How often no engine was evicted although memory was short, by the reason.
     """
 
