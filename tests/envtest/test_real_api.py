@@ -24,10 +24,11 @@ from llmkube.k8s.errors import AlreadyExistsError, ConflictError, GoneError, Inv
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.endpoints import endpoints_manifest, service_manifest, slice_manifest
 from llmkube.supervisor.cluster.host_lease import lease_manifest
-from llmkube.supervisor.cluster.status import OF_SERVICE, Conditions, model_status, service_status
+from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_status, settle
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.download.fetch import WeightsFile
@@ -231,9 +232,11 @@ async def test_agent_and_controller_write_one_status_together(
     client: Client, chat: InferenceService, llama: Model, namespace: str
 ):
     """Each writer keeps its own conditions when the other applies, and saying the same again changes nothing."""
-    conditions = Conditions()
-    conditions.set("Accepted", True, "Accepted", "fine", generation=1, now=NOW)
-    conditions.set("Loaded", False, "Loading", "x" * 10_000, generation=1, now=NOW)
+    statements = [
+        Statement("Accepted", True, "Accepted", "fine", generation=1),
+        Statement("Loaded", False, "Loading", "x" * 10_000, generation=1),
+    ]
+    conditions = settle(statements, (), now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
     of_service = set(OF_SERVICE)  # always all of them
     said: list[tuple[type[Object], dict[str, Any], set[str]]] = [

@@ -13,8 +13,8 @@ from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.runner import Runner
-from llmkube.supervisor.service.voice import Voice
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
 from sim.machine import Script
@@ -300,7 +300,7 @@ async def at_once(*_):
 async def unnoted(engine, child, record, grant):
     await trio.lowlevel.checkpoint()
     engine.site.ledger.take_over(grant)
-    engine.voice.lead()
+    engine.status.lead()
 
 
 async def mute(current, successor):
@@ -329,7 +329,7 @@ MUTANTS = {
         an_edit_that_asks_for_too_much,
     ),
     "both are loaded though only one fits": (Book, "replacement", always_beside, an_edit_where_only_one_fits),
-    "a successor speaks before it serves": (Voice, "leads", True, an_edit_where_both_fit),
+    "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Incarnation, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
     "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
     "the old engine stays": (Runner, "_retire", at_once, an_edit_where_both_fit),

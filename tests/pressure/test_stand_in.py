@@ -9,8 +9,8 @@ import trio
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
-from llmkube.supervisor.service.status_manager import Reporter
 from pressure.hosts import running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date
 from sim.machine import Machine, Script
@@ -322,8 +322,8 @@ def given_up(runner, failure):
     return 0.0
 
 
-def forgotten(reporter, reason, message):
-    reporter.outdated(reason, message)
+def forgotten(facts, reason, message):
+    return facts.with_outdated(reason, message)
 
 
 MUTANTS = {
@@ -335,7 +335,7 @@ MUTANTS = {
         admitted_anyway,
         the_newest_is_refused,
     ),
-    "what stands in is called the newest": (Reporter, "unplanned", forgotten, the_newest_is_invalid),
+    "what stands in is called the newest": (Facts, "with_unplanned", forgotten, the_newest_is_invalid),
     "a newer edit waits for what stands in": (Runner, "_end_when_superseded", never, another_edit_meanwhile),
     "a suspension is no end": (Runner, "_rest", remembered, a_suspension),
     "the journal does not know that it served": (Incarnation, "keep", nothing, both_die_while_no_agent_runs),

@@ -26,7 +26,7 @@ from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Incarnation
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Roster
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
@@ -88,10 +88,10 @@ def always_ready(*args, original=endpoints.slice_manifest, **kwargs):
 
 
 def greeted_as_new(original):
-    def greet(self, *, adopting):
+    def start(self, *, adopting):
         original(self, adopting=False)
 
-    return greet
+    return start
 
 
 def planned_first(original):
@@ -118,9 +118,9 @@ MUTANTS = {
     ),
     "an adopted engine is announced as not ready first": (
         adoption.test_a_killed_agent_costs_nothing,
-        Reporter,
-        "greet",
-        greeted_as_new(Reporter.greet),
+        StatusManager,
+        "start",
+        greeted_as_new(StatusManager.start),
     ),
     "an adopted engine of another plan stays": (
         adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once,

@@ -17,9 +17,13 @@ from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.facts import Facts
 from sim import test_api_faults, test_claims, test_limits, test_presence
 from sim.mutation import is_caught
+
+
+def first_address(original):
+    return lambda facts, reach: facts if facts.reach.address else original(facts, reach)
 
 
 def always(value):
@@ -141,9 +145,9 @@ MUTANTS = {
         test_api_faults.test_what_was_undone_during_an_outage_is_said_again_at_once,
     ),
     "slices stay where they were": (
-        Reporter,
-        "moved",
-        always(None),
+        Facts,
+        "with_reach",
+        first_address(Facts.with_reach),
         test_presence.test_a_new_gateway_moves_the_slice_and_no_engine,
     ),
     "engines stay on lost addresses": (

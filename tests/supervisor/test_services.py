@@ -9,10 +9,11 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import Applier, Slot
+from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.services import Roster
 from sim.world import utcnow
 
@@ -101,5 +102,5 @@ async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
     async with trio.open_nursery() as nursery:
         roster._reconcile(CHAT, nursery)
         with trio.fail_after(2):
-            await roster.running[CHAT].reporter.wait_endpoint_heard()
+            await roster.running[CHAT].status_manager.wait_endpoint_heard()
         nursery.cancel_scope.cancel()

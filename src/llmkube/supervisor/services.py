@@ -21,7 +21,7 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.cluster.applier import Applier, Slot
+from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.host.sample import Level
@@ -34,10 +34,13 @@ from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.nouns.target import Idle, Target
 from llmkube.supervisor.service.attempt import Site
+from llmkube.supervisor.service.events import Event, displacing
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner, run_service
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.status_manager import StatusManager
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +61,7 @@ class Running:
 
     desired: Mailbox[Desired]
     life: trio.CancelScope
-    reporter: Reporter
+    status_manager: StatusManager
     runner: Runner
 
 
@@ -158,25 +161,26 @@ class Roster:
         for running in self.running.values():
             if changed and Level.UNKNOWN not in {decision.level, before.level if before else None}:
                 kind: Literal["Normal", "Warning"] = "Normal" if decision.level is Level.NORMAL else "Warning"
-                running.reporter.told("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind)
+                running.status_manager.emit(Event("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind))
             if skipped:
-                running.reporter.told("EvictionSkipped", decision.note, "Warning")
+                running.status_manager.emit(Event("EvictionSkipped", decision.note))
 
     def _tell_memory(self, key: Key, decision: Decision) -> None:
-        self.running[key].reporter.memory(decision.level, self.ledger.book.evicted(key), _word(decision))
+        evicted = self.ledger.book.evicted(key)
+        self.running[key].status_manager.update(Facts.with_memory, decision.level, evicted, _word(decision))
 
     def _tell_evicted(self, evict: Evict) -> None:
         running = self.running.get(evict.key)
         if evict.winner in self.running:
-            self.running[evict.winner].reporter.displaces(evict)
+            self.running[evict.winner].status_manager.emit(displacing(evict.winner, evict))
         if running is not None:
-            running.reporter.evicted(evict)
+            running.status_manager.update(Facts.with_eviction, evict)
             if self.ledger.book.decision is not None:
                 self._tell_memory(evict.key, self.ledger.book.decision)
 
     def _tell_refused(self, key: Key, slot: Slot, refused: UserError | None) -> None:
         if key in self.running:
-            self.running[key].reporter.refused_slot(slot, refused)
+            self.running[key].status_manager.update(Facts.with_refusal, slot, refused)
 
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the marks come in."""
@@ -224,9 +228,9 @@ class Roster:
         wish = desired_here(service, model, current, self.settings.accelerators)
         ours = wish is not None and self.claims.may_run(wish, running=running is not None)
         if running is not None and wish is not None:
-            running.reporter.speak(ours and self.claims.reports(wish))
+            running.status_manager.speak(ours and self.claims.reports(wish))
         if running is not None and key in self.services.doubted:
-            running.reporter.told("DeletionDoubted", DOUBTED, "Warning")
+            running.status_manager.emit(Event("DeletionDoubted", DOUBTED))
         if wish is None or not ours:
             if wish is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
@@ -240,15 +244,22 @@ class Roster:
         # A service that comes back while its task ends is marked again by the end of that task.
 
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
-        reporter = Reporter(
-            wish, self.settings, self.applier, self.events, self.ports.utcnow, self._changed, self.reach
+        facts = Facts(wish, self.settings.host_name, Reach(None))
+        status_manager = StatusManager(
+            facts,
+            self.settings,
+            self.applier,
+            self.events,
+            self.ports.utcnow,
+            self.changed,
+            self.reach,
+            speaks=self.claims.reports(wish),
         )
-        reporter.speaks = self.claims.reports(wish)
         found, before = left.engine if left else None, self.left.pop(key, None)
         kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
-        runner = Runner(Site(reporter, self.ports, self.settings, self.parting, self.ledger), found, kept)
+        runner = Runner(Site(status_manager, self.ports, self.settings, self.parting, self.ledger), found, kept)
         # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
-        self.running[key] = running = Running(Mailbox(wish), trio.CancelScope(), reporter, runner)
+        self.running[key] = running = Running(Mailbox(wish), trio.CancelScope(), status_manager, runner)
         self.ledger.follow(key, _terms(wish))
         if left is not None and left.engine is not None:
             self.ledger.adopt(key, need_of(left.launch, None))
@@ -257,15 +268,13 @@ class Roster:
         nursery.start_soon(self._look_after, key, running, left)
 
     async def _look_after(self, key: Key, running: Running, left: Entry | None) -> None:
-        if self.reach.value.problem:
-            running.reporter.moved()
-        running.reporter.greet(adopting=left is not None and left.engine is not None)
+        running.status_manager.start(adopting=left is not None and left.engine is not None)
         first: Target = left.launch if left else Idle(Reason.PENDING)
         with self._listed(key), running.life:
             await run_service(running.desired, running.runner, first)
         if running.life.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
-            running.reporter.farewell()
+            running.status_manager.finish()
             try:
                 await self.ports.journal.remove(key)
             except Exception:  # a service's bug stops at the service, to the last line; the next agent removes it
@@ -278,11 +287,8 @@ class Roster:
         finally:
             del self.running[key]
             self.ledger.forget(key)
-            self._changed()
+            self.changed.put_nowait(None)
             self.mark(key)
-
-    def _changed(self) -> None:
-        self.changed.put_nowait(None)
 
 
 def _terms(wish: Desired) -> Terms:

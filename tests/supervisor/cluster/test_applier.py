@@ -10,7 +10,8 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Applier, Slot
+from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Applier
+from llmkube.supervisor.nouns.slot import Slot
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 

@@ -7,6 +7,7 @@ from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.nouns.lifecycle import ServiceView
@@ -21,29 +22,28 @@ def later(seconds):
     return T0 + datetime.timedelta(seconds=seconds)
 
 
+def loaded(holds, reason, message=""):
+    return Statement("Loaded", holds, reason, message, generation=1)
+
+
 def test_a_transition_time_moves_only_when_the_status_flips():
     """A new reason or message under the same status keeps the time since when it holds."""
-    conditions = status.Conditions()
-    conditions.set("Loaded", False, "Loading", "", generation=1, now=later(0))
-    conditions.set("Loaded", False, "Restarting", "again", generation=1, now=later(5))
-    (one,) = conditions.as_list()
-    assert (one["reason"], one["lastTransitionTime"]) == ("Restarting", "2026-01-01T00:00:00Z")
-    conditions.set("Loaded", True, "Loaded", "", generation=1, now=later(9))
-    (one,) = conditions.as_list()
-    assert one["lastTransitionTime"] == "2026-01-01T00:00:09Z"
+    first = status.settle([loaded(False, "Loading")], (), now=later(0))
+    second = status.settle([loaded(False, "Restarting", "again")], first, now=later(5))
+    assert (second[0]["reason"], second[0]["lastTransitionTime"]) == ("Restarting", "2026-01-01T00:00:00Z")
+    (third,) = status.settle([loaded(True, "Loaded")], second, now=later(9))
+    assert third["lastTransitionTime"] == "2026-01-01T00:00:09Z"
 
 
 def test_a_condition_fits_into_the_api():
     """A message that is longer than Kubernetes takes is cut, not refused."""
-    conditions = status.Conditions()
-    conditions.set("Loaded", False, "Loading", "x" * 100_000, generation=1, now=T0)
-    assert len(conditions.as_list()[0]["message"]) < 32_768
+    (condition,) = status.settle([loaded(False, "Loading", "x" * 100_000)], (), now=T0)
+    assert len(condition["message"]) < 32_768
 
 
 def test_every_condition_of_a_service_is_always_stated():
     """What is not known is Unknown, since when the object exists: none that was stated once is ever left out."""
-    conditions = status.Conditions()
-    conditions.set("Loaded", False, "Loading", "", generation=1, now=T0)
+    conditions = status.settle([loaded(False, "Loading")], (), now=T0)
     metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
     patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
     said = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
@@ -62,7 +62,7 @@ def test_every_condition_of_a_service_is_always_stated():
 )
 def test_the_scheduling_status_says_what_is_waited_for(view, word):
     """A service that serves, or should not, waits for nothing; the message is one line."""
-    patch = status.service_status(CHAT, status.Conditions(), view)["status"]
+    patch = status.service_status(CHAT, (), view)["status"]
     assert patch["schedulingStatus"] == word
     assert "\n" not in patch["schedulingMessage"]
 
@@ -78,5 +78,5 @@ def test_a_failed_fetch_has_a_reason_of_its_own(error, reason):
 
 def test_a_model_without_a_file_claims_no_file():
     """Path, size and header facts are absent until there is a file."""
-    patch = status.model_status(MODEL, status.Conditions(), None, None)["status"]
+    patch = status.model_status(MODEL, (), None, None)["status"]
     assert set(patch) == {"conditions"}

@@ -52,12 +52,16 @@ class Verdict:
 
 @attrs.frozen
 class Statement:
-    """A condition before it has a time: whether it holds (None: it is not known) and why."""
+    """A condition before it has a time: whether it holds (None: it is not known) and why.
+
+    One that was derived from an older generation of the object than the rest names it.
+    """
 
     type: str
     holds: bool | None
     reason: str
     message: str
+    generation: int | None = None
 
     @property
     def status(self) -> str:
@@ -115,7 +119,7 @@ def settled(
         "reason": _spelled(statement.reason),
         "message": shorten(statement.message, MAX_MESSAGE_BYTES),
         "lastTransitionTime": before[1] if before is not None and stays else timestamp(now),
-        "observedGeneration": generation,
+        "observedGeneration": generation if statement.generation is None else statement.generation,
     }
 
 

@@ -23,6 +23,7 @@ from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import SERVICE_LABEL, service_name
 from llmkube.k8s.workqueue import WorkQueue, run_workers
+from llmkube.supervisor.nouns.slot import Slot
 
 log = structlog.get_logger(__name__)
 
@@ -39,19 +40,6 @@ _NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
 
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
-
-
-@attrs.frozen
-class Slot:
-    """One thing that this agent says: an object, or one of its subresources."""
-
-    kind: type[Object]
-    key: Key
-    subresource: str = ""
-
-    def __str__(self) -> str:
-        """`EndpointSlice default/chat.mac`."""
-        return f"{self.kind.RESOURCE.kind} {self.key}{'/' + self.subresource if self.subresource else ''}"
 
 
 @attrs.frozen

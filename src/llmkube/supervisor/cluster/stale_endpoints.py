@@ -17,8 +17,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL, host_id
 from llmkube.k8s.wire.owners import controller_key
-from llmkube.supervisor.cluster.applier import Applier, Slot
+from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.slot import Slot
 
 log = structlog.get_logger(__name__)
 

@@ -4,9 +4,8 @@ The controller turns these into phases; nothing here reads a status back.
 """
 
 import datetime
+from collections.abc import Iterable
 from typing import Any
-
-import attrs
 
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
@@ -16,8 +15,11 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.weights.download.fetch import WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
+
+Conditions = tuple[dict[str, Any], ...]
+"""What one writer says of one object."""
 
 OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
 """The conditions that agents state of a service.
@@ -28,32 +30,14 @@ server refuses a condition without its time: no status of this service would eve
 """
 
 
-@attrs.define
-class Conditions:
-    """The conditions that one writer holds on one object; a transition time moves only when the status flips."""
+def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime.datetime) -> Conditions:
+    """Return the statements as the API wants them, in a stable order.
 
-    _items: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-
-    def set(
-        self, kind: str, status: bool | None, reason: str, message: str, *, generation: int, now: datetime.datetime
-    ) -> None:
-        """State a condition; the status None means that it is not known."""
-        before = self._items.get(kind)
-        since = (before["status"], before["lastTransitionTime"]) if before is not None else None
-        statement = Statement(kind, status, reason, message)
-        self._items[kind] = settled(statement, since, generation=generation, now=now)
-
-    def holds(self, kind: str) -> bool | None:
-        """Whether a condition holds; None when it was never stated."""
-        return self._items[kind]["status"] == "True" if kind in self._items else None
-
-    def has(self, kind: str) -> bool:
-        """Whether a condition was ever stated."""
-        return kind in self._items
-
-    def as_list(self) -> list[dict[str, Any]]:
-        """The conditions as the API wants them, in a stable order."""
-        return [dict(self._items[kind]) for kind in sorted(self._items)]
+    A transition time moves only when the status flips against the conditions that this writer has held before.
+    """
+    since = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in before}
+    in_order = sorted(statements, key=lambda each: each.type)
+    return tuple(settled(each, since.get(each.type), generation=0, now=now) for each in in_order)
 
 
 def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:
@@ -65,7 +49,7 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
         {
             "schedulingStatus": str(view.reason) if waiting else "",
             "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
-            "conditions": [*conditions.as_list(), *_unstated(service, conditions)],
+            "conditions": [*conditions, *_unstated(service, conditions)],
         },
     )
 
@@ -80,7 +64,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
         for kind in OF_SERVICE
-        if not conditions.has(kind)
+        if kind not in {one["type"] for one in conditions}
     ]
 
 
@@ -88,7 +72,7 @@ def model_status(
     model: Model, conditions: Conditions, weights: WeightsFile | None, facts: GGUFFacts | None
 ) -> dict[str, Any]:
     """Return the status patch of one Model on this host: whether its file is here, and what its header says."""
-    status: dict[str, Any] = {"conditions": conditions.as_list()}
+    status: dict[str, Any] = {"conditions": list(conditions)}
     if weights is not None:
         status |= {"path": str(weights.path), "size": format_bytes(weights.size_bytes)}
         if weights.sha256:

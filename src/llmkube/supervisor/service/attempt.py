@@ -11,7 +11,7 @@
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,15 +33,16 @@ from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView, reason_of
+from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Child, Command, Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome
+from llmkube.supervisor.service.events import cut_short
 from llmkube.supervisor.service.load_progress import LoadLine
 from llmkube.supervisor.service.measuring import Measuring, context_hint, key_of
-from llmkube.supervisor.service.status_manager import Reporter
-from llmkube.supervisor.service.voice import Voice
+from llmkube.supervisor.service.status_manager import StatusManager
 
 log = structlog.get_logger(__name__)
 
@@ -60,23 +61,25 @@ class Site:
     """What all engines of one service share.
 
     Attributes:
-        reporter: Says what is true of the service.
+        status_manager: Says what is true of the service.
         ports: The outside world.
         settings: The host's.
         parting: Whether engines stay when their tasks are cancelled.
         ledger: Who may take how much of this host's memory.
+        leader: Which of the engines is heard.
     """
 
-    reporter: Reporter
+    status_manager: StatusManager
     ports: Ports
     settings: AgentSettings
     parting: Parting
     ledger: Ledger
+    leader: Leader = attrs.field(factory=Leader)
 
     @property
     def log_path(self) -> Path:
         """Where the engine that leads writes to."""
-        return log_path(self.settings.state_dir, self.reporter.key)
+        return log_path(self.settings.state_dir, self.status_manager.key)
 
     async def need(self, launch: Launch) -> Need:
         """How much a launch will take: what was estimated, or learned if that is more."""
@@ -94,7 +97,7 @@ class Incarnation:
         before: The engine that serves until this one answers, if there is one.
         kept: What has served last, if newer plans could not start since: the next agent may have to know.
         child: Its process, while there is one.
-        voice: What it may say.
+        status: What it reports.
         scope: Cancel it, and the engine ends in order.
         serves: It has answered.
         ended: Set when nothing is left of it.
@@ -107,22 +110,23 @@ class Incarnation:
     before: "Incarnation | None" = None
     kept: Launch | None = None
     child: Child | None = None
-    voice: Voice = attrs.field(init=False)
+    status: EngineStatus = attrs.field(init=False)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     serves: bool = False
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
-    _status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _record: EngineRecord | None = None  # what the journal says of its process
     _wish: Desired | None = None  # what it says was asked for
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
-        self.voice = Voice(self.site.reporter, newest=self.launch != self.kept)
+        newest = self.launch != self.kept
+        self.status = EngineStatus(self.site.status_manager, self.site.leader, newest=newest)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live; `started` is called when the engine serves, or has ended before it did."""
-        key, self._status = self.site.reporter.key, task_status
+        key, self._task_status = self.site.status_manager.key, task_status
         try:
             with self.scope:
                 try:
@@ -141,8 +145,8 @@ class Incarnation:
 
     def moved(self) -> None:
         """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
-        if self._host and not self.site.reporter.reach.value.serves(self._host):
-            key = self.site.reporter.key
+        if self._host and not self.site.status_manager.reach.value.serves(self._host):
+            key = self.site.status_manager.key
             log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
@@ -155,7 +159,7 @@ class Incarnation:
 
     async def follow(self) -> None:
         """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
-        known = self._wish is None or self._wish is self.site.reporter.wish
+        known = self._wish is None or self._wish is self.site.status_manager.facts.wish
         if self._record is not None and not known:
             await self._noted(self._record)
 
@@ -163,11 +167,11 @@ class Incarnation:
 
     async def _admitted(self) -> Failure | None:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
-        site, key = self.site, self.site.reporter.key
+        site, key = self.site, self.site.status_manager.key
         if self.before is not None:
             with site.ledger.beside(key, await site.need(self.launch), scope=self.scope) as grant:
                 return await self._in_process(grant) if grant is not None else None
-        self.voice.lead()
+        self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await site.need(self.launch)
         async with site.ledger.admitted(key, need, scope=self.scope, say=self._waits) as grant:
@@ -175,13 +179,13 @@ class Incarnation:
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
-        key, message = self.site.reporter.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
+        key, message = self.site.status_manager.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
         evicted = self.site.ledger.book.evicted(key)
         if evicted is None:
             log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
-            self.voice.say(ServiceView(refusal.reason, message))
+            self.status.set_view(ServiceView(refusal.reason, message))
         else:
-            self.voice.say(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
+            self.status.set_view(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
 
     # -- the process ----------------------------------------------------------------------------------------------
 
@@ -214,7 +218,7 @@ class Incarnation:
         """
         site, launch = self.site, self.launch
         engine = await site.ports.engines.info()
-        key, plan, host = site.reporter.key, launch.plan, site.reporter.reach.value.bind
+        key, plan, host = site.status_manager.key, launch.plan, site.status_manager.reach.value.bind
         port = site.ports.engines.free_port(host)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
         record = EngineRecord(f"{site.ports.rng.getrandbits(64):016x}", host, port)
@@ -237,13 +241,13 @@ class Incarnation:
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
-        site, key = self.site, self.site.reporter.key
+        site, key = self.site, self.site.status_manager.key
         path = next_log(site.log_path) if record.next_log else site.log_path
         async with site.ports.engines.adopt_child(record, path, site.parting) as child:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )
-            self._wish = site.reporter.wish
+            self._wish = site.status_manager.facts.wish
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
@@ -260,13 +264,13 @@ class Incarnation:
         try:
             await self._note(record)
         except WorldError as error:
-            key = self.site.reporter.key
+            key = self.site.status_manager.key
             log.warning("not written into the journal", name=key.name, namespace=key.namespace, error=str(error))
             return False
         return True
 
     async def _note(self, record: EngineRecord) -> None:
-        wish = self.site.reporter.wish
+        wish = self.site.status_manager.facts.wish
         await self.site.ports.journal.write(Entry(wish, self.launch, record, self.kept))
         self._record, self._wish = record, wish
 
@@ -281,64 +285,65 @@ class Incarnation:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         site, launch = self.site, self.launch
         engine = health.Engine(site.ports.http, _url(record), launch.plan)
-        started_at, ready_at = trio.current_time(), None
-        failure: Failure | None = None
-        ended: Exit | None = None
-
-        def in_service() -> bool:  # an earlier agent has published what is adopted
-            return self.serves or self.found is not None
+        started_at = trio.current_time()
+        outcome = Outcome(published=self.found is not None)  # by an earlier agent
 
         async with trio.open_nursery() as nursery:
 
             async def notice_exit() -> None:
-                nonlocal ended
-                ended = await child.wait()
-                nursery.cancel_scope.cancel(reason=f"the engine ended: {ended}")
+                outcome.exit = await child.wait()
+                nursery.cancel_scope.cancel(reason=f"the engine ended: {outcome.exit}")
 
             nursery.start_soon(notice_exit)
             async with (
-                self._drained(engine.url, lambda: in_service() and failure is None and ended is None, grant.hurried),
-                self.voice.withdrawn(site.parting, in_service, lambda: ended, lambda: grant.urgent),
+                self._drained(engine.url, outcome, grant.hurried),
+                self.status.withdrawn(outcome, grant, site.parting),
             ):
                 if self.found is None or not await self._answers_at_once(engine.ready_url):
-                    self.voice.say(view)
-                failure = await self._load(child, view, engine)
-                if failure is None:
-                    ready_at = trio.current_time()
+                    self.status.set_view(view)
+                outcome.failure = await self._load(child, view, engine)
+                if outcome.failure is None:
+                    outcome.ready_at = trio.current_time()
                     site.ledger.loaded(grant)
                     if self.before is not None:
                         await self._take_over(child, record, grant)
-                    words = f"loaded in {ready_at - started_at:.1f} s"
-                    self.voice.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
-                    failure = await self._watched(child, view, engine, grant)
+                    words = f"loaded in {outcome.ready_at - started_at:.1f} s"
+                    self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
+                    outcome.published = self.serves = True
+                    outcome.failure = await self._watched(child, view, engine, grant)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
-        seconds = 0.0 if ready_at is None else trio.current_time() - ready_at
+        return await self._failure(child, outcome)
+
+    async def _failure(self, child: Child, outcome: Outcome) -> Failure:
+        """Say why an engine has ended, with its last words."""
         lines = await child.last_lines(LAST_LINES)
         words = "\n" + "\n".join(lines) if lines else ""
-        if ended is None and failure is not None:
-            return attrs.evolve(failure, message=failure.message + words, ready_seconds=seconds)
-        code = ended.code if ended else None
-        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=site.ledger.book.is_short)
-        when = "while loading" if ready_at is None else "while serving"
-        reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and ready_at is None else Reason.ENGINE_EXITED
+        seconds = 0.0 if outcome.ready_at is None else trio.current_time() - outcome.ready_at
+        if outcome.exit is None and outcome.failure is not None:
+            return attrs.evolve(outcome.failure, message=outcome.failure.message + words, ready_seconds=seconds)
+        code = outcome.exit.code if outcome.exit else None
+        short = self.site.ledger.book.is_short
+        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=short)
+        loading = outcome.ready_at is None
+        reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
         because = f": {why}" if why.summary else ""
-        return Failure(reason, f"the engine ended {when}: {ended}{because}{words}", seconds)
+        when = "while loading" if loading else "while serving"
+        return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
 
     async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, grant: Grant) -> Failure:
         """Return when it hangs."""
         site = self.site
-        key = site.reporter.key
+        key = site.status_manager.key
         log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
-        self.serves = True
-        self._status.started()
+        self._task_status.started()
         look = partial(child.look, view.host, view.port, loading=False)
         glimpse = partial(child.glance, view.host, view.port)
         measuring = Measuring(child, look, glimpse, self.launch, grant, site.ports)
         hung = await health.watch(
-            engine, measuring.look, self.voice.answering, site.settings.limits, glance=measuring.glance
+            engine, measuring.look, self.status.set_answering, site.settings.limits, glance=measuring.glance
         )
         failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
-        self.voice.amend(Reason.HUNG, failure.message)
+        self.status.set_reason(Reason.HUNG, failure.message)
         return failure
 
     async def _take_over(self, child: Child, record: EngineRecord, grant: Grant) -> None:
@@ -350,12 +355,12 @@ class Incarnation:
             await self.before.child.log_to(old_log(self.site.log_path))
         await self._named(child, record)
         self.site.ledger.take_over(grant)
-        self.voice.lead()
+        self.status.lead()
         self.before = None
 
     async def _load(self, child: Child, view: ServiceView, engine: health.Engine) -> Failure | None:
         """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
-        line, stalled = LoadLine(child, self.voice, self.launch.weights.size_bytes), ""
+        line, stalled = LoadLine(child, self.status, self.launch.weights.size_bytes), ""
         http, limits = self.site.ports.http, self.site.settings.limits
         async with trio.open_nursery() as nursery:
 
@@ -386,7 +391,7 @@ class Incarnation:
         return ""
 
     @asynccontextmanager
-    async def _drained(self, url: str, can_end: Callable[[], bool], hurried: trio.Event) -> AsyncIterator[None]:
+    async def _drained(self, url: str, outcome: Outcome, hurried: trio.Event) -> AsyncIterator[None]:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
 
         Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
@@ -396,12 +401,14 @@ class Incarnation:
         try:
             yield
         finally:
-            if can_end() and not site.parting.keep and not hurried.is_set():
+            can_end = outcome.published and outcome.failure is None and outcome.exit is None
+            if can_end and not site.parting.keep and not hurried.is_set():
                 with trio.move_on_after(site.settings.drain_seconds, shield=True) as bound:
                     await wait_any(hurried.wait, partial(health.wait_idle, site.ports.http, url))
                 if bound.cancelled_caught or hurried.is_set():
                     late = f"they have not ended in {site.settings.drain_seconds:g} s"
-                    site.reporter.cut_short("memory is critically short" if hurried.is_set() else late)
+                    why = "memory is critically short" if hurried.is_set() else late
+                    site.status_manager.emit(cut_short(why))
 
 
 def _url(record: EngineRecord) -> str:

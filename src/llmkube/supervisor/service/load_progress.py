@@ -9,7 +9,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import loading_phase
 from llmkube.supervisor.nouns.liveness import Look, percent_loaded
 from llmkube.supervisor.nouns.ports import Child
-from llmkube.supervisor.service.voice import Voice
+from llmkube.supervisor.service.engine_status import EngineStatus
 
 SOONEST_SECONDS: Final = 5.0
 """Between two lines that differ in what they say."""
@@ -25,7 +25,7 @@ class LoadLine:
     """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
 
     _child: Child
-    _voice: Voice
+    _status: EngineStatus
     _weights_bytes: int
     _started_at: float = attrs.field(factory=trio.current_time)
     _written_at: float = attrs.field(factory=trio.current_time)
@@ -46,4 +46,4 @@ class LoadLine:
         waited = now - self._written_at
         if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
             self._written_at, self._said = now, what
-            self._voice.amend(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")
+            self._status.set_reason(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")

@@ -23,8 +23,9 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
@@ -39,25 +40,29 @@ PREVIEW_SECONDS: Final = 10.0
 
 
 async def run_planner(
-    desired: Mailbox[Desired], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
+    desired: Mailbox[Desired], target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger
 ) -> None:
     """Never return: keep the target in line with the newest wish; a newer wish interrupts work on an older one."""
     while True:
         version = desired.version
-        reporter.follow(desired.value)
-        await _plan_unless_newer(partial(desired.wait_newer, version), target, reporter, ports, ledger)
+        manager.follow(desired.value)
+        await _plan_unless_newer(partial(desired.wait_newer, version), target, manager, ports, ledger)
         await desired.wait_newer(version)  # the planner of a service at rest is one task that waits
 
 
 async def _plan_unless_newer(
-    newer: Callable[[], Awaitable[object]], target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger
+    newer: Callable[[], Awaitable[object]],
+    target: Mailbox[Target],
+    manager: StatusManager,
+    ports: Ports,
+    ledger: Ledger,
 ) -> None:
     """Return when there is nothing more to do for this wish, or a newer one has arrived."""
-    line = _ProgressLine(target, reporter)
+    line = _ProgressLine(target, manager)
 
     async def plan() -> None:
-        backoff, failures = Backoff(cap_seconds=reporter.settings.retry_cap_seconds), 0
-        while not await _plan(target, reporter, ports, ledger, line):
+        backoff, failures = Backoff(cap_seconds=manager.settings.retry_cap_seconds), 0
+        while not await _plan(target, manager, ports, ledger, line):
             failures += 1
             await trio.sleep(backoff.delay(failures, ports.rng))
 
@@ -65,10 +70,10 @@ async def _plan_unless_newer(
 
 
 async def _plan(
-    target: Mailbox[Target], reporter: Reporter, ports: Ports, ledger: Ledger, progress: "_ProgressLine"
+    target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger, progress: "_ProgressLine"
 ) -> bool:
     """Do it once; return False when trying again later could help."""
-    wish = reporter.wish
+    wish = manager.facts.wish
     if not wish.running:
         word = "suspended" if wish.service.spec.suspend else "replicas=0"
         target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
@@ -77,32 +82,32 @@ async def _plan(
         check(wish.service, wish.model)
         own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
     except UserError as error:
-        reporter.refused(error)
-        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
+        manager.update(Facts.without_plan, error)
+        _idle_unless_running(target, manager, Reason.INVALID, str(error))
         return True
     if (never := await _preview(wish, ports, ledger)) is not None:
-        _idle_unless_running(target, reporter, never.reason, never.message)
+        _idle_unless_running(target, manager, never.reason, never.message)
         return False
     try:
         with progress:
             weights, facts = await ports.weights.fetch(wish.model, progress)
     except LLMKubeError as error:
-        reporter.not_fetched(error)
-        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
+        manager.update(Facts.without_file, error)
+        _idle_unless_running(target, manager, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
         # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
         # file that had the wrong digest three times is not downloaded a fourth time for nothing.
         return isinstance(error, DigestMismatchError) and error.final
-    reporter.fetched(weights, facts)
+    manager.update(Facts.with_file, weights, facts)
     try:
         launch = await _launch(wish, ports, weights, facts)
     except UserError as error:
-        reporter.refused(error)
-        _idle_unless_running(target, reporter, Reason.INVALID, str(error))
+        manager.update(Facts.without_plan, error)
+        _idle_unless_running(target, manager, Reason.INVALID, str(error))
         return True
     except WorldError as error:
-        _idle_unless_running(target, reporter, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
+        _idle_unless_running(target, manager, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
         return False
-    reporter.accepted(launch.plan.not_honoured)
+    manager.update(Facts.with_plan, launch.plan.not_honoured)
     target.put_nowait(launch)
     return True
 
@@ -137,12 +142,12 @@ async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
     return None
 
 
-def _idle_unless_running(target: Mailbox[Target], reporter: Reporter, reason: str, message: str) -> None:
+def _idle_unless_running(target: Mailbox[Target], manager: StatusManager, reason: str, message: str) -> None:
     """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
     if isinstance(target.value, Idle):
         target.put_nowait(Idle(reason, message))
     else:
-        reporter.unplanned(reason, message)
+        manager.update(Facts.with_unplanned, reason, message)
 
 
 @attrs.define(eq=False)
@@ -154,7 +159,7 @@ class _ProgressLine:
     """
 
     target: Mailbox[Target]
-    reporter: Reporter
+    manager: StatusManager
     _kind: tuple[str, str] = ("", "")
     _newest: Progress | None = None
     _news: trio.Event = attrs.field(factory=trio.Event)
@@ -184,6 +189,6 @@ class _ProgressLine:
         if self._newest is not None:
             self._kind, line = (self._newest.stage, self._newest.note), str(self._newest)
             self._newest = None
-            self.reporter.fetching(line)
+            self.manager.update(Facts.with_fetch_progress, line)
             if isinstance(self.target.value, Idle):
                 self.target.put_nowait(Idle(Reason.FETCHING, line))

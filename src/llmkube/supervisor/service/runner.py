@@ -39,6 +39,7 @@ from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
 from llmkube.supervisor.service.attempt import Incarnation, Site
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
 from llmkube.supervisor.service.planner import run_planner
 
@@ -61,17 +62,18 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         first: The target until the planner has made one: what an earlier agent left, if it did.
     """
     backoff, failures, site = Backoff(), 0, runner.site
-    reporter = site.reporter
+    manager = site.status_manager
     while True:
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
-                nursery.start_soon(run_planner, desired, target, reporter, site.ports, site.ledger)
+                nursery.start_soon(run_planner, desired, target, manager, site.ports, site.ledger)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
-            log.exception("service task failed", name=reporter.key.name, namespace=reporter.key.namespace)
-            reporter.say(ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}"))
+            log.exception("service task failed", name=manager.key.name, namespace=manager.key.namespace)
+            said = ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
+            manager.update(Facts.with_view, said)
         first = Idle(Reason.PENDING)
         failures += 1
         await trio.sleep(backoff.delay(failures, site.ports.rng))
@@ -131,7 +133,7 @@ class Runner:
                 await self._begin(await self._choice(goal), goal, target)
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.kept, self._attempted = None, ""
-                self.site.reporter.current()
+                self.site.status_manager.update(Facts.with_newest_plan)
                 with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
                     await self._current.follow()
                     await target.wait_newer(version)
@@ -160,7 +162,7 @@ class Runner:
 
     async def _move(self) -> None:
         """Say where the service is, and end what listens on a lost address."""
-        self.site.reporter.moved()
+        self.site.status_manager.refresh()
         for engine in self._engines:
             engine.moved()
         await trio.lowlevel.checkpoint()
@@ -169,7 +171,7 @@ class Runner:
 
     async def _rest(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
-        key = self.site.reporter.key
+        key = self.site.status_manager.key
         engines = tuple(self._engines)
         if engines:
             zero = goal.reason == Reason.SCALED_TO_ZERO
@@ -183,7 +185,7 @@ class Runner:
         for each in engines:
             await each.ended.wait()
         self._current = None
-        self.site.reporter.say(ServiceView(goal.reason, goal.message))
+        self.site.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
 
     def _is_new(self, goal: Launch) -> None:
         """Begin to count when a plan is the newest for the first time."""
@@ -204,14 +206,15 @@ class Runner:
 
     async def _is_refused(self, goal: Launch) -> bool:
         """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
-        way = self.site.ledger.replacement(self.site.reporter.key, await self.site.need(goal))
+        way = self.site.ledger.replacement(self.site.status_manager.key, await self.site.need(goal))
         if isinstance(way, Refusal):
             self._say_refused(goal, way)
         return isinstance(way, Refusal)
 
     def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
         message = refusal.message + context_hint(goal, refusal.room_bytes)
-        self.site.reporter.outdated(refusal.reason, f"{message}; the engine of the older spec serves on")
+        words = f"{message}; the engine of the older spec serves on"
+        self.site.status_manager.update(Facts.with_outdated, refusal.reason, words)
 
     async def _begin(self, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
         """Have an engine where there is none; return when it serves, or has ended.
@@ -227,7 +230,7 @@ class Runner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
             if launch is not goal:
-                key = self.site.reporter.key
+                key = self.site.status_manager.key
                 log.info("starting what served last", name=key.name, namespace=key.namespace)
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await self._incarnations.start(self._live, engine)
@@ -235,7 +238,7 @@ class Runner:
 
     async def _replace(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
-        key, version = self.site.reporter.key, target.version
+        key, version = self.site.status_manager.key, target.version
         self._is_new(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
@@ -263,11 +266,10 @@ class Runner:
 
     async def _hand_over(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
-        key = self.site.reporter.key
+        key = self.site.status_manager.key
         log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
-        self.site.reporter.outdated(
-            "Replacing", "the engine of the newest spec is loading; the one before serves until then"
-        )
+        words = "the engine of the newest spec is loading; the one before serves until then"
+        self.site.status_manager.update(Facts.with_outdated, "Replacing", words)
         successor = Incarnation(self.site, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
@@ -277,11 +279,13 @@ class Runner:
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
             self._incarnations.start_soon(self._retire, current)
-        elif successor.voice.leads:  # the old one has ended meanwhile
+        elif successor.status.leads:  # the old one has ended meanwhile
             self._current, self.kept = successor, current.launch
         elif successor.failure is not None:
-            delay = self._postpone(successor.failure)
-            self.site.reporter.not_replaced(successor.failure, self._attempts.failures, delay)
+            delay, now = self._postpone(successor.failure), self.site.ports.utcnow()
+            self.site.status_manager.update(
+                Facts.with_replace_failure, successor.failure, self._attempts.failures, delay, now
+            )
             await self._keep(current)
 
     async def _keep(self, current: Incarnation) -> None:
@@ -298,7 +302,7 @@ class Runner:
     async def _retire(self, old: Incarnation) -> None:
         """Let an engine end when nobody is sent to it any more."""
         with trio.move_on_after(self.site.settings.withdraw_seconds):
-            await self.site.reporter.wait_endpoint_heard()
+            await self.site.status_manager.wait_endpoint_heard()
         await trio.sleep(FOLLOW_SECONDS)
         old.scope.cancel(reason="its successor serves")
 
@@ -307,22 +311,22 @@ class Runner:
 
         Nobody waits for the newest plan while there is something that stands in for it.
         """
-        failure, reporter = ended.failure, self.site.reporter
+        failure, manager, now = ended.failure, self.site.status_manager, self.site.ports.utcnow()
         if failure is None:  # superseded or evicted: the next one starts with a clean record
             self._state = RestartState()
             return
         stands_in = self.kept is not None and self.kept.plan.digest != ended.launch.plan.digest
         if stands_in:
             delay, failures = self._postpone(failure), self._attempts.failures
-            reporter.not_started(failure, failures, delay)
+            manager.update(Facts.with_newest_failure, failure, failures, delay, now)
         else:
             self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
             failures = self._state.failures
-            reporter.failed(failure, failures, delay)
+            manager.update(Facts.with_failure, failure, failures, delay, now)
         log.warning(
             "inference service failed",
-            name=reporter.key.name,
-            namespace=reporter.key.namespace,
+            name=manager.key.name,
+            namespace=manager.key.namespace,
             reason=str(failure.reason),
             failures=failures,
             retry_seconds=round(delay, 1),
@@ -344,7 +348,7 @@ class Runner:
 
         One that stands in for the newest plan goes when there is a newer one.
         """
-        key = self.site.reporter.key
+        key = self.site.status_manager.key
         fits = {engine.launch.plan.digest, goal.plan.digest}
         await trio.sleep(patience)
         while True:
@@ -368,7 +372,7 @@ class Runner:
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
         if goal.reason == Reason.SCALED_TO_ZERO:
-            await self.site.ports.journal.remove(self.site.reporter.key)
+            await self.site.ports.journal.remove(self.site.status_manager.key)
 
 
 async def _lead_when_alone(current: Incarnation, successor: Incarnation) -> None:
@@ -376,4 +380,4 @@ async def _lead_when_alone(current: Incarnation, successor: Incarnation) -> None
     await current.ended.wait()
     if current.failure is not None:
         log.warning("replaced engine failed", message=current.failure.message.partition("\n")[0])
-    successor.voice.lead()
+    successor.status.lead()

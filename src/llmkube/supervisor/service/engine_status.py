@@ -1,0 +1,129 @@
+"""What one engine reports: its service's status while it leads, and nothing before and after that.
+
+While an engine is replaced there are two, and a service has one status.
+
+```
+ old engine   ── leads ──────────────────────────┐ (drains, ends)
+ its successor        ── loads, says nothing ────┴─ leads ──▶
+                                         endpoint and conditions change hands here, in one write each
+```
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import structlog
+import trio
+
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.memory.ledger import Grant
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView
+from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.service.status_manager import StatusManager
+
+log = structlog.get_logger(__name__)
+
+
+@attrs.define(eq=False)
+class Leader:
+    """The engine that is heard, of those that a service has."""
+
+    engine: "EngineStatus | None" = None
+
+
+@attrs.define(eq=False)
+class Outcome:
+    """How far an engine has come, and how it has ended; filled in as it happens.
+
+    Attributes:
+        published: It is, or may be, known to the API server as one that serves.
+        ready_at: When it first answered, on Trio's clock.
+        exit: How its process ended by itself.
+        failure: Why it had to be ended.
+    """
+
+    published: bool = False
+    ready_at: float | None = None
+    exit: Exit | None = None
+    failure: Failure | None = None
+
+
+@attrs.define(eq=False)
+class EngineStatus:
+    """One engine's way to its service's status.
+
+    Attributes:
+        manager: Of the service's status.
+        leader: Of the service's engines.
+        view: What the engine has said last, heard or not.
+        newest: Whether it is of the newest plan.
+    """
+
+    manager: StatusManager
+    leader: Leader
+    view: ServiceView = ServiceView("")
+    newest: bool = True
+
+    @property
+    def leads(self) -> bool:
+        """Whether this engine is the one that its service is served by, or will be as soon as it answers."""
+        return self.leader.engine is self
+
+    def lead(self) -> None:
+        """Report for the service from now on; the engine that did so until now does not any more."""
+        self.leader.engine = self
+        if self.view.reason:
+            self.manager.update(Facts.with_view, self.view)
+
+    def set_view(self, view: ServiceView) -> None:
+        """Replace what is known of this engine."""
+        self.view = view
+        if self.leads:
+            self.manager.update(Facts.with_view, view)
+
+    def set_reason(self, reason: str, message: str = "") -> None:
+        """Change why it is in the state that it is in, and keep where it is."""
+        self.set_view(attrs.evolve(self.view, reason=reason, message=message))
+
+    def set_answering(self, yes: bool) -> None:
+        """The running engine has stopped to answer, or answers again; the endpoint follows."""
+        if yes:
+            self.set_reason(Reason.LOADED, "the engine answers again")
+        else:
+            self.set_reason(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
+
+    def serve(self, loaded: ServiceView) -> None:
+        """Claim the endpoint; within `withdrawn`."""
+        self.view = loaded
+        self.manager.update(Facts.with_engine, loaded, newest=self.newest)
+
+    @asynccontextmanager
+    async def withdrawn(self, outcome: Outcome, grant: Grant, parting: Parting) -> AsyncIterator[None]:
+        """On the way out of the body, withdraw the claim to the endpoint before anything stops, if there may be one.
+
+        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
+        keeps the engine keeps the claim, and an engine that has ended by itself is not waited for; nor is there a wait
+        when memory is urgent. One whose successor has the endpoint has nothing to withdraw.
+        """
+        try:
+            yield
+        finally:
+            if not outcome.published:
+                pass
+            elif outcome.exit is not None:
+                self.set_reason(Reason.ENGINE_EXITED, f"the engine ended: {outcome.exit}")
+            elif self.leads and not parting.keep:
+                if self.view.ready or not self.view.reason:  # else it has been said that it is not, and why
+                    self.set_reason(Reason.STOPPING, "the endpoint is withdrawn")
+                if not grant.urgent:
+                    await self._heard()  # noqa: ASYNC102 - it shields itself, with a deadline
+
+    async def _heard(self) -> None:
+        manager = self.manager
+        with trio.move_on_after(manager.settings.withdraw_seconds, shield=True) as bound:
+            await manager.wait_endpoint_heard()
+        if bound.cancelled_caught:
+            key = manager.key
+            log.warning("stopping before the API server knows", name=key.name, namespace=key.namespace)

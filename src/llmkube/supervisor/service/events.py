@@ -1,0 +1,96 @@
+"""Which changes of the facts are worth an Event or a line in the log. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import attrs
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.service.facts import Facts
+
+
+@attrs.frozen
+class Event:
+    """Something that happened to a service.
+
+    Attributes:
+        reason: One word for programs.
+        message: A sentence for people.
+        type: `Warning` for what somebody should look at.
+        log: How the log says it; "" where the Event is enough.
+        fields: What the log line has beside the service's name.
+    """
+
+    reason: str
+    message: str
+    type: Literal["Normal", "Warning"] = "Warning"
+    log: str = ""
+    fields: Mapping[str, object] = attrs.field(factory=dict)
+
+
+def events(before: Facts, after: Facts) -> tuple[Event, ...]:
+    """Return what has happened between two states of what is known."""
+    return (
+        *_of_host(before, after),
+        *_of_plan(before, after),
+        *_of_memory(before, after),
+        *_of_engines(before, after),
+    )
+
+
+def _of_host(before: Facts, after: Facts) -> Iterator[Event]:
+    if after.reach.problem not in {"", before.reach.problem}:
+        yield Event("NoAddress", after.reach.problem)
+    for slot, error in after.refused.items():
+        if str(error) != str(before.refused.get(slot)):
+            yield Event("NotPublished", str(error))
+
+
+def _of_plan(before: Facts, after: Facts) -> Iterator[Event]:
+    if after.problem != before.problem and after.problem is not None and after.problem.value:
+        problem = after.problem.value
+        yield Event("Invalid", problem, log="spec refused", fields={"error": problem})
+    if after.fetch_failures > before.fetch_failures and after.fetch is not None:
+        error = after.fetch_error  # it is tried again and again; the log has each error once
+        log = "model not fetched" if error != before.fetch_error else ""
+        yield Event(after.fetch.value.reason, error, log=log, fields={"error": error})
+
+
+def _of_memory(before: Facts, after: Facts) -> Iterator[Event]:
+    for reason in after.waits - before.waits:  # one for each wait; how its figures change is the status's to tell
+        yield Event(reason, after.view.value.message)
+    evict = after.evicted
+    if evict is None or evict is before.evicted:
+        return
+    if evict.cause is Cause.DISPLACED:
+        yield Event("Displaced", evict.why)
+    else:
+        cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may finish first"
+        yield Event("Evicted", evict.why + cut)
+
+
+def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
+    if after.restarts > before.restarts and after.failure is not None:
+        yield Event(str(after.failure.reason), after.failure.message)
+    if after.replace_failures > before.replace_failures and after.failure is not None:
+        yield Event("NotReplaced", f"the engine of the older spec serves on: {after.failure.message}")
+    if after.loads > before.loads:
+        view = after.view.value
+        fields = {"hostIP": after.address or view.host, "port": view.port}
+        message = f"{view.message} on host {after.host}"
+        yield Event("Loaded", message, "Normal", log="registered endpoint", fields=fields)
+        if before.evicted is not None:
+            yield Event("Returned", f"Runs again; before that: {before.evicted.why}", "Normal")
+
+
+def cut_short(why: str) -> Event:
+    """An engine ends before its requests do."""
+    log = "requests in flight are cut short"
+    return Event("RequestsCutShort", f"{log}: {why}", log=log, fields={"reason": why})
+
+
+def displacing(winner: Key, evict: Evict) -> Event:
+    """Another service has to go for this one."""
+    name = evict.key.name if evict.key.namespace == winner.namespace else str(evict.key)
+    return Event("Displacing", f"{name} is evicted to make room for this service", "Normal")

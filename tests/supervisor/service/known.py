@@ -1,0 +1,34 @@
+"""Facts of one service for the tests of this folder."""
+
+from pathlib import Path
+
+import attrs
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.service.facts import Facts
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
+
+LOADED = ServiceView(Reason.LOADED, "loaded in 3.0 s", "192.0.2.1", 4711, 42, "chat")
+LOADING = attrs.evolve(LOADED, reason=Reason.LOADING, message="the engine is loading the model")
+WEIGHTS = WeightsFile(Path("/store/m.gguf"), 1000, None, "")
+HEADER = GGUFFacts("llama", 3, 5, 1000)
+
+
+def wish(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
+    """A wish for one service and its Model."""
+    metadata = {"name": "chat", "namespace": "ns", "uid": uid, "generation": generation}
+    service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m"}})
+    metadata = {"name": "m", "namespace": "ns", "uid": model_uid, "generation": 1}
+    return Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": source}}))
+
+
+def new_facts():
+    """What is known of a service at its start, on a host that is reached."""
+    return Facts(wish(), "mac", Reach("192.0.2.1", "192.0.2.1", "given"))

@@ -1,0 +1,88 @@
+import datetime
+
+import attrs
+import pytest
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
+from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.service.events import cut_short, displacing, events
+from supervisor.service.known import HEADER, LOADED, WEIGHTS, new_facts, wish
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+SERVICE = Slot(Service, Key("ns", "chat"))
+FACTS = new_facts()
+SERVING = FACTS.with_engine(LOADED, newest=True)
+EXIT = Failure(Reason.ENGINE_EXITED, "exit code 1")
+SHORT = ServiceView(Reason.INSUFFICIENT_MEMORY, "1 GiB is free")
+EVICT = Evict(FACTS.key, Cause.WARNING, "memory is short")
+NO_FILE = FACTS.without_file(WorldError("gone"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        (FACTS, FACTS, []),
+        (FACTS, FACTS.with_wish(wish(generation=2)), []),
+        (FACTS, FACTS.with_plan(("gpu",)), []),
+        (FACTS, FACTS.without_plan(UserError("no")), ["Invalid"]),
+        (FACTS, NO_FILE, ["FetchFailed"]),
+        (NO_FILE, NO_FILE.without_file(WorldError("gone")), ["FetchFailed"]),
+        (NO_FILE, NO_FILE.with_file(WEIGHTS, HEADER), []),
+        (FACTS, FACTS.with_reach(Reach(None, problem="no route")), ["NoAddress"]),
+        (FACTS, FACTS.with_refusal(SERVICE, UserError("no")), ["NotPublished"]),
+        (FACTS.with_refusal(SERVICE, UserError("no")), FACTS.with_refusal(SERVICE, UserError("no")), []),
+        (FACTS, FACTS.with_view(SHORT), [Reason.INSUFFICIENT_MEMORY]),
+        (FACTS.with_view(SHORT), FACTS.with_view(attrs.evolve(SHORT, message="2 GiB are free")), []),
+        (FACTS, FACTS.with_failure(EXIT, 1, 0, NOW), ["EngineExited"]),
+        (SERVING, SERVING.with_replace_failure(EXIT, 1, 0, NOW), ["NotReplaced"]),
+        (SERVING, SERVING.with_newest_failure(EXIT, 1, 0, NOW), ["EngineExited"]),
+        (FACTS, SERVING, ["Loaded"]),
+        (SERVING, SERVING.with_view(attrs.evolve(LOADED, message="the engine answers again")), []),
+        (SERVING, SERVING.with_eviction(EVICT), ["Evicted"]),
+        (SERVING, SERVING.with_eviction(attrs.evolve(EVICT, cause=Cause.DISPLACED)), ["Displaced"]),
+        (
+            SERVING.with_eviction(EVICT),
+            SERVING.with_eviction(EVICT).with_engine(LOADED, newest=True),
+            ["Loaded", "Returned"],
+        ),
+    ],
+)
+def test_what_is_worth_an_event(before, after, reasons):
+    """A change that people want to hear of is one Event; what follows from it is the conditions' to say."""
+    assert [one.reason for one in events(before, after)] == reasons
+
+
+def test_the_log_has_each_error_of_a_fetch_once():
+    """The Event is repeated with each try."""
+    (first,), (second,) = events(FACTS, NO_FILE), events(NO_FILE, NO_FILE.without_file(WorldError("gone")))
+    assert (first.log, second.log) == ("model not fetched", "")
+
+
+def test_an_eviction_says_what_becomes_of_the_requests():
+    """They may end first unless memory is urgently short."""
+    gentle, urgent = (
+        events(SERVING, SERVING.with_eviction(attrs.evolve(EVICT, cause=cause)))[0]
+        for cause in (Cause.WARNING, Cause.CRITICAL)
+    )
+    assert gentle.message == "memory is short; requests in flight may finish first"
+    assert urgent.message == "memory is short; requests in flight are cut short"
+
+
+def test_the_endpoint_is_in_the_log():
+    """Where an engine serves is said once, with the address that clients use."""
+    (loaded,) = events(FACTS, SERVING)
+    assert (loaded.message, loaded.type) == ("loaded in 3.0 s on host mac", "Normal")
+    assert (loaded.log, dict(loaded.fields)) == ("registered endpoint", {"hostIP": "192.0.2.1", "port": 4711})
+
+
+def test_what_happens_without_a_change():
+    """Requests are cut short; a service goes for another one, and its namespace is named if it is another one."""
+    assert cut_short("late").message == "requests in flight are cut short: late"
+    assert displacing(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
+    assert displacing(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
