@@ -6,20 +6,9 @@ import sys
 from contextlib import contextmanager
 
 import psutil
-import pytest
-import trio
 
-from llmkube.supervisor.engine import child as owned
-from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines
 from llmkube.supervisor.engine.stuck import STRAYS, Stray, Strays, stray_of
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.ports import Command, Parting
-from llmkube.supervisor.nouns.settings import AgentSettings
-from waiting import until
-
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-)
 
 
 @contextmanager
@@ -31,15 +20,6 @@ def sleeping(folder):
             yield process
         finally:
             process.kill()
-
-
-def engines(tmp_path):
-    return LocalEngines(AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=0.2))
-
-
-def command(tmp_path, name="chat"):
-    work, log = tmp_path / "work" / "default" / name, tmp_path / "logs" / "default" / f"{name}.log"
-    return Command((sys.executable, "-c", STUBBORN), {}, work, log, cookie=f"cookie of {name}")
 
 
 def test_what_is_gone_is_forgotten(tmp_path):
@@ -76,105 +56,3 @@ def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatc
     strays.note(Stray(os.getpid(), "another boot", "default/chat"))
     monkeypatch.setattr("pathlib.Path.unlink", unlink)
     assert strays.of("default/chat") is None
-
-
-ASKED = """#!/bin/sh
-echo "$1" >> "$0.asked"
-sleep 0.2
-test -e "$0.broken" && exit 3
-echo usage
-"""
-
-
-@pytest.mark.e2e
-async def test_a_program_is_asked_once_for_all(tmp_path):
-    """Services that start together ask the engine program once; a replaced one is asked again, whatever its time."""
-    program = tmp_path / "llama-server"
-    asked = tmp_path / "llama-server.asked"
-    found = LocalEngines(AgentSettings("h", tmp_path, tmp_path, str(program)))
-
-    def install(text):
-        program.unlink(missing_ok=True)
-        program.write_text(text)
-        program.chmod(0o755)
-        os.utime(program, (1, 1))  # as in a store where every file is as old
-
-    async def ask():
-        with trio.CancelScope() as scope:
-            scopes.append(scope)
-            answers.append(await found.info())
-
-    install(ASKED)
-    scopes, answers = [], []
-    async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(ask)
-        await until(asked.exists)
-        scopes[0].cancel()  # whoever asks may be cancelled: another one asks in its place
-    assert len(answers) == 19
-    assert sorted(set(asked.read_text().split())) == ["--help", "--version"]
-    assert len(asked.read_text().split()) == 3
-    install(f"{ASKED}# newer\n")
-    await found.info()
-    assert len(asked.read_text().split()) == 5
-
-
-@pytest.mark.e2e
-async def test_a_program_that_fails_is_asked_once_for_all(tmp_path):
-    """All who wait for the answer are told the same, and the next one asks again."""
-    program, failures = tmp_path / "llama-server", []
-    program.write_text(ASKED)
-    program.chmod(0o755)
-    (tmp_path / "llama-server.broken").touch()
-    found = LocalEngines(AgentSettings("h", tmp_path, tmp_path, str(program)))
-
-    async def ask():
-        try:
-            await found.info()
-        except EngineNotFoundError as error:
-            failures.append(str(error))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(ask)
-    assert len(failures) == 20
-    assert "exit code 3" in failures[0]
-    assert (tmp_path / "llama-server.asked").read_text().split() == ["--help"]
-    await ask()
-    assert len((tmp_path / "llama-server.asked").read_text().split()) == 2
-
-
-@pytest.mark.e2e
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nobody waits for what does not end
-async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monkeypatch):
-    """After grace and KILL the stop is over; that service is refused another engine, by this agent and by the next."""
-    monkeypatch.setattr(owned, "KILL_SECONDS", 0.3)
-    signals = []
-    real = processes.send_group
-
-    def stuck(pid, started, number):
-        signals.append(number)
-        if number != signal.SIGKILL:
-            real(pid, started, number)
-
-    first, stubborn = engines(tmp_path), command(tmp_path)
-    monkeypatch.setattr(processes, "send_group", stuck)
-    monkeypatch.setattr(processes, "send", lambda process, number: signals.append(number))
-    with trio.fail_after(10):
-        async with first.open_child(stubborn, Parting()) as child:
-            await until(lambda: "up" in stubborn.log_path.read_text())
-    assert signal.SIGKILL in signals
-    assert psutil.pid_exists(child.pid)
-    monkeypatch.undo()
-    try:
-        for agent in (first, engines(tmp_path)):
-            with pytest.raises(EngineStuckError, match=rf"default/chat \(pid {child.pid}\) does not end"):
-                async with agent.open_child(stubborn, Parting()):
-                    pass
-        async with first.open_child(command(tmp_path, "other"), Parting()) as other:
-            assert other.pid != child.pid
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-    await until(lambda: not Strays(tmp_path / STRAYS).of("default/chat"))
-    async with first.open_child(stubborn, Parting()) as again:
-        assert again.pid != child.pid

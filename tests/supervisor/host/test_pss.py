@@ -1,6 +1,16 @@
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
 from llmkube.supervisor.host import pss
-from llmkube.supervisor.host.procfs import ProcessStat
+from llmkube.supervisor.host.procfs import ProcessStat, read_pss_bytes, read_stat
 from llmkube.supervisor.host.pss import PssSampler
+from llmkube.supervisor.host.this_machine import footprints_here, open_host_memory
 
 GIB = 1 << 30
 
@@ -53,3 +63,80 @@ def test_who_has_ended_is_forgotten(monkeypatch):
     kernel.stat = None
     assert kernel.at(101.0) is None
     assert not kernel.sampler._known
+
+
+GIB, MIB = 1 << 30, 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@contextmanager
+def running(code):
+    """A Python program that has printed a line and now rests; its pid."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout.readline()
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def holding(mib, *, below=False):
+    """A process that holds so much memory, itself or in a child."""
+    hold = f"import time; held = bytearray(b'x') * ({mib} << 20); print(flush=True); time.sleep(600)"
+    spawn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    return running(spawn if below else hold)
+
+
+def mapping(file):
+    """A process that has mapped a file and touched every page of it."""
+    return running(
+        "import mmap, time\n"
+        f"with open({str(file)!r}, 'rb') as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:\n"
+        f"    touched = sum(mapped[at] for at in range(0, len(mapped), {PAGE}))\n"
+        "    print(touched, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+
+
+@linux
+@pytest.mark.e2e
+@pytest.mark.parametrize("below", [False, True])
+async def test_a_footprint_has_what_the_children_hold(below):
+    """What a process allocates is in its tree's footprint, within 24 MiB of Python around it, wherever it is held."""
+    with holding(64, below=below) as pid:
+        async with open_host_memory() as memory:
+            found = await memory.footprint([pid, 2**22 + 1])
+    assert found.keys() == {pid}
+    assert 64 * MIB <= found[pid] < 88 * MIB
+
+
+@linux
+@pytest.mark.e2e
+def test_what_two_share_is_counted_once(tmp_path):
+    """A file of 64 MiB that two processes have mapped is not in both footprints in full."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * (64 * MIB))
+    with mapping(file) as one:
+        alone = read_pss_bytes(one)
+        with mapping(file):
+            assert alone - read_pss_bytes(one) > 30 * MIB
+
+
+@linux
+def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
+    """Where the proportional size may not be read, the resident size stands in for it."""
+    read = Path.read_bytes
+
+    def refused(path):
+        if path.name == "smaps_rollup":
+            raise PermissionError
+        return read(path)
+
+    pid = os.getpid()
+    assert footprints_here([pid])[pid] > 0
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert read_pss_bytes(pid) is None
+    assert abs(footprints_here([pid])[pid] - read_stat(pid).resident_bytes) < 16 * MIB

@@ -159,15 +159,3 @@ def test_critical_is_shown_until_it_has_been_away_for_a_while():
     """A level that flaps between CRITICAL and WARNING reads CRITICAL."""
     levels = {each.level for each in play([CRITICAL, WARNING] * 10)}
     assert levels == {CRITICAL}
-
-
-@pytest.mark.parametrize(("relapses", "seconds"), [(0, 30), (1, 600), (2, 1200), (50, 3600)])
-def test_who_relapses_waits_longer(relapses, seconds):
-    """A return that brought the pressure back makes the next one wait ten minutes, then twice that, up to an hour."""
-    assert Policy().dwell_seconds(relapses) == seconds
-
-
-def test_lines_are_capped_on_large_hosts():
-    """A host with 512 GiB leaves 8 and not 51 GiB to everybody else."""
-    assert Policy().thresholds.warning_bytes(512 * GIB) == 8 * GIB
-    assert Policy().floor_bytes(16 * GIB) == int(1.6 * GIB) + int(0.48 * GIB)

@@ -9,39 +9,13 @@ import attrs
 import pytest
 import trio
 
-from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.runtimes.plan import LaunchPlan, Placeholder
-from llmkube.supervisor.engine.orphans import belongs, take_stock
 from llmkube.supervisor.local import open_local_ports
-from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal, JournalError, dump, load
+from llmkube.supervisor.nouns.journal import FileJournal, JournalError, dump, load
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
-from llmkube.weights.store.blobs import WeightsFile
-
-CHAT = Key("ns", "chat")
-PLAN = LaunchPlan(
-    (Placeholder.PROGRAM, "--model", Placeholder.MODEL, "--port", Placeholder.PORT, "{port}"),
-    (("A", "1"),),
-    "llamacpp",
-    "chat",
-)
-WEIGHTS = WeightsFile(Path("/store/x.gguf"), 10, None, "x")
-ENGINE = EngineRecord("cookie", "127.0.0.1", 4000, 7, 42, "boot:1")
-
-
-def entry(engine=ENGINE, accelerator="metal"):
-    service = {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m", "future": {"field": 1}}}
-    model = {
-        "metadata": {"name": "m", "namespace": "ns"},
-        "spec": {"source": "/x.gguf", "hardware": {"accelerator": accelerator}},
-    }
-    wish = Desired(decode(InferenceService, service), decode(Model, model))
-    return Entry(wish, Launch(PLAN, WEIGHTS), engine)
+from supervisor.nouns.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
 
 
 def journal(tmp_path):
@@ -102,67 +76,6 @@ async def test_a_journal_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "journal").write_text("in the way")
     with pytest.raises(JournalError, match=r"chat\.json"):
         await journal(tmp_path).write(entry())
-
-
-@attrs.frozen
-class Seen:
-    """A process as the scan finds it."""
-
-    pid: int
-    cookie: str
-
-    def environ(self):
-        return {"LLMKUBE_ENGINE": self.cookie}
-
-
-SETTINGS = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server")
-
-
-def stock(engine, *seen, starts, leader=0):
-    left, strays = take_stock(
-        {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: process.pid == leader
-    )
-    return left[CHAT].engine, [stray.pid for stray in strays]
-
-
-def test_what_journal_and_kernel_both_know_is_adopted():
-    """A process with the record's pid and start is adopted with its helpers, also where environments cannot be read."""
-    assert stock(ENGINE, Seen(42, "cookie"), Seen(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
-    assert stock(ENGINE, starts={42: "boot:1"}) == (ENGINE, [])
-
-
-def test_a_recycled_pid_is_not_adopted():
-    """A process of the same pid that started at another moment is neither adopted nor ended."""
-    assert stock(ENGINE, starts={42: "boot:2"}) == (None, [])
-
-
-def test_helpers_of_a_dead_engine_are_strays():
-    """What a dead engine has started, and what no entry claims, is to be ended."""
-    assert stock(ENGINE, Seen(43, "cookie"), Seen(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
-
-
-def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
-    """An agent killed between the spawn and the journal's second line leaves an engine that is adopted all the same."""
-    intent = attrs.evolve(ENGINE, pid=0, started="")
-    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
-    assert stock(intent, starts={}) == (None, [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "kept"),
-    [
-        ({}, True),
-        ({"namespace": "ns"}, True),
-        ({"namespace": "other"}, False),
-        ({"accelerators": frozenset({"cpu"})}, False),
-    ],
-)
-def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
-    """Another namespace or accelerator makes what was left somebody else's; what runs has still to end in order."""
-    settings = attrs.evolve(SETTINGS, **changes)
-    assert belongs(entry(), settings) is kept
-    assert (CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
-    assert CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]
 
 
 async def test_what_is_not_left_to_an_agent_is_forgotten(tmp_path):

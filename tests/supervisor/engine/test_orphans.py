@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import attrs
+import pytest
+
+from llmkube.supervisor.engine.orphans import belongs, take_stock
+from llmkube.supervisor.nouns.settings import AgentSettings
+from supervisor.nouns.entries import CHAT, ENGINE, entry
+
+
+@attrs.frozen
+class Seen:
+    """A process as the scan finds it."""
+
+    pid: int
+    cookie: str
+
+    def environ(self):
+        return {"LLMKUBE_ENGINE": self.cookie}
+
+
+SETTINGS = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server")
+
+
+def stock(engine, *seen, starts, leader=0):
+    left, strays = take_stock(
+        {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: process.pid == leader
+    )
+    return left[CHAT].engine, [stray.pid for stray in strays]
+
+
+def test_what_journal_and_kernel_both_know_is_adopted():
+    """A process with the record's pid and start is adopted with its helpers, also where environments cannot be read."""
+    assert stock(ENGINE, Seen(42, "cookie"), Seen(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
+    assert stock(ENGINE, starts={42: "boot:1"}) == (ENGINE, [])
+
+
+def test_a_recycled_pid_is_not_adopted():
+    """A process of the same pid that started at another moment is neither adopted nor ended."""
+    assert stock(ENGINE, starts={42: "boot:2"}) == (None, [])
+
+
+def test_helpers_of_a_dead_engine_are_strays():
+    """What a dead engine has started, and what no entry claims, is to be ended."""
+    assert stock(ENGINE, Seen(43, "cookie"), Seen(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
+
+
+def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
+    """An agent killed between the spawn and the journal's second line leaves an engine that is adopted all the same."""
+    intent = attrs.evolve(ENGINE, pid=0, started="")
+    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
+    assert stock(intent, starts={}) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, True),
+        ({"namespace": "ns"}, True),
+        ({"namespace": "other"}, False),
+        ({"accelerators": frozenset({"cpu"})}, False),
+    ],
+)
+def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
+    """Another namespace or accelerator makes what was left somebody else's; what runs has still to end in order."""
+    settings = attrs.evolve(SETTINGS, **changes)
+    assert belongs(entry(), settings) is kept
+    assert (CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
+    assert CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]

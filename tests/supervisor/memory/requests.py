@@ -1,0 +1,34 @@
+"""A host, what it holds, and what waits on it, for the tables about admission."""
+
+import attrs
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.budget import Budget
+from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Terms
+
+GIB = 1 << 30
+SMALL = GIB // 4
+EMPTY = Capacity(Budget(64 * GIB, 48 * GIB, "75 % of 64.0 GiB by default", 40 * GIB), 56 * GIB, 7 * GIB, SMALL)
+PRESSED = attrs.evolve(EMPTY, level=Level.WARNING, admitting=False)
+
+
+def waits(name="chat", gib=20.0, priority="normal", *, device=0.0, **facts):
+    need = Need(int(gib * GIB), int(device * GIB))
+    hardware = facts.pop("hardware", None)
+    return Request(Key("ns", name), need, Terms(priority, hardware=hardware), **facts)
+
+
+def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_seconds=0.0, device=0.0, **facts):
+    """An engine that has loaded, and was measured since."""
+    need = Need(int(gib * GIB), int(device * GIB))
+    there = need.total_bytes if resident is None else int(resident * GIB)
+    seen = {"resident_bytes": there, "measured": True, "loaded_at": -1e6, "busy_at": -idle_seconds}
+    return Reservation(1, Key("ns", name), need, Terms(priority, protected), **(seen | facts))
+
+
+def busy(*engines, **facts):
+    """A host on which these run; what is resident is not available."""
+    gone = sum(each.resident_bytes for each in engines)
+    return attrs.evolve(EMPTY, **({"reservations": engines, "available_bytes": EMPTY.available_bytes - gone} | facts))

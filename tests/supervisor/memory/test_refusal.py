@@ -1,0 +1,73 @@
+"""What stands in the way of one start, as a table: no Trio, no clock."""
+
+import attrs
+import pytest
+
+from llmkube.k8s.crd.placement import Hardware
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.refusal import Block, judge
+from llmkube.supervisor.memory.reservation import Need
+from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
+
+
+@pytest.mark.parametrize(
+    ("waiting", "host", "block"),
+    [
+        (waits(), EMPTY, None),
+        (waits(gib=48), EMPTY, None),
+        (waits(gib=48.1), EMPTY, Block.HOST_BUDGET),
+        (waits(hardware=Hardware(memory_budget="19Gi")), EMPTY, Block.OWN_BUDGET),
+        (waits(hardware=Hardware(memory_budget="20Gi")), EMPTY, None),
+        (waits(hardware=Hardware(memory_fraction=0.3)), EMPTY, Block.OWN_BUDGET),
+        (waits(hardware=Hardware(memory_budget="60Gi"), gib=50), EMPTY, Block.HOST_BUDGET),
+        (waits(gib=45, device=41), EMPTY, Block.DEVICE),
+        (waits(gib=20, device=20), busy(holds("a", 21, device=21)), Block.DEVICE_FULL),
+        (waits(gib=29), busy(holds("a", 20)), Block.FULL),
+        (waits(gib=20), attrs.evolve(EMPTY, available_bytes=26 * GIB), Block.HEADROOM),
+        (waits(gib=20), attrs.evolve(EMPTY, available_bytes=27 * GIB), None),
+        # promised to somebody who is still loading: not free twice
+        (waits(gib=20), busy(holds("a", 20, resident=0, loaded_at=None), available_bytes=46 * GIB), Block.HEADROOM),
+        # ended, and not seen to be back
+        (waits(gib=20), attrs.evolve(EMPTY, releasing_bytes=30 * GIB), Block.FULL),
+        # grown far beyond what it had been promised
+        (waits(gib=20), busy(holds("a", 30)), Block.FULL),
+        (waits(gib=20), PRESSED, Block.PRESSURE),
+        (waits(gib=20), attrs.evolve(EMPTY, admitting=False), Block.DWELL),
+        (waits(gib=20), attrs.evolve(EMPTY, level=Level.UNKNOWN), Block.UNREADABLE),
+        (waits(dwell_seconds=30.0), attrs.evolve(EMPTY, calm_seconds=29.0), Block.DWELL),
+        (waits(dwell_seconds=30.0), attrs.evolve(EMPTY, calm_seconds=30.0), None),
+        (waits(dwell_seconds=30.0), busy(holds("a", 1, returns=True, loaded_at=None), calm_seconds=99.0), Block.TURN),
+        (waits(margin_bytes=GIB), attrs.evolve(EMPTY, available_bytes=27 * GIB), Block.HEADROOM),
+        # a demo model starts wherever there is that much, except in an emergency
+        (waits(gib=0.2), PRESSED, None),
+        (waits(gib=0.2), attrs.evolve(EMPTY, available_bytes=GIB), None),
+        (waits(gib=0.2), attrs.evolve(EMPTY, available_bytes=GIB // 8), Block.HEADROOM),
+        (waits(gib=0.2), attrs.evolve(PRESSED, level=Level.CRITICAL), Block.PRESSURE),
+    ],
+)
+def test_what_stands_in_the_way(waiting, host, block):
+    """A start needs room in the ledger and on the host, without pressure; the bound that is hit is named."""
+    refusal = judge(waiting, host)
+    assert (refusal and refusal.block) == block
+
+
+def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
+    """A need that is not known is no need of zero."""
+    unknown = attrs.evolve(waits(), need=Need(GIB, sized=False, why="the file's header does not say"))
+    assert judge(unknown, EMPTY).block is Block.UNSIZED
+    assert judge(unknown, attrs.evolve(EMPTY, guesses=True)) is None
+    assert judge(unknown, attrs.evolve(PRESSED, guesses=True)).block is Block.PRESSURE
+
+
+@pytest.mark.parametrize(
+    ("waiting", "host", "words"),
+    [
+        (waits(gib=50), EMPTY, "needs 50.0 GiB, more than all models on this host may take together: 48.0 GiB"),
+        (waits(hardware=Hardware(memory_budget="8Gi")), EMPTY, "its own budget of 8.0 GiB by Model.spec.hardware"),
+        (waits(gib=45, device=41), EMPTY, "needs 41.0 GiB on the device, which holds at most 40.0 GiB"),
+        (waits(gib=29), busy(holds("a", 20)), "needs 29.0 GiB, 28.0 GiB free of 48.0 GiB"),
+    ],
+)
+def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
+    """What is needed, what there is and which bound it is are in the sentence."""
+    assert words in judge(waiting, host).message
