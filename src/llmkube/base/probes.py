@@ -9,7 +9,7 @@ from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.message import Headers, Response
 
 Ready = Callable[[], tuple[bool, str]]
-"""Tells whether the process does its work, and why (not)."""
+"""Returns whether the process does its work, and why (not)."""
 
 
 def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:

@@ -50,7 +50,7 @@ _MEMORY_FRACTION = setting(
 )
 _MEMORY_CHECK = setting(
     "enforce",
-    help="What happens to a model whose need for memory cannot be told: enforce refuses it, warn starts it on a guess.",
+    help="What happens to a model whose need for memory is not known: enforce refuses it, warn starts it on a guess.",
     choices=("enforce", "warn"),
 )
 _MEMORY_WARNING = setting(
@@ -87,7 +87,7 @@ def _log_level(default: str) -> Any:
 
 @attrs.frozen
 class UpConfig:
-    """What `llmkube up` can be told once and for all."""
+    """The settings of `llmkube up`."""
 
     state_dir: Path | None = _STATE_DIR
     api_port: int = _port(7443, "the Kubernetes API")
@@ -121,7 +121,7 @@ class UpConfig:
 
 @attrs.frozen
 class AgentConfig:
-    """What `llmkube agent` can be told once and for all."""
+    """The settings of `llmkube agent`."""
 
     host_ip: str | None = _HOST_IP
     namespace: str | None = _NAMESPACE
@@ -174,7 +174,7 @@ class AgentConfig:
 
 @attrs.frozen
 class CacheConfig:
-    """What `llmkube cache` can be told; it reads the agent's table, for it is the agent's store that it looks at."""
+    """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
 
     model_store: Path | None = _MODEL_STORE
     state_dir: Path | None = _STATE_DIR
@@ -182,7 +182,7 @@ class CacheConfig:
 
 @attrs.frozen
 class PruneConfig:
-    """What `llmkube cache prune` can be told besides: whose Models are in use are those of the agent's cluster."""
+    """Those of `llmkube cache prune`: the agent's cluster says which Models are in use."""
 
     kubeconfig: Path | None = _KUBECONFIG
     context: str | None = _CONTEXT
@@ -192,7 +192,7 @@ class PruneConfig:
 
 @attrs.frozen
 class PreloadConfig:
-    """What `llmkube cache preload` can be told besides."""
+    """Those of `llmkube cache preload`."""
 
     model_store: Path | None = _MODEL_STORE
     hf_token_file: Path | None = _HF_TOKEN_FILE
@@ -202,7 +202,7 @@ class PreloadConfig:
 
 @attrs.frozen
 class ControllerConfig:
-    """What `llmkube controller` can be told once and for all."""
+    """The settings of `llmkube controller`."""
 
     kubeconfig: Path | None = _KUBECONFIG
     context: str | None = _CONTEXT
@@ -256,7 +256,7 @@ class ControllerConfig:
 
 @attrs.frozen
 class ApiServerConfig:
-    """What `llmkube apiserver` can be told once and for all."""
+    """The settings of `llmkube apiserver`."""
 
     state_dir: Path | None = _STATE_DIR
     port: int = _port(7443, "the Kubernetes API")

@@ -37,7 +37,7 @@ class CommandError(click.ClickException):
 def in_one_sentence() -> Iterator[None]:
     """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
 
-    Nurseries raise groups: a group of nothing but expected errors is told as its distinct sentences.
+    Nurseries raise groups: a group of nothing but expected errors is printed as its distinct sentences.
     """
     try:
         yield

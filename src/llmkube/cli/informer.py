@@ -1,4 +1,4 @@
-"""What any user can see: Models and InferenceServices as the API server tells them, kept up to date by watches."""
+"""What any user can see: Models and InferenceServices as the API server has them, kept up to date by watches."""
 
 import contextlib
 import random

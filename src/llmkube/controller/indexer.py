@@ -17,7 +17,7 @@ class Event(Generic[T]):
 
     Attributes:
         key: The object.
-        before: As it was when the handler last heard of it; None when it is new.
+        before: As it was at the handler's last call; None when it is new.
         now: As it is; None when it is gone. Of an object that cannot be read it is the last state that could.
         was_readable: Whether its newest state could be read then.
         is_readable: Whether its newest state can be read now.

@@ -1,4 +1,4 @@
-"""The objects of one kind as the API server has them, their indexes, and a handler that hears of each change.
+"""The objects of one kind as the API server has them, their indexes, and a handler that is called for each change.
 
 What client-go calls a shared informer with indexers. A handler gets the object before and after the change, so neither
 handlers nor indexes remember anything of their own.

@@ -199,7 +199,7 @@ async def run_controller(
         utcnow: The wall clock, for timestamps in what is written and for ages that the cluster's clock has given.
         rng: Spreads pauses and makes names; with an identity, not seeded alike in two controllers.
         registry: Where the metrics go; one controller per registry.
-        task_status: Told when reconciling begins.
+        task_status: Started when reconciling begins.
     """
     registry = registry if registry is not None else CollectorRegistry()
     metrics, durations = ReconcileMetrics.on(registry), Durations.on(registry)
@@ -216,7 +216,7 @@ async def run_controller(
         try:
             await _run_tasks(controller, reconcilers, acting)
         finally:
-            registry.unregister(fleet)  # the controller that acts next tells of its own
+            registry.unregister(fleet)  # the controller that acts next exports its own
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recorder.run, client)

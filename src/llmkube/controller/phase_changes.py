@@ -1,4 +1,4 @@
-"""A new phase is logged, counted, and told by an Event where `kubectl describe` shows it."""
+"""A new phase is logged, counted, and recorded as an Event where `kubectl describe` shows it."""
 
 import datetime
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 @attrs.frozen(eq=False)
 class PhaseChanges:
-    """Where new phases are told."""
+    """Where new phases are recorded."""
 
     recorder: EventRecorder
     durations: Durations

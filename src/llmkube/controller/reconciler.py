@@ -73,7 +73,7 @@ class Reconciler:
         }
         if all(isinstance(error, ConflictError | NotFoundError) for error in errors):
             # Another client wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
-            # when the reflector has healed. The retry is for the case that it has been handled already, is no news
+            # when the reflector has healed. The retry is for the case that it has been handled already, changes nothing
             # here (a label), or never comes: of several API servers one may not know yet a kind that another serves.
             log.debug("reconcile overtaken", **facts)
             return "retry"

@@ -34,7 +34,7 @@ class WorkloadSettings:
         prune_cache: Remove folders of a namespace's claim that no Model names any more.
         images: What the operator says about the engines' images.
         pod_monitors: Tell a Prometheus operator about the pods, where there is one.
-        monitor_labels: Labels of what it and Pyrra are told, by which a Prometheus selects that; ours win.
+        monitor_labels: Labels of their objects, by which a Prometheus selects that; ours win.
     """
 
     image: str

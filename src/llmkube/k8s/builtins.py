@@ -14,7 +14,7 @@ from llmkube.k8s.resource import Key, Resource
 
 @attrs.frozen(kw_only=True)
 class NamespaceStatus:
-    """Whether a namespace lives (`Active`) or is being emptied (`Terminating`)."""
+    """Whether a namespace is in use (`Active`) or is being emptied (`Terminating`)."""
 
     phase: str = ""
     wire: WireForm = received()
@@ -272,7 +272,7 @@ class LeaseSpec:
 
 @attrs.frozen(kw_only=True)
 class Lease:
-    """A sign of life, renewed by its holder."""
+    """A lock or a heartbeat, renewed by its holder."""
 
     RESOURCE: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "Lease", "leases")
     metadata: ObjectMeta

@@ -84,7 +84,7 @@ def _shown(value: Any) -> str:
 
 
 def _place(kind: type, data: Any) -> str:
-    """Which object the value is in, when that can be told."""
+    """Which object the value is in, when that is known."""
     resource: Resource | None = getattr(kind, "RESOURCE", None)
     if resource is None or not isinstance(data, Mapping) or not isinstance(data.get("metadata"), Mapping):
         return ""

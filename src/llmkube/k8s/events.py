@@ -1,9 +1,9 @@
 """Record Events about an object, which `kubectl describe` shows; the caller never waits and never fails.
 
-An event is news, not state: losing one is a pity, and holding up a service for one would be a mistake. So
+An Event is no state: losing one is a pity, and delaying a service for one would be a mistake. So
 
 * `emit_nowait` only puts it into a table of bounded size; what does not fit is dropped and counted;
-* the same news about the same object is one Event whose `count` rises, also while it still waits to be written;
+* equal Events about the same object are one Event whose `count` rises, also while it still waits to be written;
 * words that differ each time (a pid, a number of attempts) do not help: beyond `MAX_MESSAGES_PER_REASON` messages with
   one reason, an object's further ones share one Event that has the newest of them;
 * each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
@@ -41,7 +41,7 @@ PERMISSIONS: Final = (Permission(Event, frozenset({"create", "patch"})),)
 EventType = Literal["Normal", "Warning"]
 
 MAX_PENDING: Final = 256
-"""Different pieces of news that may wait to be written."""
+"""Different Events that may wait to be written."""
 
 MAX_PENDING_PER_OBJECT: Final = 16
 """Of these, about one object; the oldest makes room."""
@@ -59,7 +59,7 @@ WORKERS: Final = 2
 RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 
 STALE_SECONDS: Final = 1800.0
-"""News that could not be told for so long is history; kube-apiserver itself keeps events for an hour."""
+"""An Event that could not be written for so long is dropped; kube-apiserver itself keeps Events for an hour."""
 
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_REASON_CHARS: Final = 128
@@ -70,7 +70,7 @@ _log = structlog.get_logger()
 
 @attrs.frozen
 class Series:
-    """What makes two pieces of news the same: only time and number differ, and the words where `message` is empty."""
+    """What makes two Events equal: only time and number differ, and the words where `message` is empty."""
 
     about: "InvolvedObject"
     type: EventType
@@ -80,7 +80,7 @@ class Series:
 
 @attrs.frozen
 class InvolvedObject:
-    """The object that news is about, in this life (uid)."""
+    """The object that an Event is about, with its uid."""
 
     api_version: str
     kind: str
@@ -132,7 +132,7 @@ class EventRecorder:
         instance: Which one of them: the host or the pod.
         utcnow: The wall clock, for the timestamps.
         rng: Makes names and spreads retries.
-        dropped: How many pieces of news were lost, because there were too many or the server refused them.
+        dropped: How many Events were lost, because there were too many or the server refused them.
     """
 
     component: str
@@ -158,7 +158,7 @@ class EventRecorder:
         """Say that something happened; never waits, never raises, and may be dropped.
 
         Args:
-            about: The object, as read from the API server: its uid says which life of it.
+            about: The object, as read from the API server: with its uid.
             reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
             message: A sentence for people; credentials in it are redacted, and it is shortened to 1 KiB.
             type: `Warning` for what needs a person's attention.
@@ -220,7 +220,7 @@ class EventRecorder:
         return pending
 
     async def _write_pending(self, client: Client, about: InvolvedObject) -> float | None:
-        """Write one object's news; return after how many seconds to go on, when its allowance is used up."""
+        """Write one object's Events; return after how many seconds to go on, when its allowance is used up."""
         while (series := next((one for one in self._pending if one.about == about), None)) is not None:
             pause_seconds = self._spend(about)
             if pause_seconds:
@@ -264,11 +264,11 @@ class EventRecorder:
             self._take(series)
 
     def _lose(self, series: Series) -> None:
-        if series in self._pending:  # a busy object's news may have been dropped while it was on its way
+        if series in self._pending:  # a busy object's Event may have been dropped while it was on its way
             self._drop(series)
 
     async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> _WrittenEvent:
-        """Raise the count of the Event that tells this already, or make a new one."""
+        """Raise the count of the Event that says this already, or make a new one."""
         written = self._written.get(series)
         if written is not None:
             count = written.count + pending.count

@@ -81,7 +81,7 @@ class HostMonitor:
         """Read a host's Lease now, and return whether there is none, or one that has been silent for too long.
 
         Raises:
-            WorldError: It cannot be told.
+            WorldError: It is not known.
         """
         key = Key(self.namespace, host)
         try:

@@ -16,7 +16,7 @@ Why two holders cannot meet, with nothing but each process's own monotonic clock
   and a candidate would not see it. So no two renewals of a holder write the same time, even if its clock stands still.
 * Every write carries the resourceVersion that it was decided on, so of two candidates one gets a 409. A renewal that
   meets a 409 reads again, and goes on only if the Lease still names this holder.
-* The name is this holder's alone: a random suffix tells apart two processes, or two lives, of the same identity.
+* The name is this holder's alone: a random suffix separates two processes, or two runs, of the same identity.
 
 The times in the Lease are for people and for other programs; none of them is ever compared with a clock here. What
 remains is a machine that was suspended: its clock may have stood still. Until its next renewal is answered, its body

@@ -79,7 +79,7 @@ class LeaseTracker:
         return min((s.deadline for s in self._observed.values() if s.alive), default=math.inf)
 
     def observe(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
-        """Take note of a Lease; only a change, or `renewed`, gives it a new life.
+        """Take note of a Lease; only a change, or `renewed`, restarts its clock.
 
         Args:
             lease: The Lease as the API server has it. One without our label is ignored.
@@ -108,7 +108,7 @@ class LeaseTracker:
         return tuple(key for key, s in self._observed.items() if s.alive and s.deadline <= now)
 
     def postpone(self, key: Key, until: float) -> None:
-        """Look again at a later time: whether the host is alive cannot be told now."""
+        """Look again at a later time: whether the host is alive is not known now."""
         if key in self._observed:
             self._observed[key] = attrs.evolve(self._observed[key], deadline=until)
 

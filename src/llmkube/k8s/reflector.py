@@ -5,7 +5,7 @@ anything. What removes an object is a DELETED event, or a whole list without it;
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
 quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
 so what two lists have denied wrongly would be lost for ever. Where `brake` is asked for, the same holds for deletions
-that a watch tells one soon after the other: once they take more than half, a list ten seconds later decides. A single
+that a watch sends one soon after the other: once they take more than half, a list ten seconds later decides. A single
 one is believed at once.
 
 How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
@@ -111,7 +111,7 @@ class Cache(Generic[T]):
         return key in self._objects
 
     def apply(self, event: WatchEvent[T]) -> bool:
-        """Take in one event; True when it changed an object, False for bookmarks and for what is not news."""
+        """Take in one event; True when it changed an object, False for bookmarks and for what is known."""
         before, self._position = self._position, newest(self._position, event.resource_version)
         if event.type == "BOOKMARK":
             return False
@@ -132,12 +132,12 @@ class Cache(Generic[T]):
 
         Args:
             event: A DELETED event, not applied yet.
-            ahead: Tells the events that have come with it.
+            ahead: Returns the events that have come with it.
             now: Seconds of Trio's clock.
         """
         key = event.key
         if key not in self._versions or is_older(event.resource_version, self._versions[key]):
-            return False  # no news
+            return False  # known already
         if not self.doubted:
             if now >= self._loss_ends_at:
                 self._before_loss = frozenset(self._versions)
@@ -283,7 +283,7 @@ class _Collection(Generic[T]):
 async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> bool:
     """List into the cache; a doubtful list is read once more, and the second answer counts.
 
-    Where a watch has told what is doubtful, the list is the second answer.
+    Where a watch has sent what is doubtful, the list is the second answer.
 
     Returns:
         Whether what was believed is doubtful still; so is a first list that is empty, which delays nothing.
@@ -340,7 +340,7 @@ def is_mass_deletion(lost: int, before: int) -> bool:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Compare resourceVersions; False when either is not a number and so tells nothing.
+    """Compare resourceVersions; False when either is not a number.
 
     They are etcd revisions in every server that kube-apiserver's storage conformance covers (KEP-5504 makes this a
     promise); anything else is compared for equality only.

@@ -1,4 +1,4 @@
-"""Where a kind lives in the API, and how one object is told from another."""
+"""Where a kind lives in the API, and what identifies an object."""
 
 import urllib.parse
 from collections.abc import Mapping

@@ -37,7 +37,7 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 SHARED_EVENTS: Final = 16
-"""Agent and controller in one process watch the same objects, and hear of a change at nearly the same time."""
+"""Agent and controller in one process watch the same objects, and get a change at nearly the same time."""
 
 
 @attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict

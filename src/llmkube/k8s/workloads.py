@@ -64,7 +64,7 @@ class ContainerStatus:
 
 @attrs.frozen(kw_only=True)
 class PodCondition:
-    """One statement about a pod; `PodScheduled` tells whether it has a node."""
+    """One statement about a pod; `PodScheduled` says whether it has a node."""
 
     type: str = field("", REQUIRED)
     status: str = field("", REQUIRED)
@@ -251,7 +251,7 @@ class PodDisruptionBudget:
 
 @attrs.frozen(kw_only=True)
 class PodMonitor:
-    """Tells a Prometheus operator which pods to scrape; the kind is there where that operator is installed."""
+    """Which pods a Prometheus operator scrapes; the kind is there where that operator is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
@@ -270,7 +270,7 @@ class PodMonitor:
 
 @attrs.frozen(kw_only=True)
 class ServiceLevelObjective:
-    """Tells Pyrra what to promise; the kind is there where Pyrra is installed."""
+    """A service level objective for Pyrra; the kind is there where Pyrra is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)

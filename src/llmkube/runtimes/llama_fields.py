@@ -29,7 +29,7 @@ def check_fields(spec: InferenceServiceSpec) -> None:
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:
-    """Return `chat`, `embedding` or `rerank`: what the spec says, else what its endpoint's path tells."""
+    """Return `chat`, `embedding` or `rerank`: what the spec says, else what its endpoint's path implies."""
     if spec.mode:
         return spec.mode
     last = spec.endpoint.path.rstrip("/").rpartition("/")[2]

@@ -22,7 +22,7 @@ PROGRAM: Final = Program(
         Permission(Endpoints, APPLY | {"get", "delete"}),
         # What an earlier agent on this host has left, and every ten minutes what another client has removed or changed.
         *(Permission(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
-        # Its own sign of life, and the claims: created, taken over, given up; those of all hosts are followed.
+        # Its own Lease, and the claims: created, taken over, given up; those of all hosts are followed.
         Permission(Lease, APPLY | {"delete"}, place="system"),
         *host_monitor.PERMISSIONS,
         # The one that `Model.spec.sourceSecretRef` names, when its file has to be fetched; never listed, never watched.

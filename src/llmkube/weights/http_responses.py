@@ -41,7 +41,7 @@ _LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @attrs.frozen
 class Validator:
-    """What tells one version of a file from another: its ETag, and when it was changed."""
+    """What identifies a version of a file: its ETag, and when it was changed."""
 
     etag: str = ""
     last_modified: str = ""
@@ -74,7 +74,7 @@ class ReadBody:
         offset: Where the first byte of the body belongs.
         total_bytes: Size of the whole file; None if the server does not say.
         validator: Of the version that is coming.
-        framed: Whether the end of the body can be told from a cut connection.
+        framed: Whether a complete body differs from a cut connection.
     """
 
     offset: int

@@ -20,7 +20,7 @@ from llmkube.base.errors import UserError
 
 
 class _ItemError(Exception):
-    """An item cannot be told from its siblings."""
+    """An item has no unique key."""
 
 
 class MergeError(UserError):
@@ -315,7 +315,7 @@ def _is_container(value: Any) -> bool:
 
 
 def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
-    """Return how the items of a keyed list or a set are told apart.
+    """Return what identifies the items of a keyed list or a set.
 
     Raises:
         MergeError: As for `paths_of`.

@@ -1,7 +1,7 @@
 """A Service gets a ClusterIP so that it reads as it would in a cluster; nothing routes to that address here.
 
 The embedded server has no network: clients on this machine reach an engine through the gateway. The address is stable
-for as long as the Service lives, unique, and from Kubernetes' usual range.
+for as long as the Service exists, unique, and from Kubernetes' usual range.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""`kubectl create namespace NAME` speaks protobuf since 1.32, so the bodies of the kinds it creates are read from it.
+"""`kubectl create namespace NAME` sends protobuf since 1.32, so the bodies of the kinds it creates are read from it.
 
 Bodies only: clients that send protobuf accept JSON as an answer. A kind that is not in the table is answered with 415.
 The table has every field that a client may set and the kind's schema has; one newer than both is dropped, as unknown

@@ -1,4 +1,4 @@
-"""A watch reads the store's log by resourceVersion: it has no queue, and one that lags too far is told to list again.
+"""A watch reads the store's log by resourceVersion: it has no queue; one that lags too far gets 410.
 
 Selectors are watched too: an object that begins to match is ADDED, one that no longer does is DELETED.
 Facts: Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks" and "Streaming lists".
@@ -18,7 +18,7 @@ from llmkube.apiserver.values.selectors import Predicate
 from llmkube.base.http.exchange import SendChunk
 
 BOOKMARK_SECONDS: Final = 60.0
-"""How often a quiet watch that allows bookmarks hears how far it has come."""
+"""How often a quiet watch that allows bookmarks gets one."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends the initial state of a streaming list."""
@@ -67,7 +67,7 @@ class WatchStream:
         """Return the objects to show first and the revision to go on from.
 
         Raises:
-            RequestRefusedError: 410, the log does not reach back that far (or the revision is from another life).
+            RequestRefusedError: 410, the log does not reach back that far (or the revision is from another database).
         """
         query = self.query
         if not query.revision or query.initial_events:

@@ -14,4 +14,4 @@ def encode(content: Any) -> bytes:
 
 
 encoded: Final = IdentityCache(encode, capacity=32)
-"""Returns the bytes of a stored object; those of the newest few are remembered, for as long as a write is news."""
+"""Returns the bytes of a stored object; those of the newest few are remembered, while watches still need them."""

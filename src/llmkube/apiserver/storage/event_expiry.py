@@ -1,4 +1,4 @@
-"""Events are news: an hour after the last write to one it is gone, and of very many only the newest stay.
+"""Events expire: an hour after the last write to one it is gone, and of very many only the newest stay.
 
 kube-apiserver gives each Event a lease of etcd's, renewed by every write (`--event-ttl`, 1 h). Here the time of the
 last write is read off what the server itself has stamped on the object, so a restart loses nothing.

@@ -68,7 +68,7 @@ class RequestRefusedError(Exception):
         self.token = token
         self.reason = reason
         self.message = message
-        self.warnings: tuple[str, ...] = ()  # what the client is told beside the refusal
+        self.warnings: tuple[str, ...] = ()  # what the client gets beside the refusal
         self.details = None if details is None else dict(details)
 
     def to_status(self) -> JsonObject:
@@ -187,7 +187,7 @@ def method_not_allowed(subject: Subject | None = None, verb: str = "") -> Reques
 
 
 def not_acceptable(offered: Sequence[str]) -> RequestRefusedError:
-    """Refuse to answer in a format that the server does not speak."""
+    """Refuse to answer in a format that the server does not have."""
     message = "only the following media types are accepted: " + ", ".join(offered)
     return RequestRefusedError(406, "NotAcceptable", message)
 

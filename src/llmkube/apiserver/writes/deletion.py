@@ -1,4 +1,4 @@
-"""Deleting is a wish first: finalizers and dependents are heard before an object goes."""
+"""A deletion is a request first: finalizers and dependents may delay it."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal

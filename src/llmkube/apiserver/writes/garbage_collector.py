@@ -1,6 +1,6 @@
 """What a deletion leaves behind is collected: dependents of gone owners, contents of namespaces, instances of CRDs.
 
-The collector is told of every change and keeps a set of places to look at again; it decides from the state it finds
+The collector gets every change and keeps a set of places to look at again; it decides from the state it finds
 there, never from the change, so a restart that begins with everything (`enqueue_all`) loses nothing.
 Facts: Kubernetes "Garbage Collection": an object goes when all of its owners are gone; `blockOwnerDeletion` holds a
 foreground deletion; `orphan` lets the dependents live.
@@ -103,7 +103,7 @@ class GarbageCollector:
     def _owner_state(self, tx: Transaction, namespace: str, owner: Mapping[str, Any]) -> str:
         kind = self._catalog.find_kind(owner["apiVersion"], owner["kind"])
         if kind is None:
-            return "solid"  # of a kind that is not served: whether the owner exists cannot be told
+            return "solid"  # of a kind that is not served: whether the owner exists is not known
         place = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
         live = tx.get(place)
         if live is None or live["metadata"]["uid"] != owner["uid"]:

@@ -256,7 +256,7 @@ FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
         Value("--api-prefix", "api_prefix", str, "path before every route", "PATH"),
         Value("--cors-origins", "cors_origins", str, "origins that browsers may call from", "ORIGINS"),
         Value("-to --timeout", "timeout_read timeout_write", int, "longest silence on a connection, in seconds"),
-        Value("--sse-ping-interval", "sse_ping_interval", int, "seconds between signs of life in a stream"),
+        Value("--sse-ping-interval", "sse_ping_interval", int, "seconds between pings in a stream"),
         Value("--threads-http", "n_threads_http", int, "threads for requests"),
         Value("--sleep-idle-seconds", "sleep_idle_seconds", int, "unload after so long without a request (-1: never)"),
         Switch("--metrics", {"endpoint_metrics": True}, "GET /metrics for Prometheus"),

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{PROGRAM}: serving {params.model.path} on {server.listening_address}", flush=True)
     wait_for_signal()
     print(f"{PROGRAM}: stopping", flush=True)
-    # Not by way of the engine's destructor: with a stream in flight it waits for that stream's next sign of life, 30
+    # Not by way of the engine's destructor: with a stream in flight it waits for that stream's next ping, 30
     # seconds (measured). The agent has drained before it sends the signal; the kernel closes what is left.
     os._exit(0)
 

@@ -8,7 +8,7 @@
 <folder>/<version>/…       the same with --versions: the newest, and the one before, which engines may still have open
 ```
 
-The folder appears when all of it is there. What it holds is told in the container's termination log, as JSON: path,
+The folder appears when all of it is there. What it holds is written to the container's termination log, as JSON: path,
 size, digest and the header's facts; of a failure, its reason and a sentence.
 """
 
@@ -82,7 +82,7 @@ class Order:
         access: For buckets.
         fresh: Compare what is there with what the servers have now.
         versions: Show each version in a folder of its own.
-        progress_port: Where it is told how far it is; None for nowhere.
+        progress_port: The port that answers with the progress; None for none.
     """
 
     sources: tuple[Source, ...]

@@ -58,9 +58,9 @@ async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int
     """Answer on every address of the pod until cancelled; a port that cannot be had costs the answers alone.
 
     Args:
-        gauge: What is told.
+        gauge: What is answered.
         port: Where; 0 takes a free one.
-        task_status: Is told the port, or 0 when there is none.
+        task_status: Gets the port, or 0 when there is none.
     """
     try:
         listeners = await trio.open_tcp_listeners(port)

@@ -33,7 +33,7 @@ class PodContext:
         owned: Writes what the controller makes.
         optional: Which of those kinds there are.
         queues: What is reconciled again.
-        phase_changes: Told of every new phase.
+        phase_changes: Called for every new phase.
         records: One per service.
         percents: How far Jobs say that they are.
         pruning: Namespaces for which a Job is being made that removes folders.

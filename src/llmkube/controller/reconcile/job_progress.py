@@ -1,4 +1,4 @@
-"""How far downloads are, asked of the pods that fetch: each tells a number on its own address, which takes no right.
+"""How far downloads are, asked of the pods that fetch: each answers with a number, which takes no right.
 
 The answers are shown in steps, so that a download is twenty writes at most and not one for every percent. A pod that
 cannot be reached (a network policy, perhaps) costs a number in a message and nothing else.

@@ -174,7 +174,7 @@ class PodModels:
         return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
 
     async def _remove_job_without_result(self, model: Model, seen: Seen) -> None:
-        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and tells."""
+        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and reports it."""
         if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
             return
         if await self._has_lost_its_pods(seen.job):

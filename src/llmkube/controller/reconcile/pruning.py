@@ -129,7 +129,7 @@ class Pruner:
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]
         if any(_is_a_strangers(pod) for pod in pods):
-            return keys  # what a foreign pod reads cannot be told
+            return keys  # what a foreign pod reads is not known
         return (keys & named) | _mentioned(keys, pods)
 
 

@@ -37,7 +37,7 @@ JOB_TTL_SECONDS: Final = 86_400
 """How long a Job stays to be looked at; a failed one is tried again after that."""
 
 PROGRESS_PORT: Final = 8082
-"""Where the pod of a fetch tells how far it is."""
+"""The port where the pod of a fetch answers with its progress."""
 
 _BACKOFF_LIMIT: Final = 4
 

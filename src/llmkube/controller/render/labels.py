@@ -67,7 +67,7 @@ def owned_manifest(
     *,
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return a manifest that lives and dies with its owner, stamped with the digest of all that it says."""
+    """Return a manifest that is deleted with its owner, stamped with the digest of all that it says."""
     manifest = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,

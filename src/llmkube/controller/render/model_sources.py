@@ -45,7 +45,7 @@ class ClaimPath:
 def cache_key(spec: ModelSpec) -> str:
     """Return the folder of a Model's weights: another one for every source, set of files or digest.
 
-    On which server a bucket is, its Secret tells: two buckets of one name are told apart by that. Below the folder of
+    On which server a bucket is, its Secret says: that separates two buckets of one name. Below the folder of
     a source that is followed, each version has one of its own.
     """
     facts = [spec.source, list(spec.files), spec.mmproj, (spec.sha256 or "").lower()]

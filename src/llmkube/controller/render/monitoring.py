@@ -1,4 +1,4 @@
-"""What a Prometheus operator is told about a service's pods, and Pyrra about what they promise. Pure."""
+"""The PodMonitor of a service for a Prometheus operator, and its objective for Pyrra. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -67,7 +67,7 @@ def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
 
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
-    """Return what a service's pods need to find the weights at `path`, which the Model's status or source tells."""
+    """Return what a service's pods need to find the weights at `path`, which the Model's status or source names."""
     volume = source_volume(model)
     if volume is not None:
         return _mounted(path, volume, SOURCE_FOLDER)

@@ -1,6 +1,6 @@
 """Who is first in line for a GPU: by priority, then by age. Pure.
 
-The line orders what people are told; which pod gets the next GPU is the scheduler's decision, by the same priorities
+The queue orders what people see; which pod gets the next GPU is the scheduler's decision, by the same priorities
 (PriorityClass).
 """
 

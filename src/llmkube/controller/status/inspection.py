@@ -33,13 +33,13 @@ def is_inspected(model: Model) -> bool:
 
 
 def is_known(model: Model, seen: Seen) -> bool:
-    """Whether the status tells what this very file says."""
+    """Whether the status holds the header of this very file."""
     status = model.status
     return status.gguf is not None and (status.cache_key, status.cache_volume) == _identity(model, seen)
 
 
 def inspected_facts(model: Model, seen: Seen) -> dict[str, Any]:
-    """Return what the status tells of the file; nothing before it has been read."""
+    """Return what the status holds of the file; nothing before it has been read."""
     if is_known(model, seen):
         size, gguf = model.status.size, model.status.gguf
     else:

@@ -32,7 +32,7 @@ class Seen:
 
 
 def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
-    """Return what a fetch that succeeded has left, or None when no pod tells."""
+    """Return what a fetch that succeeded has left, or None when no pod left a result."""
     ends = [end for pod in pods if (end := ended(pod, FETCH)) is not None and not end.exit_code]
     return next(filter(None, (parse_fetched(end.message) for end in ends)), None)
 

@@ -141,14 +141,14 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
         return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it{share}")
     if reason:
         return Verdict("Downloading", reason, f"{message}; the Job tries again")
-    # A Job whose pods a quota forbids, or lack a ConfigMap, tells that in Events alone, and those are not read.
+    # A Job whose pods a quota forbids, or lack a ConfigMap, says that in Events alone, and those are not read.
     name = job.key.name
     message = f"Job {name} waits for its pod to start; if it does not, `kubectl describe job {name}` says why"
     return Verdict("Pending", "Pending", message)
 
 
 def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
-    """Return what the status tells about the weights: from the fetch that has just ended, or as it stands there."""
+    """Return what the status holds about the weights: from the fetch that has just ended, or as it stands there."""
     if supply.by != "job":
         path = weights_path(model, supply)
         read = inspected_facts(model, seen) if has_header_read(model, supply) else {}
@@ -161,7 +161,7 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
         gguf, files = status.gguf, status.staged_files
     else:
         fetched = newer or read_fetched(seen.pods)
-        assert fetched is not None, "it is Ready by what the fetch told"
+        assert fetched is not None, "it is Ready by the result of the fetch"
         facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
         facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
         if follows(model.spec):

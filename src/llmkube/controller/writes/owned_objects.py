@@ -4,14 +4,15 @@
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
   carries a digest of itself (`render.marks.DIGEST`), which differs then.
 * **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
-  what has our label, so it cannot tell whether a stranger's object has that name, and a plain apply would not either:
-  onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a refusal.
+  what has our label, so it cannot tell whether another owner's object has that name, and a plain apply would not
+  either: onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a
+  refusal.
 * **Changed** by an apply onto the very version that was compared, and **removed** at the very version that was seen:
   who wrote in between is not overwritten. So a controller that has lost its Lease and does not know it yet (its machine
   was suspended) changes nothing that its successor has touched.
-* **Made again**, after it has vanished, for an owner that is still there: who has not heard yet that the owner is gone
-  would make what the garbage collector takes away, in turn and without pause.
-* An object of another owner (a stranger's, or that of a predecessor of the same name that is still being collected) is
+* **Made again**, after it has vanished, for an owner that is still there: a controller that has not seen yet that the
+  owner is gone would make what the garbage collector takes away, in turn and without pause.
+* An object of another owner (a foreign one, or that of a predecessor of the same name that is still being collected) is
   left alone until it is gone.
 * What **another program of ours** has set for the same owner stays when we set something else: one port beside the
   other. Such an object is made anew where it has to change, and let go of instead of removed.

@@ -90,7 +90,7 @@ class ExecPlugin:
         argv: The program and its arguments; a relative program with a slash is relative to the kubeconfig.
         env: Added to our own environment.
         install_hint: What to tell the user when the program is missing.
-        cluster: What the program is told of the cluster, or None when it did not ask.
+        cluster: What the program gets about the cluster, or None when it did not ask.
         deadline_seconds: How long it may take.
     """
 

@@ -16,7 +16,7 @@ from llmkube.k8s.auth.tls import ClientCertificate
 from llmkube.k8s.errors import CredentialsError
 
 REFRESH_AFTER: Final = 0.8
-"""The part of a credential's life after which it is renewed."""
+"""The share of a credential's lifetime after which it is renewed."""
 
 RETRY_SECONDS: Final = 10.0
 """While an old credential is still good, a plugin that failed is not run again sooner."""
@@ -122,7 +122,7 @@ class ExecCredentials:
         self._refresh_at: datetime | None = None
 
     async def current(self) -> Credential:
-        """Return the credential, renewed when its life is mostly over; a failed renewal matters only once it ended."""
+        """Return the credential, renewed late in its lifetime; a failed renewal matters only once it ended."""
         async with self._lock:
             if self._issued is None or self._is_due(self._refresh_at):
                 try:

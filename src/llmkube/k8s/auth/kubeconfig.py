@@ -271,7 +271,7 @@ def _exec_plugin(section: Section, cluster: Section) -> ExecPlugin:
 
 
 def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
-    """Say what a plugin with provideClusterInfo is told: the Cluster type of client.authentication.k8s.io/v1."""
+    """Return what a plugin with provideClusterInfo gets: the Cluster type of client.authentication.k8s.io/v1."""
     ca = cluster.pem("certificate-authority")
     try:
         ca_data = ca.path.read_bytes() if isinstance(ca, PemFile) else ca.data if ca else b""

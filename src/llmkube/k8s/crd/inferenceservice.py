@@ -54,7 +54,9 @@ class InferenceServiceSpec:
         "Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1, max_length=NAME_BYTES
     )
     runtime: str = field("Engine that serves the model.", "llamacpp", enum=(*POD_RUNTIMES, *HOST_RUNTIMES))
-    mode: str | None = field("What the engine offers; unset means chat, unless endpoint.path tells.", enum=MODES)
+    mode: str | None = field(
+        "What the engine offers; unset means chat, unless endpoint.path implies another.", enum=MODES
+    )
 
     # How often, how important
     replicas: int = field("How many processes; 0 stops the service.", 1, minimum=0, maximum=10)
@@ -164,9 +166,9 @@ class GatewayStatus:
     """How the service is exposed through an AI gateway."""
 
     model_name: str = field("Model name that clients send.", "")
-    endpoint: str = field("Address of the gateway; not told.", "")
+    endpoint: str = field("Address of the gateway; never set.", "")
     route_ready: bool | None = field("The gateway knows the route.")
-    auth_enabled: bool | None = field("The gateway asks for credentials; not told.")
+    auth_enabled: bool | None = field("The gateway asks for credentials; never set.")
     wire: WireForm = received()
 
 
@@ -190,7 +192,7 @@ class InferenceServiceStatus:
     waiting_for: str = field("What the service waits for.", "")
     scheduling_status: str = field("Why it does not run, as one word.", "")
     scheduling_message: str = field("Why it does not run, as a sentence.", "")
-    acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; not told.")
+    acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; never set.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
     wire: WireForm = received()

@@ -28,7 +28,7 @@ POSITIVE: Final = Rule("self.matches('^[0-9.]*[1-9]')", "must be more than 0")
 
 @attrs.frozen(kw_only=True)
 class OwnerReference:
-    """Tie an object's life to its owner's: the garbage collector deletes it when the last owner is gone."""
+    """Tie an object to its owner: the garbage collector deletes it when the last owner is gone."""
 
     api_version: str = field("API group and version of the owner.", REQUIRED)
     kind: str = field("Kind of the owner.", REQUIRED)
@@ -41,7 +41,7 @@ class OwnerReference:
 
 @attrs.frozen(kw_only=True)
 class ObjectMeta:
-    """Name, version and life of an object; timestamps are RFC 3339 strings as the server wrote them."""
+    """Name, version and lifecycle of an object; timestamps are RFC 3339 strings as the server wrote them."""
 
     name: str = field("Name, unique within the namespace and the kind.", "")
     namespace: str = field("Namespace; empty for cluster-scoped kinds.", "")

@@ -186,7 +186,7 @@ class RouterRule:
 class Classification:
     """How the data class of a request is found, and which classes are sensitive."""
 
-    mode: str = field("Who tells the class.", "header-only", enum=("header-only", "detector", "hybrid"))
+    mode: str = field("What decides the class.", "header-only", enum=("header-only", "detector", "hybrid"))
     header_key: str | None = field("Header with the class; unset means x-llmkube-classification.", min_length=1)
     sensitive_classifications: tuple[str, ...] = field(
         "Classes that stay local or are refused; unset means pii and phi.",

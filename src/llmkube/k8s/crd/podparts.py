@@ -6,7 +6,7 @@ for the three hundred fields below. The API server knows them all, so that `kube
 
 The notation: `int32`, `[]string`, `map[string]string` are types; `!` behind a name means that the field is required,
 `=` behind a type gives the default; a list with one map in it is a list of objects, a pair of a name and a map is one
-whose items are told apart by that field. Facts: the Kubernetes API, v1.36,
+whose items have that field as key. Facts: the Kubernetes API, v1.36,
 types of `k8s.io/api/core/v1`.
 """
 

@@ -220,7 +220,7 @@ class ContainerBuilder:
         """Return the repository that the engine fetches for itself; None if it is handed files.
 
         Args:
-            cache_variable: What tells it where to keep what it fetches; empty if nothing has to.
+            cache_variable: The variable for the folder of what it fetches; empty if it needs none.
         """
         found = hub_repository(self.model.spec.source) if self.fetches else None
         if found is not None:

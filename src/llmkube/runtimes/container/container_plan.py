@@ -214,10 +214,10 @@ class ContainerPlan:
             promise what the engine does not have.
         model_id: The name by which the engine knows the model in its API; empty when it cannot be chosen.
         hpa_metric: What to scale on when the user names nothing; None: the engine counts nothing that would help.
-        metrics_port_name: The port where the engine tells its metrics, by name; empty when it tells none.
+        metrics_port_name: The port of the engine's metrics, by name; empty when it has none.
         metrics_path: The path there.
         latency_metric: The histogram of the seconds that an answer takes, by the name that it has in the cluster; empty
-            when the engine tells none.
+            when the engine has none.
         busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when it has none.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.

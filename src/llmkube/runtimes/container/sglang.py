@@ -26,7 +26,7 @@ _FLAGS: Final = {
     "mem_fraction_static": "--mem-fraction-static",
     "max_running_requests": "--max-running-requests",
     "chunked_prefill_size": "--chunked-prefill-size",
-    "enable_prefix_caching": "|--disable-radix-cache",  # on unless told otherwise, and no flag says so
+    "enable_prefix_caching": "|--disable-radix-cache",  # on by default, and no flag says so
     "chat_template": "--chat-template",
     "reasoning_parser": "--reasoning-parser",
     "skip_tokenizer_init": "--skip-tokenizer-init",

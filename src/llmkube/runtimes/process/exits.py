@@ -139,7 +139,7 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
     Args:
         code: Its exit code, or the negated number of the signal that killed it; None when that is not known.
         lines: Its last lines, oldest first.
-        memory_kills: How many processes the kernel has killed for want of memory where the engine ran, while it ran.
+        memory_kills: How many processes the kernel has killed for lack of memory where the engine ran, while it ran.
         memory_short: Whether the host was short of memory when it was last looked at; macOS counts no such kills.
     """
     killed = _killed(memory_kills, memory_short)
@@ -164,7 +164,7 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
-    """Say what speaks for a kill for want of memory; None if nothing does."""
+    """Return the evidence for a kill for lack of memory; None if nothing does."""
     if memory_kills:
         said = "the kernel killed a process of this host for lack of memory, probably this one"
     elif memory_short:

@@ -412,7 +412,7 @@ async def open_downloader(
         limits: How long is long enough.
         open_transport: What carries requests; None for real sockets, with every address checked.
         run_sync: What runs blocking work; None for worker threads under the limiter.
-        free: Tells the free bytes of a folder's file system.
+        free: Returns the free bytes of a folder's file system.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
     transport = open_transport_with() if open_transport is None else open_transport

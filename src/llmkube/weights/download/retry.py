@@ -96,9 +96,10 @@ async def retry(
 
     Args:
         attempt: What to try; FetchError means to try again. A full disk is not tried again: nothing here empties it.
-        origin: Whom it asks; the pauses that this server asks for are kept, also those that others were told.
+        origin: Whom it asks; the pauses that this server asks for are kept, also those that it asked of other
+            downloads.
         dependencies: The clock, the random numbers and the limits.
-        waiting: Told before each pause how long it is and why.
+        waiting: Called before each pause with its length and reason.
         progressed: Asked after each failure whether the attempt brought something all the same.
     """
     failures = 0

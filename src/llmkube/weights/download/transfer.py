@@ -68,7 +68,7 @@ class RejectedVersion:
 
 @attrs.define(eq=False)
 class TransferObserver:
-    """Whom a transfer tells what it does."""
+    """What a transfer calls with its progress."""
 
     downloading: Callable[[int, int | None], None]  # bytes at hand, bytes in all
     verifying: Callable[[int, int], None]
@@ -153,7 +153,7 @@ class Transfer:
 
     async def _attempt(self) -> None:
         partial = self.partial
-        # An earlier life may have got all bytes and not the hub's digest: then the hub is asked once more.
+        # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
         judged = self._expected is not None or not self.wanted.hub
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:
             await trio.lowlevel.checkpoint()

@@ -80,7 +80,7 @@ def read_chunk(take_snapshot: FileSnapshot, offset: int) -> bytes:
 
 
 async def hash_file(take_snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync) -> str:
-    """Return the SHA-256 of a file in lower-case hex; `verifying` is told after each chunk how far it has come.
+    """Return the SHA-256 of a file in lower-case hex; `verifying` is called after each chunk with the progress.
 
     Raises:
         FetchError: It cannot be read, or changes meanwhile.

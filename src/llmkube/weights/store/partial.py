@@ -44,7 +44,7 @@ class Partial:
     Attributes:
         size_bytes: How many bytes are there and hashed.
         info: What they are of.
-        unhashed_bytes: Bytes from an earlier life that `rehash` has still to read.
+        unhashed_bytes: Bytes from an earlier process that `rehash` has still to read.
     """
 
     store: Store
@@ -61,7 +61,7 @@ class Partial:
         return self._digest.hexdigest()
 
     def rehash(self) -> None:
-        """Read one more piece of an earlier life's bytes; what cannot be read again is dropped."""
+        """Read one more piece of an earlier process's bytes; what cannot be read again is dropped."""
         try:
             data = os.pread(self._fd, min(_HASH_CHUNK_BYTES, self.unhashed_bytes), self.size_bytes)
         except OSError:
@@ -259,7 +259,7 @@ def _take_up(store: Store, path: Path, fd: int) -> Partial:
 
 
 def _read_note(path: Path) -> tuple[PartialInfo, int]:
-    """Return what an earlier life noted and the bytes that it vouches for; nothing at all if it makes no sense."""
+    """Return what an earlier process noted and the bytes that the note covers; nothing if it cannot be decoded."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

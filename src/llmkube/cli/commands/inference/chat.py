@@ -35,7 +35,7 @@ _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupte
 @click.command("chat", context_settings=HELP)
 @click.argument("name", shell_complete=services)
 @click.argument("prompt", required=False)
-@click.option("--system", default="", help="What the model is told before everything else.")
+@click.option("--system", default="", help="The system prompt.")
 @click.option("--temperature", type=NumberRange(min=0), help="0 always gives the same answer.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer, in tokens.")
 @cluster_options()

@@ -105,7 +105,7 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
 
 @attrs.define(eq=False)
 class CurrentEngine:
-    """Where a service answers now, by its slices, on one host rather than on others; a move is told once."""
+    """Where a service answers now, by its slices, on one host rather than on others; a move is printed once."""
 
     host: str
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)

@@ -48,7 +48,7 @@ async def run_tunnel(
     *,
     dial: Dial = trio.open_tcp_stream,
 ) -> Never:
-    """Serve connections until cancelled; one that fails is told and ends alone.
+    """Serve connections until cancelled; one that fails is reported and ends alone.
 
     Args:
         listeners: Where to accept.

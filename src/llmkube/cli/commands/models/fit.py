@@ -31,7 +31,7 @@ COLUMNS: Final = ("PART", "WHERE", "SIZE")
 
 @attrs.frozen
 class Verdict:
-    """What is told about one model on one machine."""
+    """What is printed about one model on one machine."""
 
     title: str
     demand: Demand

@@ -197,7 +197,7 @@ def _effect(path: str) -> str:
 
 
 def honoured_on_hosts(path: str) -> bool:
-    """Whether llama.cpp on a host does what a field says, as its planner tells; a refused field has no effect.
+    """Whether llama.cpp on a host does what a field says, as its planner says; a refused field has no effect.
 
     Args:
         path: As conditions name it: `spec.contextSize`, `Model.spec.hardware.memoryBudget`.

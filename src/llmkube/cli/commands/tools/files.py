@@ -46,7 +46,7 @@ def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple
     """Read files, folders (their .yaml, .yml and .json files, by name) and `-`, in the order given.
 
     Raises:
-        ManifestError: Something cannot be read, or is not a manifest; the error tells all problems at once.
+        ManifestError: Something cannot be read, or is not a manifest; the error lists all problems at once.
     """
     problems: list[str] = []
     manifests: list[Manifest] = []
