@@ -1,0 +1,69 @@
+"""Which status has drifted from what this agent has applied, and how often that is repaired."""
+
+import random
+
+import pytest
+import trio
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.drift_repair import LOOK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
+from llmkube.supervisor.nouns.slot import Slot
+
+SLOT = Slot(InferenceService, Key("ns", "chat"), "status")
+THEN = "2026-01-01T00:00:00Z"
+SAID = {"type": "Loaded", "status": "True", "reason": "Ready", "message": "ready", "lastTransitionTime": THEN}
+
+
+def stands(**changes):
+    facts = {"type": "Loaded", "status": "True", "reason": "Ready", "message": "ready", "last_transition_time": THEN}
+    return Condition(**(facts | changes))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "drifted"),
+    [
+        ([stands()], False),
+        ([stands(), stands(type="Other", status="False")], False),  # another writer's own
+        ([], True),
+        ([stands(status="False")], True),
+        ([stands(reason="Other")], True),
+        ([stands(message="other")], True),
+        ([stands(last_transition_time="2026-01-02T00:00:00Z")], True),
+        ([stands(observed_generation=2)], True),
+    ],
+)
+def test_what_has_drifted(conditions, drifted):
+    """Each part of a condition that was applied counts; conditions of other writers do not."""
+    assert has_drifted({"conditions": [SAID]}, conditions) is drifted
+
+
+class Applied:
+    """An applier that has applied one status, and counts when it is asked to do so again."""
+
+    def __init__(self):
+        self.again = []
+
+    def has(self, slot):
+        return slot == SLOT
+
+    def applied(self, slot):
+        return {"status": {"conditions": [SAID]}}
+
+    def reapply_nowait(self, slot):
+        self.again.append(trio.current_time())
+
+
+async def test_drift_is_repaired_soon_and_not_more_often_than_the_pause(autojump_clock):
+    """A writer that insists is answered after a second, and then once in half a minute."""
+    applier, start = Applied(), trio.current_time()
+    repair = DriftRepair(applier, lambda slot: [], random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repair.run)
+        for _ in range(60):
+            repair.look_nowait(SLOT)
+            repair.look_nowait(Slot(InferenceService, Key("ns", "other"), "status"))
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [at - start for at in applier.again] == pytest.approx([LOOK_SECONDS, LOOK_SECONDS + PAUSE_SECONDS], abs=1.5)
