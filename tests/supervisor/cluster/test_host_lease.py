@@ -1,0 +1,41 @@
+"""What stands on a host's Lease."""
+
+import datetime
+from pathlib import Path
+
+from llmkube import __version__
+from llmkube.k8s.wire.names import (
+    ADDRESS_ANNOTATION,
+    ADDRESS_REASON_ANNOTATION,
+    AGENT_VERSION_ANNOTATION,
+    MACHINE_ANNOTATION,
+    MEMORY_TOTAL_ANNOTATION,
+    SERVICES_ANNOTATION,
+)
+from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, HostReport, lease_manifest
+from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def test_a_lease_outlives_four_missed_renewals():
+    """One lost packet is not a dead host: the duration is several times the pace."""
+    settings = AgentSettings("Mac Studio", Path("/s"), Path("/s/store"), "llama-server", lease_renew_seconds=10.0)
+    manifest = lease_manifest(settings, NOW, {"a": "b"})
+    assert manifest["spec"]["leaseDurationSeconds"] == 10 * EXPIRES_AFTER_RENEWALS
+    assert manifest["spec"]["holderIdentity"] == "Mac Studio"
+    assert manifest["metadata"]["namespace"] == settings.lease_namespace
+    assert manifest["metadata"]["annotations"]["a"] == "b"
+
+
+def test_what_is_not_known_does_not_stand_on_the_lease():
+    """An annotation is there exactly when the host has a value for it."""
+    assert HostReport().annotations == {AGENT_VERSION_ANNOTATION: __version__, SERVICES_ANNOTATION: "0"}
+    report = HostReport(HostFacts(64, 32), services=2, reach=Reach("192.0.2.1", why="route"), machine="mac (1)")
+    known = report.annotations
+    assert known[MEMORY_TOTAL_ANNOTATION] == "64"
+    assert known[SERVICES_ANNOTATION] == "2"
+    assert known[MACHINE_ANNOTATION] == "mac (1)"
+    assert (known[ADDRESS_ANNOTATION], known[ADDRESS_REASON_ANNOTATION]) == ("192.0.2.1", "route")
