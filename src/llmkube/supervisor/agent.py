@@ -67,7 +67,7 @@ class AgentView:
         return {key: running.status_manager.view for key, running in sorted(self._running.items())}
 
     def memory(self) -> MemoryView | None:
-        """A snapshot of the host's memory; None while nobody looks at it."""
+        """A snapshot of the host's memory; None while memory is not watched."""
         return self._memory()
 
     def keep_engines(self) -> None:

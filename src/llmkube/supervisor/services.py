@@ -52,7 +52,7 @@ DOUBTED = f"deleted together with most others; its engine ends if a list says so
 WORTH_TELLING = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
 )
-"""Why nobody is evicted, if a person could do something about that."""
+"""Why no service is evicted, if a person could do something about that."""
 
 
 @attrs.define(eq=False)
@@ -153,7 +153,7 @@ class Roster:
                 running.runner.moved_nowait()
 
     def tell_memory(self, decision: Decision, before: Decision | None) -> None:
-        """Say on every service how short of memory the host is, and why nobody gives any back."""
+        """Say on every service how short of memory the host is, and why no service gives any back."""
         for key in self.running:
             self._tell_memory(key, decision)
         changed = before is not None and before.level is not decision.level
@@ -258,7 +258,7 @@ class Roster:
         found, before = left.engine if left else None, self.left.pop(key, None)
         kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
         runner = Runner(Site(status_manager, self.ports, self.settings, self.parting, self.ledger), found, kept)
-        # Listed before its task runs for the first time: a second mark may come in between, and would find nobody.
+        # Listed before its task runs for the first time: a second mark may come in between, and would find no task.
         self.running[key] = running = Running(Mailbox(wish), trio.CancelScope(), status_manager, runner)
         self.ledger.follow(key, _terms(wish))
         if left is not None and left.engine is not None:

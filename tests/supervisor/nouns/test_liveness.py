@@ -247,7 +247,7 @@ def test_a_port_that_nobody_listens_on_for_a_minute_is_a_hang():
     """A process without its socket is of no use, and ends after a minute."""
     engine = Engine(Answer("gone"))
     assert 60 <= engine.until_hung(600, lambda: {"listening": False}) <= 80
-    assert "nobody answers on its port" in engine.verdict.hung
+    assert "nothing answers on its port" in engine.verdict.hung
 
 
 def test_a_busy_process_without_its_port_gets_five_minutes():

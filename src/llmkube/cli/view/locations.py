@@ -88,7 +88,7 @@ def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, .
 
 
 async def find_engines(cluster: Cluster, namespace: str, name: str) -> tuple[Engine, ...]:
-    """Ask for the slices of a service, whoever published them."""
+    """Ask for the slices of a service, of all hosts."""
     selector = slice_selector(name)
     return engines_in((await cluster.client.list(EndpointSlice, namespace=namespace, label_selector=selector)).items)
 

@@ -1,4 +1,4 @@
-"""The reasons of conditions: one word for programs, and what it means to whoever reads it. Pure.
+"""The reasons of conditions: one word for programs, and what it means to its reader. Pure.
 
 The words are the wire's: agents and the controller write them, every reader decides by `Reason.meaning`. What the
 kubelet and other programs say about pods (`OutOfcpu` …) is not ours to list in full: `Reason.of` returns None for a

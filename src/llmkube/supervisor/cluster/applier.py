@@ -206,7 +206,7 @@ class Applier:
             return None
         if not ours:
             raise NameTakenError(
-                f"{slot} exists and was made by somebody else; delete it, or call the InferenceService otherwise"
+                f"{slot} exists and was not made by LLMKube; delete it, or rename the InferenceService"
             )
         applied = await client.apply(
             slot.kind, wanted.manifest, field_manager=field_manager, subresource=slot.subresource

@@ -1,4 +1,4 @@
-"""What somebody else has written over this agent's words in a status is said again within seconds.
+"""What another client has written over this agent's fields of a status is written again within seconds.
 
 An agent that was cut off may say what it knew on its return, before it hears that another host speaks now; a script may
 write nonsense. The watches show it. Two that insist are kept apart by a pause: neither writes more often than that.
@@ -86,6 +86,6 @@ class DriftRepair:
             return wait_seconds
         self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
         self._corrected_at[slot] = now
-        log.info("somebody else has written over the status; saying it again", object=str(slot))
+        log.info("another client has overwritten the status; writing it again", object=str(slot))
         self.applier.reapply_nowait(slot)
         return None

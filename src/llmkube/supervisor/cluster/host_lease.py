@@ -1,7 +1,7 @@
 """This host's Lease: as long as it is renewed, others believe what the host says, and leave it what it has claimed.
 
 One task looks around once per renewal, in this order: has the machine slept? at which address is it reached? Then the
-Lease is renewed, and when that works again after it did not, whoever needs it is told: what this host has said before
+Lease is renewed, and when that works again after it did not, its listeners are called: what this host has said before
 may have been overruled meanwhile.
 
 Two machines of one name would overwrite each other's slices and claims. So before anything is said in this host's name
@@ -123,7 +123,7 @@ def lease_manifest(
 
 
 async def delete_host_lease(client: Client, settings: AgentSettings) -> None:
-    """Delete the Lease, so that nobody has to wait for its expiry; best effort, the deadline is the caller's."""
+    """Delete the Lease, so that no host has to wait for its expiry; best effort, the deadline is the caller's."""
     try:
         await client.delete(Lease, Key(settings.lease_namespace, host_id(settings.host_name)))
     except LLMKubeError as error:
@@ -142,7 +142,7 @@ class HostLease:
         name_confirmed: Set once it is certain that no other machine lives under this host's name.
         renewed: Set once the Lease is there.
         on_engine_upgrade: Told when the engine program has become another one.
-        memory: What is known of its memory, if anybody looks at it.
+        memory: What is known of its memory, if it is watched.
     """
 
     client: Client
@@ -158,7 +158,7 @@ class HostLease:
     memory: Callable[[], Room | None] = lambda: None
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
-    _missed: int = 0  # renewals in a row that did not work, or that nobody was awake for
+    _missed: int = 0  # renewals in a row that failed, or that the host slept through
 
     async def run(self) -> None:
         """Never return: look around and renew; a failed renewal is only missed, since the next one is never far.
@@ -212,7 +212,7 @@ class HostLease:
                 with trio.fail_after(self.settings.lease_renew_seconds):
                     rival = await self._read_rival()
             except ForbiddenError:
-                break  # then two of one name cannot be told apart; whoever may not read may write nothing either
+                break  # then two of one name cannot be told apart; an agent that may not read may write nothing either
             except (LLMKubeError, trio.TooSlowError):
                 failures += 1
                 await trio.sleep(FIRST_LOOK.delay(failures, self.ports.rng))
@@ -268,7 +268,7 @@ class HostLease:
             self.on_renewed_again()
 
     async def _write(self) -> None:
-        """Renew; if somebody else has written meanwhile, find out who.
+        """Renew; if another client has written meanwhile, find out which.
 
         Raises:
             HostNameTakenError: It was another machine, and so it is alive.
@@ -298,7 +298,7 @@ class HostLease:
             try:
                 engine = await self.ports.engines.info()
             except WorldError:
-                self._engine = ""  # whoever wants to start one is told why
+                self._engine = ""  # the attempt that starts one reports why
             else:
                 if known not in (None, engine):
                     log.info("the engine program is another one", program=engine.program, version=engine.version)

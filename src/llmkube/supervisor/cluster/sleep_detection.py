@@ -1,7 +1,7 @@
 """Has this machine slept, or has the agent been stopped? Told by two clocks and a plan. Pure.
 
 The monotonic clock of Linux and macOS stands still while the machine sleeps, the wall clock does not: a jump of one
-against the other was a sleep, or somebody has set the clock, which costs nothing to treat alike. An agent that was
+against the other was a sleep, or the clock was set, which costs nothing to treat alike. An agent that was
 itself stopped (SIGSTOP, a paused virtual machine) finds both clocks far beyond the moment at which it wanted to wake.
 """
 
@@ -23,7 +23,7 @@ class Reading:
 
 
 def slept_seconds(before: Reading, now: Reading, planned_seconds: float) -> float:
-    """Return how long nobody was awake between two readings; 0.0 for less than `WAKE_SECONDS`.
+    """Return how long the machine slept between two readings; 0.0 for less than `WAKE_SECONDS`.
 
     Args:
         before: The reading when the agent went to wait.

@@ -1,7 +1,7 @@
 """At its start an agent takes back what an earlier one has published of services that do not run here any more.
 
 The journal tells what runs; it may be lost, and the slices are then the only trace. Until this is done, a cluster sends
-requests to ports on which nobody listens, so it is the first thing that the API server hears.
+requests to ports without a listener, so it is the first write to the API server.
 """
 
 from collections.abc import Container

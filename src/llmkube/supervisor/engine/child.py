@@ -127,7 +127,7 @@ class Ending:
     """How an engine is ended.
 
     Attributes:
-        cookie: Its mark: whoever carries it is ended, too, whatever session it has made for itself.
+        cookie: Its mark: every process that carries it is ended, too, whatever session it has made.
         grace_seconds: Between TERM and KILL.
         parting: Whether it is ended at all.
         outlived: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
@@ -145,7 +145,7 @@ async def open_child(
 ) -> AsyncIterator[OwnedProcess]:
     """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
-    The output goes straight to an append-only file and not through a pipe: a pipe that nobody reads stalls the engine,
+    The output goes straight to an append-only file and not through a pipe: a pipe without a reader stalls the engine,
     and a pipe dies with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
     launchd's sweep of our process group reaches it; ending it is our business alone.
 
@@ -238,7 +238,7 @@ async def _owned(child: OwnedProcess, ending: Ending) -> AsyncIterator[None]:
 
 
 async def _end(child: OwnedProcess, ending: Ending) -> None:
-    """TERM, grace, KILL, reaped: the process, its group, and whoever else carries its cookie; bounded.
+    """TERM, grace, KILL, reaped: the process, its group, and all others that carry its cookie; bounded.
 
     Those who have made a session of their own are found by the cookie once the leader is gone, and get what is left of
     the grace: a helper that survives may hold the model's memory.
@@ -266,7 +266,7 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
 
 
 async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:
-    """Signal whoever carries the cookie, each once, and return when nobody does any more."""
+    """Signal all processes that carry the cookie, each once, and return when none does any more."""
     told: set[psutil.Process] = set()
     while True:
         try:

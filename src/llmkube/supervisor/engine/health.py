@@ -29,14 +29,14 @@ ANSWER_SECONDS = 5.0
 TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
 SECOND_LOOK_SECONDS = 4.0
-"""After this long a process that was seen stopped is looked at again: somebody may have stopped it for a moment."""
+"""After this long a process that was seen stopped is looked at again: it may have been stopped for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
 LookAt = Callable[[], Awaitable[Look | None]]
 Glance = Callable[[], Look | None]
 
 NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
-"""An answer all the same: whoever gives it is there."""
+"""An answer all the same: a process listens there."""
 
 _METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
 _WORK: Final = frozenset({"requests_processing", "requests_deferred"})
@@ -56,7 +56,7 @@ async def wait_ready(http: HttpClient, url: str) -> None:
 
 
 async def ask(http: HttpClient, url: str) -> Health:
-    """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nobody listens, or it broke off)."""
+    """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nothing listens, or it hung up)."""
     got = await _get(http, url)
     if got == "gone":
         return "gone"
@@ -196,7 +196,7 @@ async def watch(
                 skips = skips_so_far()
                 state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
             seen = await look()
-            if seen is None:  # it has ended, which somebody else is told
+            if seen is None:  # it has ended, which another task notices
                 continue
             state, verdict = step(state, inquiry.add_to(seen), trio.current_time(), limits)
             hung = verdict.hung
@@ -279,10 +279,10 @@ async def _body(http: HttpClient, url: str) -> bytes:
 
 
 async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "odd", "unasked"]:
-    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nobody listens or the answer breaks off.
+    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nothing listens or the answer is incomplete.
 
-    `odd`: somebody has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left, or
-    no memory, for the question.
+    `odd`: a process has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left,
+    or no memory, for the question.
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:

@@ -49,7 +49,7 @@ class AddressMissingError(WorldError):
 
 @attrs.define(eq=False)
 class _Question:
-    """That somebody asks the program now; whoever comes meanwhile gets the same answer."""
+    """The question that is under way; tasks that come meanwhile get the same answer."""
 
     over: trio.Event = attrs.field(factory=trio.Event)
     error: EngineNotFoundError | None = None
@@ -80,7 +80,7 @@ class LocalEngines:
                 await question.over.wait()
                 if question.error is not None:
                     raise EngineNotFoundError(str(question.error)) from question.error
-                continue  # it was answered, or whoever asked was cancelled
+                continue  # it was answered, or the task that asked was cancelled
             self._question = question = _Question()
             try:
                 self._known[identity] = await self._ask(program)
@@ -118,7 +118,7 @@ class LocalEngines:
         return text
 
     def free_port(self, host: str) -> int:
-        """Ask the kernel; somebody may take it before the engine does, and then the attempt fails and is repeated."""
+        """Ask the kernel; another process may take it before the engine does: then the attempt is repeated."""
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.bind((host, 0))

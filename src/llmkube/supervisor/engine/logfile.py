@@ -71,8 +71,8 @@ def rotate(path: Path, cap_bytes: int) -> bool:
     """Copy a log that has outgrown its cap to `<name>.1` and truncate it in place; return whether it did.
 
     What the engine writes between the copy and the truncation is lost: the price of not holding a pipe. On a full disk
-    all of it is: the room that it takes is what everybody lacks. No log is worth an engine, so nothing is raised here;
-    what cannot be done now is tried again at the next look.
+    all of it is: the room that it takes is what other programs lack. No log is worth an engine, so nothing is raised
+    here; what cannot be done now is tried again at the next look.
     """
     try:
         if path.stat().st_size <= cap_bytes:

@@ -1,6 +1,6 @@
 """Engines that KILL has not ended: stuck in the kernel (state D), on a dead disk or in a driver.
 
-Such a process holds its memory and its files for as long as it lasts, and nobody but the kernel ends it. A second
+Such a process holds its memory and its files for as long as it lasts, and only the kernel ends it. A second
 engine on top of it would be stuck beside it, or would want the memory that the first one still has. So each of them is
 noted, in a file that outlives the agent, and its service gets no other engine before it is gone.
 """
@@ -77,7 +77,7 @@ def stray_of(process: psutil.Process) -> Stray | None:
 
 
 def is_alive(pid: int, started: str) -> bool:
-    """Whether this very process still runs; one that has ended and that nobody has reaped does not."""
+    """Whether this very process still runs; one that has ended and was not reaped does not."""
     if processes.start_of(pid) != started:
         return False
     try:

@@ -120,7 +120,7 @@ def room_in(group: Group, total_bytes: int) -> Room | None:
 
 
 def room_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Room:
-    """Return the room below one limit: what is free, and the file pages that nobody has mapped."""
+    """Return the room below one limit: what is free, and the file pages that no process has mapped."""
     prefix, mapped_name = ("", "file_mapped") if version == 2 else ("total_", "total_mapped_file")
     mapped_bytes = mapped_files(stat[mapped_name], stat[f"{prefix}shmem"])
     droppable = max(0, stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"] - mapped_bytes)

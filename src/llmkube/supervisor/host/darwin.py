@@ -49,7 +49,7 @@ class DarwinMemory:
         kernel: Whom to ask.
         thresholds: When too little is left to be wired.
         told: Returns when the kernel tells of a change of level.
-        working_set_bytes: What the GPU takes while nobody has set its limit; None when nobody knows.
+        working_set_bytes: What the GPU takes while its limit is not set; None when not known.
     """
 
     kernel: Kernel
@@ -121,7 +121,7 @@ class DarwinMemory:
 
 
 def working_set_of(kernel: Kernel) -> int | None:
-    """Return what the GPU takes while nobody has set its limit, in bytes; None when nobody knows. Blocks."""
+    """Return what the GPU takes while its limit is not set, in bytes; None when not known. Blocks."""
     try:
         return kernel.working_set() or None
     except (OSError, AttributeError):  # no Metal, or another one than is known here

@@ -88,7 +88,7 @@ def open_linux_memory(thresholds: Thresholds, *, proc: Path = PROC) -> Iterator[
 
 
 def host_available(meminfo: Mapping[str, int]) -> int:
-    """Return what programs could still get without anybody having to read a mapped file again.
+    """Return what programs could still get without any of them having to read a mapped file again.
 
     Raises:
         KeyError: An entry is missing; MemAvailable is there since Linux 3.14.

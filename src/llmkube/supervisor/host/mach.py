@@ -82,7 +82,7 @@ class Kernel(Protocol):
         ...
 
     def working_set(self) -> int:
-        """Return how many bytes the GPU takes where nobody has set its limit; may block for a tenth of a second.
+        """Return how many bytes the GPU takes where its limit is not set; may block for a tenth of a second.
 
         Raises:
             OSError: There is no Metal here.

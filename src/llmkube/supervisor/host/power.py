@@ -1,8 +1,8 @@
-"""What the chip of a Mac draws: macOS's powermetrics measures it, and speaks every two seconds while somebody reads.
+"""What the chip of a Mac draws: macOS's powermetrics measures it, and prints every two seconds while the agent reads.
 
 powermetrics wants root. An agent that is not root gets it for this one command line: `sudoers_rule` renders the grant,
 and sudo compares every word of it, since there is no pattern in it. What the agent cannot do is to signal a process of
-root: a sampler whose agent has gone ends at its next line, which nobody reads (SIGPIPE).
+root: a sampler whose agent has gone ends at its next line, which has no reader (SIGPIPE).
 
 The text is what `powermetrics --samplers cpu_power,gpu_power` prints on Apple silicon since macOS 13. Its manual,
 powermetrics(1), calls the figures estimates: they compare runs on one machine, and not one machine with another.
@@ -165,7 +165,7 @@ async def _listen(meter: PowerMeter, command: Sequence[str]) -> tuple[bool, str]
     finally:
         with contextlib.suppress(OSError):  # not ours to signal if it is root's: the closed pipe ends it
             process.terminate()
-        # Also when cancelled: nobody else would reap it. Root's ends at its next sample, by writing to a closed pipe.
+        # Also when cancelled: no other task would reap it. Root's ends at its next sample, by writing to a closed pipe.
         with trio.move_on_after(SAMPLE_SECONDS + 1, shield=True):
             await process.wait()
     return heard, "\n".join(words)

@@ -1,8 +1,8 @@
 """What the kernel says of processes: which one is which, whose they are, when one ends that is not our child.
 
-A pid alone names nobody: it is used again. A process is known by its pid and the moment of its start, and it is ours
-if it carries our mark in its environment, which exec puts there and which its children inherit, whatever sessions they
-make. All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
+A pid alone names no process: it is used again. A process is known by its pid and the moment of its start, and it is
+ours if it carries our mark in its environment, which exec puts there and which its children inherit, whatever sessions
+they make. All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def start_of(pid: int) -> str:
     """Return what tells a process from a later one with the same pid; "" when there is none.
 
     On Linux the clock ticks between boot and start, with the boot's id: unlike a wall-clock time they do not move when
-    somebody sets the clock. On macOS the kernel keeps the time of the start itself; psutil's public `create_time` moves
+    the clock is set. On macOS the kernel keeps the time of the start itself; psutil's public `create_time` moves
     it by however much the clock has been set since psutil was imported, and the next agent would not know it again.
     """
     if sys.platform == "linux":
@@ -115,8 +115,8 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
 def send_group(pid: int, started: str, number: signal.Signals) -> None:
     """Signal a process group that we made; one that is gone already is what we wanted.
 
-    While anybody is in a group its number is given to nobody else. So a process of that number which began at another
-    time means that the group is gone, and that its number is a stranger's.
+    While a process is in a group its number is given to no other one. So a process of that number which began at
+    another time means that the group is gone, and that its number is a stranger's.
 
     Args:
         pid: The group's first process, and its number.
@@ -215,7 +215,7 @@ def _hinted(entry: str) -> Iterator[psutil.Process]:
     Each of them may cost a worker thread its turn while the event loop is busy.
 
     Raises:
-        OSError: No descriptor is left, and whoever could not be looked at may have it.
+        OSError: No descriptor is left, and a process that could not be read may have it.
     """
     wanted = os.fsencode(entry)
     for pid in procfs.list_pids():

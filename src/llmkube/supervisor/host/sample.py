@@ -1,6 +1,6 @@
 """What one look at a host's memory says, whatever the platform. Pure.
 
-Providers make samples; `readings` decides how long an unreadable host is still believed; nobody else looks.
+Providers make samples; `readings` decides how long an unreadable host is still believed; no other module looks.
 """
 
 import enum
@@ -38,7 +38,7 @@ class Sample:
     compress_bytes_per_second: float = 0.0
     """What the kernel squeezes into its compressor, before compression; macOS only, 0.0 elsewhere."""
     device_limit_bytes: int | None = None
-    """The most that the GPU may hold, where somebody has set that; None is the platform's default, or no such thing."""
+    """The most that the GPU may hold, where that is set; None is the platform's default, or no such thing."""
     why: str = ""
     """What makes the level other than NORMAL, for people."""
 
@@ -57,7 +57,7 @@ class HostMemory(Protocol):
     async def wait_change(self) -> None:
         """Return when the kernel says that pressure has changed, and sleep for ever where it never says so.
 
-        One task at a time. What the kernel says while nobody waits may be lost: look at intervals as well.
+        One task at a time. What the kernel says while no task waits may be lost: look at intervals as well.
         """
         ...
 

@@ -77,7 +77,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
 def replacement(request: Request, host: Capacity) -> Way | Refusal:
     """Return how the engine of a service is replaced by one with another need, or why the old one had better stay.
 
-    An engine is not ended for one that would have to wait: an edit that asks for too much costs nobody an answer.
+    An engine is not ended for one that would have to wait: an edit that asks for too much costs no request.
     """
     if request.need.sized and judge(request, host) is None:
         return Way.BESIDE

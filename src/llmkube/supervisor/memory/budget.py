@@ -19,7 +19,7 @@ FRACTIONS: Final = ((16, 0.67), (36, 0.67), (48, 0.75), (64, 0.75), (128, 0.90))
 
 
 def default_fraction(total_bytes: int) -> float:
-    """Return the share of a host's memory that models may take unless somebody says otherwise.
+    """Return the share of a host's memory that models may take unless a flag says otherwise.
 
     Between two rows of the table the row below holds; under the first one the first, above the last one the last.
     """

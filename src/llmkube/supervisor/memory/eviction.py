@@ -1,18 +1,18 @@
-"""Whether somebody has to give memory back, who, why and how gently; or nobody, and why not. Pure.
+"""Whether a service is evicted, which, why and how gently; or none, and why not. Pure.
 
 ```
  level      at once               while it lasts
  WARNING    admit nothing more    idle services are unloaded, then one service after the other is ended, gently;
                                   not those that have work if only the kernel says so, and the figures are fine
  CRITICAL   admit nothing more    one service after the other is ended, without waiting for its requests
- NORMAL     -                     after the dwell time: admit again, whoever was evicted first
+ NORMAL     -                     after the dwell time: admit again, evicted services first
  UNKNOWN    admit nothing more    nothing: a model must not die of a reading that failed
 ```
 
-After each eviction the release is measured before anybody else is chosen. There is no rung for cheap memory: over HTTP
-llama-server gives back nothing that it has allocated. Erasing a slot only empties its cache; what does free memory,
-`--sleep-idle-seconds`, is a clock of the engine's own that nobody can ask for, and the next request takes the memory
-back without asking anybody (docs/memory.md has what was measured).
+After each eviction the release is measured before another service is chosen. There is no rung for cheap memory: over
+HTTP llama-server gives back nothing that it has allocated. Erasing a slot only empties its cache; what does free
+memory, `--sleep-idle-seconds`, is a clock of the engine's own that cannot be asked for, and the next request takes the
+memory back without asking (docs/memory.md has what was measured).
 """
 
 import enum
@@ -31,7 +31,7 @@ _NEVER = float("-inf")
 
 
 class Skip(enum.StrEnum):
-    """Why nobody is evicted although memory is short."""
+    """Why no service is evicted although memory is short."""
 
     DISABLED = "disabled"
     DRY_RUN = "dry_run"
@@ -84,7 +84,7 @@ class State:
         critical_at: When it was critical last.
         calm_since: Since when every look has said NORMAL.
         over_since: Since when the engines hold more than the budget.
-        acted_at: When somebody was last chosen.
+        acted_at: When a service was last chosen.
         pressed: Admission has been closed by pressure and is not open again.
     """
 
@@ -124,11 +124,11 @@ class Decision:
     Attributes:
         level: What to tell people.
         why: What makes it short.
-        admitting: Whether anybody but the smallest may start.
+        admitting: Whether any but the smallest may start.
         calm_seconds: How long memory has been normal.
         evict: Who has to go now.
         would: Who would have to go, if this were not a dry run.
-        skip: Why nobody has to, although memory is short.
+        skip: Why none has to, although memory is short.
         note: The same as a sentence.
     """
 
@@ -197,7 +197,7 @@ def _noted(policy: Policy, state: State, look: Look, now: float) -> State:
 
 
 def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip | None:
-    """Why somebody would have to go; None when nobody has to."""
+    """Why a service would have to go; None when none has to."""
     level = look.sample.level
     if level is Level.CRITICAL:
         return Cause.CRITICAL
@@ -212,7 +212,7 @@ def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip
 
 
 def _successor(look: Look, cause: Cause, now: float) -> Evict | None:
-    """Name the engine that is to replace another one and serves nobody yet, if there is any: the largest of them."""
+    """Name the engine that is to replace another one and does not serve yet, if there is any: the largest."""
     successors = [each for each in look.engines if not each.is_leaving and each.role is Role.SUCCESSOR]
     if not successors:
         return None
@@ -221,7 +221,7 @@ def _successor(look: Look, cause: Cause, now: float) -> Evict | None:
 
 
 def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tuple[Skip, str]:
-    """Name the one that has to go, or say why nobody has to."""
+    """Name the one that has to go, or say why none has to."""
     staying = [each for each in look.engines if not each.is_leaving and each.role is not Role.SUCCESSOR]
     lacking = _lacking(policy, look, cause)
     enough_bytes = lacking + policy.reclaim_bytes(look.sample.total_bytes)
@@ -262,7 +262,7 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
 
 
 def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float) -> tuple[Skip, str] | None:
-    """Whether nobody has to go at this moment, whoever runs here."""
+    """Whether no service has to go at this moment, whichever run here."""
     if policy.mode is Mode.OFF:
         return Skip.DISABLED, "no service is evicted: eviction is switched off"
     if not look.engines:

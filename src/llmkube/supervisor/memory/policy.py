@@ -22,9 +22,9 @@ class Policy:
     Attributes:
         mode: Whether services are ended for memory at all.
         keep_last: The last service on a host that is worth mentioning stays, whatever happens.
-        thresholds: When memory is short. Admission leaves as much to everybody else as WARNING begins at, and nobody
-            is evicted if that would not bring the line back.
-        reclaim_share: How far beyond the line memory has to come before anybody returns, up to `reclaim_cap_bytes`.
+        thresholds: When memory is short. Admission leaves as much to other programs as WARNING begins at, and no
+            service is evicted if that would not bring the line back.
+        reclaim_share: How far beyond the line memory has to come before a service returns, up to `reclaim_cap_bytes`.
         reclaim_cap_bytes: The most that is asked for that reason.
         worthwhile_bytes: Who would give back less is left alone.
         small_bytes: Who needs no more than this is admitted as long as there is that much, except at CRITICAL.
@@ -37,8 +37,8 @@ class Policy:
         doubt_seconds: The same when the figures look fine and only the kernel says otherwise.
         release_seconds: How long memory may take to be seen again after a process has ended.
         margin_share: Who was evicted returns if there is this much more than it needs.
-        relapse_seconds: Evicted so soon after its return although nobody else has grown, a service waits as long for
-            the next one, then twice as long, and so on.
+        relapse_seconds: Evicted so soon after its return although no other engine has grown, a service waits as long
+            for the next one, then twice as long, and so on.
         dwell_cap_seconds: The longest that it ever waits for that reason.
         displace_seconds: The least time between two displacements in favour of one service.
     """
@@ -68,7 +68,7 @@ class Policy:
         return int(min(self.reclaim_share * total_bytes, self.reclaim_cap_bytes))
 
     def floor_bytes(self, total_bytes: int) -> int:
-        """What admission leaves to everybody else: the line of WARNING, and a step beyond it."""
+        """What admission leaves to other programs: the line of WARNING, and a step beyond it."""
         return self.thresholds.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
 
     def dwell_seconds(self, relapses: int) -> float:
@@ -85,7 +85,7 @@ class Rules:
     Attributes:
         policy: Thresholds, dwells and switches.
         fraction: The share of the memory that models may take; None for the default of its size.
-        guesses: Whether a service starts whose need nobody knows.
+        guesses: Whether a service starts whose need is not known.
         gentle_seconds: The longest that a service may take to end with its requests waited for.
         urgent_seconds: The same without.
     """

@@ -1,7 +1,7 @@
 """The loop that keeps a host from running out of memory: look, decide, carry out, look again.
 
 It looks when the kernel says that something has changed, when the ledger asks for it, and at intervals: short ones
-while anything moves, long ones that fall together with everybody else's otherwise.
+while anything moves, long ones that fall together with those of other tasks otherwise.
 
 What each engine holds is measured beside that, by a task of its own: to add up a large process takes the kernel up to
 two seconds, and a host that runs out of memory has not got them. A look decides on what was measured last.
@@ -30,7 +30,7 @@ MOVING_SECONDS: Final = 1.0
 """Between two looks while memory is short, or engines load or go."""
 
 AWAITED_SECONDS: Final = 2.0
-"""Between two looks while somebody waits for memory."""
+"""Between two looks while a service waits for memory."""
 
 CALM_SECONDS: Final = 5.0
 """Between two looks otherwise."""

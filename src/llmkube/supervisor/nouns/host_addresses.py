@@ -4,7 +4,7 @@ Engines listen on the advertised address itself, never on all addresses. Where a
 is the gateway of a virtual machine in which the cluster runs, and leads to this machine's loopback address) they listen
 on the loopback address.
 
-An engine that listens on an address which the host has lost cannot be reached by anybody and is started again on the
+An engine that listens on an address which the host has lost cannot be reached and is started again on the
 new one. As long as the host has the address, the engine stays where it is and its slice says so: a new route is no
 reason to unload a model.
 """
@@ -50,7 +50,7 @@ class Reach:
         why: Why that one, in words.
         problem: What is wrong, in words; the rest is then what was right last.
         own: The addresses of this machine that others may reach.
-        seen: Whether anybody has looked; before that nothing is known to be lost.
+        seen: Whether the addresses were read; before that nothing is known to be lost.
     """
 
     address: str | None

@@ -42,7 +42,7 @@ class Exit:
 
 @attrs.frozen
 class Failure:
-    """One attempt that ended although nobody asked it to."""
+    """One attempt that ended by itself."""
 
     reason: Reason
     message: str
@@ -77,8 +77,9 @@ def after_failure(
 ) -> tuple[RestartState, float]:
     """Return the new state and the seconds to wait before the next attempt; 0 means at once.
 
-    A port that somebody took before the engine could is no fault of the engine: the next one is tried at once. But if
-    that does not help three times in a row, something else is wrong, and until it ends otherwise it is like any other.
+    A port that another process took before the engine could is no fault of the engine: the next one is tried at once.
+    But if that does not help three times in a row, something else is wrong, and until it ends otherwise it is like any
+    other.
     """
     taken = failure.reason is Reason.PORT_TAKEN
     if taken and state.port_tries < policy.port_tries:
@@ -92,8 +93,8 @@ def after_failure(
 class ServiceView:
     """What the agent knows of one service right now; a snapshot, safe to keep.
 
-    `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although nobody asked
-    them to, since the agent started. `ready` is a claim about now.
+    `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although the agent had
+    not asked them to, since the agent started. `ready` is a claim about now.
     """
 
     reason: str

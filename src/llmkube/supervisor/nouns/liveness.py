@@ -8,7 +8,7 @@ HTTP threads answer while its decode loop is stuck is not. So a look has two tie
 
 An engine that waits for a GPU burns little CPU. But it cannot be perfectly still: a batch is cut into pieces of 512
 tokens, encoding each piece costs milliseconds of CPU, and no driver lets one piece run for a minute. So only stillness
-of *everything* (CPU, faults, log, counters) for a whole minute counts, and only together with evidence that somebody
+of *everything* (CPU, faults, log, counters) for a whole minute counts, and only together with evidence that a client
 waits: requests in flight, or questions that are not answered. An idle engine is still, too, and is left alone.
 
 | evidence | everything still | CPU below 1 % of a core, nothing else | CPU moves |
@@ -16,12 +16,12 @@ waits: requests in flight, or questions that are not answered. An idle engine is
 | stopped by a signal (state T), two looks in a row | hung | hung | it was continued meanwhile: fine |
 | requests wait, counters answer and stand still | 60 s | 10 min | 1 h |
 | questions are not answered, nor a request for one token | 60 s | 1 h | never |
-| nobody listens on the port | 60 s | 60 s | 5 min |
+| nothing listens on the port | 60 s | 60 s | 5 min |
 
-CPU below 1 % is what a health check of somebody else costs a hung engine: without the second column it would hide the
+CPU below 1 % is what a foreign health check costs a hung engine: without the second column it would hide the
 hang for ever. CPU that moves is believed for an hour at most when the engine itself says that it gets nowhere.
 
-Only time that somebody watched counts: after a sleep, or a pause of the agent itself, nothing is held against
+Only time that the agent watched counts: after a sleep, or a pause of the agent itself, nothing is held against
 an engine. What our own questions cost it (CPU, log lines) is not taken for life.
 """
 
@@ -47,7 +47,7 @@ SLOWEST_RHYTHM: Final = 3
 """Questions to an engine at rest come at 30, 60, 120, and then every 240 seconds."""
 
 SLOWEST_SEEN_RHYTHM: Final = 5
-"""And then at 480, 960 and so on, where the kernel shows whether anybody waits at its door: that asks for itself."""
+"""And then at 480, 960 and so on, where the kernel shows whether a connection waits: that is a question by itself."""
 
 
 class Ask(enum.Enum):
@@ -76,7 +76,7 @@ class Answer:
     """What an engine said of itself.
 
     Attributes:
-        health: `ok`, `busy` (no 200, or none in time) or `gone` (nobody listens, or it broke off).
+        health: `ok`, `busy` (no 200, or none in time) or `gone` (nothing listens, or it closed the connection).
         late: It listens, but some question was not answered in time.
         work: Requests in flight or queued; None when it does not say.
         counters: Whatever changes with every batch; None when it does not say.
@@ -101,9 +101,9 @@ class Look:
         faults: Major page faults: memory that came back from disk.
         resident_bytes: Resident memory.
         read_bytes: What was read from files; 0 where it was not looked at.
-        listening: Whether anybody accepts connections on the engine's port; None when nobody looked.
-        waiting: Whether somebody has connected to it, or sent it something, that it has not taken in yet; None when
-            nobody looked, or the kernel does not tell.
+        listening: Whether a process accepts connections on the engine's port; None when not read.
+        waiting: Whether a client has connected to it, or sent it bytes, that it has not read yet; None when it was
+            not read, or the kernel does not tell.
         asked: Whether a question of ours was with the engine since the look before.
         answer: What it said, if an answer (or the end of our patience) came since the look before.
     """
@@ -252,7 +252,7 @@ def _take_answer(watch: Watch, answer: Answer, now: float, limits: Limits) -> No
 
 
 def _reach(watch: Watch, look: Look, seconds: float) -> None:
-    """Two signs in a row that nobody is at the port take an engine out of service; a 200 brings it back.
+    """Two signs in a row that nothing listens on the port take an engine out of service; a 200 brings it back.
 
     One may be a burst that has overrun the backlog.
     """
@@ -314,7 +314,7 @@ def _hung(watch: Watch, limits: Limits) -> str:
     if not watch.reachable:
         quiet = watch.lost_seconds >= limits.still_seconds and watch.faint_seconds >= limits.still_seconds
         if quiet or watch.lost_seconds >= limits.deaf_seconds:
-            return f"nobody answers on its port for {watch.lost_seconds:.0f} s"
+            return f"nothing answers on its port for {watch.lost_seconds:.0f} s"
     return ""
 
 

@@ -79,7 +79,7 @@ class Child(Protocol):
         ...
 
     async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
-        """What the kernel says of it, and whether anybody listens there; None when nothing can be said now.
+        """What the kernel says of it, and whether a process listens there; None when nothing can be said now.
 
         Of one that loads also what it has read from files.
         """
@@ -106,7 +106,7 @@ class Engines(Protocol):
         ...
 
     def free_port(self, host: str) -> int:
-        """A TCP port on one of this host's addresses that nobody listens on at this moment.
+        """A TCP port on one of this host's addresses without a listener at this moment.
 
         Raises:
             WorldError: This host does not have the address.
@@ -164,7 +164,7 @@ class Weights(Protocol):
 
 @attrs.frozen
 class HostFacts:
-    """How much memory a host has, and how much programs could still get, in bytes; 0 when nobody knows."""
+    """How much memory a host has, and how much programs could still get, in bytes; 0 when not known."""
 
     total_bytes: int = 0
     free_bytes: int = 0
@@ -203,8 +203,8 @@ class Ports:
     left: Mapping[Key, Entry] = attrs.field(factory=dict)
     downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
     facts: Callable[[], HostFacts] = HostFacts
-    machine: str = ""  # which machine this is, for people and for telling it from others; "" when nobody knows
+    machine: str = ""  # which machine this is, for people and for telling it from others; "" when not known
     # How this host is reached now, or None while it cannot look; without it, the settings say so.
     look: Callable[[], Awaitable[Reach | None]] | None = None
-    memory: HostMemory | None = None  # without it nobody looks, and everybody is admitted
+    memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: Learned = attrs.field(factory=Learned)

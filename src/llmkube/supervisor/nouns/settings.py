@@ -45,11 +45,11 @@ class AgentSettings:
         load_stall_seconds: For how long nothing may move while an engine loads; there is no clock on what moves.
         hang_seconds: For how long nothing may move in an engine that has work before it is replaced.
         retry_cap_seconds: The longest pause before a failed fetch is tried again.
-        reassert_seconds: How often what was published is published again, in case somebody removed it.
+        reassert_seconds: How often what was published is published again, in case another client removed it.
         lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
         log_cap_bytes: An engine's log file is rotated when it grows beyond this.
         memory_fraction: Share of the host's memory that models may take; None for the default of its size.
-        memory_guesses: Whether a model starts whose need nobody can tell.
+        memory_guesses: Whether a model starts whose need is not known.
         memory_policy: When admission closes, when services are evicted and when they return.
     """
 

@@ -23,7 +23,7 @@ class Launch:
     Attributes:
         plan: What to run.
         weights: The Model's file.
-        estimate: How much memory that will take; None when nobody can tell.
+        estimate: How much memory that will take; None when not known.
         shape: What another context would take can be told from it; not known of what an earlier agent left.
     """
 

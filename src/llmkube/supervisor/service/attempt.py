@@ -101,7 +101,7 @@ class Incarnation:
         scope: Cancel it, and the engine ends in order.
         serves: It has answered.
         ended: Set when nothing is left of it.
-        failure: Why it ended, if nobody asked it to.
+        failure: Why it ended, if it ended by itself.
     """
 
     site: Site
@@ -347,9 +347,9 @@ class Incarnation:
         return failure
 
     async def _take_over(self, child: Child, record: EngineRecord, grant: Grant) -> None:
-        """Step into the other engine's place: for the next agent first, then for the memory, then for everybody."""
+        """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
         record = attrs.evolve(record, next_log=True)
-        while not await self._noted(record):  # noqa: ASYNC110 - a disk tells nobody; what serves can wait
+        while not await self._noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
             await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(self.site.log_path))
@@ -381,7 +381,7 @@ class Incarnation:
     async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
         """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
 
-        Between our choice of a port and the engine's bind, somebody else may have taken it, and may answer 200.
+        Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
         """
         if not await child.listens(view.port):
             return f"port {view.port} is answered by a process that is not this engine"
@@ -395,7 +395,7 @@ class Incarnation:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
 
         Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
-        memory nobody waits for them.
+        memory they are not waited for.
         """
         site = self.site
         try:

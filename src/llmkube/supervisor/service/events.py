@@ -17,7 +17,7 @@ class Event:
     Attributes:
         reason: One word for programs.
         message: A sentence for people.
-        type: `Warning` for what somebody should look at.
+        type: `Warning` for what needs a person's attention.
         log: How the log says it; "" where the Event is enough.
         fields: What the log line has beside the service's name.
     """

@@ -37,7 +37,7 @@ async def key_of(launch: Launch, engines: Engines) -> str:
 
 @attrs.define(eq=False)
 class Measuring:
-    """Look at an engine as somebody else would, and learn from what is seen.
+    """Look at an engine from outside, and learn from what is seen.
 
     Attributes:
         child: Its process.

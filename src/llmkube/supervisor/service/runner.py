@@ -300,7 +300,7 @@ class Runner:
         return delay
 
     async def _retire(self, old: Incarnation) -> None:
-        """Let an engine end when nobody is sent to it any more."""
+        """Let an engine end when no new request reaches it any more."""
         with trio.move_on_after(self.site.settings.withdraw_seconds):
             await self.site.status_manager.wait_endpoint_heard()
         await trio.sleep(FOLLOW_SECONDS)
@@ -309,7 +309,7 @@ class Runner:
     async def _mourn(self, ended: Incarnation, target: Mailbox[Target]) -> None:
         """Say why an engine has ended, and wait until the next attempt is due, or another plan.
 
-        Nobody waits for the newest plan while there is something that stands in for it.
+        Requests do not wait for the newest plan while an older engine stands in for it.
         """
         failure, manager, now = ended.failure, self.site.status_manager, self.site.ports.utcnow()
         if failure is None:  # superseded or evicted: the next one starts with a clean record

@@ -92,7 +92,7 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
 
 
 @agent.command("sudoers", context_settings=HELP)
-@click.option("--user", metavar="NAME", help="Who runs the agent; without it, whoever runs this.")
+@click.option("--user", metavar="NAME", help="User that runs the agent. Default: the user of this command.")
 @guarded
 def print_sudoers(user: str | None) -> None:
     """Print the line of sudoers that --apple-power-enabled needs.

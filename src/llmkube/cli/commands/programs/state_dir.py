@@ -13,9 +13,9 @@ from llmkube.base.errors import UserError
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 
 _TEMPORARY: Final = "llmkube-ephemeral-"
-"""No state directory that somebody has chosen is called so."""
+"""No state directory that a user has chosen is called so."""
 
-_GRACE_SECONDS: Final = 10.0  # between TERM and KILL, for an engine that nobody asks anything any more
+_GRACE_SECONDS: Final = 10.0  # between TERM and KILL, for an engine without requests
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
 
     Args:
         path: The folder.
-        locks: What to hold: `lock` by whoever runs engines (the default), `apiserver.lock` by who runs the API server.
+        locks: What to hold: `lock` to run engines (the default), `apiserver.lock` to run the API server.
 
     Raises:
         UserError: The folder cannot be used, or another program holds it; the sentence names its pid.
@@ -42,7 +42,7 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
 
 
 def holder_of(path: Path, lock: str = "lock") -> int | None:
-    """Return the pid of the program that holds a state directory, or None when nobody does."""
+    """Return the pid of the program that holds a state directory, or None when none does."""
     try:
         with (path / lock).open(encoding="ascii", errors="replace") as file:
             try:
@@ -59,14 +59,14 @@ def holder_of(path: Path, lock: str = "lock") -> int | None:
 def temporary_state_dir() -> Iterator[Path]:
     """Hold a fresh folder that is removed, with everything in it, at the end; first, remove what killed programs left.
 
-    Nobody else would: the next program has a folder of another name, and engines carry the name of theirs.
+    No other program would: the next one has a folder of another name, and engines carry the name of theirs.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):  # in use, another user's, or gone since
             _remove_left(left)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
-        held_state_dir(Path(folder)) as path,  # made by mkdtemp: 0700, and nobody else knows its name
+        held_state_dir(Path(folder)) as path,  # made by mkdtemp: 0700, and no other program knows its name
     ):
         yield path
 

@@ -141,7 +141,7 @@ class _Up:
     rng: random.Random = attrs.field(factory=random.Random)
 
     def tell(self, line: str) -> None:
-        """Say something about the run, above a moving line if there is one; to nobody if the terminal is closed."""
+        """Say something about the run, above a moving line if there is one; nowhere if the terminal is closed."""
         with contextlib.suppress(OSError):
             self.console.print(Text(output.printable(line)), soft_wrap=True)
 

@@ -146,7 +146,7 @@ class Order:
 
 
 def choose_accelerator(served: Collection[str], *, gpu: bool, platform: str = sys.platform) -> str:
-    """Return what a model runs on when nobody says it: the best that a live host serves, else what this machine is."""
+    """Return what a model runs on when no flag says it: the best that a live host serves, else what this machine is."""
     for accelerator in _GPUS:
         if accelerator in served:
             return accelerator
@@ -236,7 +236,7 @@ async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) ->
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
         return Applied(kind.RESOURCE.kind, key, "created")
-    # The generation, which only the spec moves: meanwhile somebody may have written a status.
+    # The generation, which only the spec moves: meanwhile a program may have written a status.
     change = "unchanged" if before.metadata.generation == after.metadata.generation else "configured"
     return Applied(kind.RESOURCE.kind, key, change)
 
