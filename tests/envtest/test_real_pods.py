@@ -2,6 +2,7 @@
 
 import functools
 import random
+import sys
 
 import attrs
 import pytest
@@ -102,3 +103,58 @@ async def exists(client, kind, namespace):
     except NotFoundError:
         return False
     return True
+
+
+async def llmkube(kubeconfig, namespace, *words):
+    """Run the real program; return its exit code and all that it printed."""
+    command = [sys.executable, "-m", "llmkube", *words, "-n", namespace, "--kubeconfig", str(kubeconfig)]
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    return done.returncode, done.stdout.decode() + done.stderr.decode()
+
+
+async def patch_pods(client, namespace, selector, status):
+    """Be the kubelet: give the pods of a label their status, as soon as there are any."""
+    await until(functools.partial(has_pods, client, namespace, selector), True)
+    for pod in (await client.list(Pod, namespace=namespace, label_selector=selector)).items:
+        await client.patch(pod.__class__, pod.key, {"status": status}, subresource="status", field_manager="kubelet")
+
+
+async def has_pods(client, namespace, selector):
+    return bool((await client.list(Pod, namespace=namespace, label_selector=selector)).items)
+
+
+async def test_commands_judge_a_service_in_pods_by_its_pods(client, crds, namespace, real_kubeconfig):
+    """`deploy`, `status`, `list` and `logs` say of a service in pods what the kubelet says, and it can become Ready."""
+    settings = ControllerSettings(namespace=namespace, lease_namespace=namespace, workloads=SETTINGS)
+    run = functools.partial(llmkube, real_kubeconfig, namespace)
+    deploy = ("deploy", "chat", "--source", "hf://org/repo/m.gguf", "--accelerator", "cuda", "--gpu")
+    container = {"name": "llamacpp", "ready": False, "restartCount": 0, "image": "x", "imageID": ""}
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            control = functools.partial(run_controller, client, settings, utcnow=utcnow, rng=random.Random())
+            await nursery.start(control)
+        assert (await run(*deploy, "--no-wait"))[0] == 0
+        ended = {"exitCode": 0, "message": FETCHED, "reason": "Completed", "finishedAt": "2026-01-01T00:00:01Z"}
+        fetched = {**container, "name": "fetch", "state": {"terminated": ended}}
+        await patch_pods(client, namespace, "batch.kubernetes.io/job-name",
+                         {"phase": "Succeeded", "containerStatuses": [fetched]})  # fmt: skip
+
+        waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x": not found'}
+        await patch_pods(client, namespace, "app=chat",
+                         {"containerStatuses": [{**container, "state": {"waiting": waiting}}]})  # fmt: skip
+        code, text = await run(*deploy, "--timeout", "60")
+        assert code == 1, text
+        assert "cannot be served: ImagePullBackOff: container llamacpp: Back-off pulling image" in text
+        assert "What to do: correct spec.image" in text
+        assert "last error   ImagePullBackOff: container llamacpp" in (await run("status", "chat"))[1]
+        assert "ImagePullBackOff" in (await run("list", "services"))[1]
+        assert f"`kubectl logs -n {namespace} -l app=chat" in (await run("logs", "chat"))[1]
+
+        running = {**container, "ready": True, "started": True, "state": {"running": {}}}
+        ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+        await patch_pods(client, namespace, "app=chat",
+                         {"phase": "Running", "conditions": ready, "containerStatuses": [running]})  # fmt: skip
+        code, text = await run(*deploy, "--timeout", "60")
+        assert (code, "InferenceService" in text and "is Ready at http" in text) == (0, True), text
+        nursery.cancel_scope.cancel()
+    await client.patch(Model, Key(namespace, "chat"), {"metadata": {"finalizers": None}})
