@@ -47,7 +47,9 @@ log = structlog.get_logger(__name__)
 SETTLE_SECONDS = 15.0
 """After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
 
-DOUBTED = f"deleted together with most others; its engine ends if a list says so too, in {CONFIRM_SECONDS:g} s"
+DOUBTED = (
+    f"deleted together with most other services; its engine ends if a list confirms that, in {CONFIRM_SECONDS:g} s"
+)
 
 WORTH_TELLING = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
@@ -214,7 +216,7 @@ class Roster:
                 if key not in self.running:  # another host has it by now: the next start must not bring it back
                     await self.ports.journal.remove(key)
             return
-        log.warning("the API server does not answer; serving what was asked for last", services=len(self.ports.left))
+        log.warning("the API server does not answer; serving the last known services", services=len(self.ports.left))
         for key, entry in self.ports.left.items():
             if key not in self.running and key not in self.services:
                 self._start(key, entry.wish, nursery, entry)

@@ -114,7 +114,7 @@ def test_hosts_are_those_in_slices_else_those_that_report():
     engines = (Engine("mac", "10.0.0.5", 51234, True), Engine("", "fd00::5", 1, False))
     assert host_lines(Scene(service(), None, engines)) == ["mac, 10.0.0.5:51234", "unknown, [fd00::5]:1 (not ready)"]
     reported = Scene(service(), None, (), ("mac", "mini"), (Host("mac", frozenset()),))
-    assert host_lines(reported) == ["mac", "mini (has not been heard of lately)"]
+    assert host_lines(reported) == ["mac", "mini (its Lease was not renewed)"]
     assert host_lines(attrs.evolve(reported, hosts=None)) == ["mac", "mini"]
     assert host_lines(Scene(service(phase="Stopped"), None, (), ("mac",))) == []
 

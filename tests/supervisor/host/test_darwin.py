@@ -78,7 +78,7 @@ def test_available_is_what_programs_do_not_use():
         (Level.CRITICAL, Level.CRITICAL, Level.CRITICAL, "the kernel says critical"),
         (Level.NORMAL, Level.CRITICAL, Level.CRITICAL, "ours"),
         (Level.WARNING, Level.CRITICAL, Level.CRITICAL, "ours"),
-        (Level.UNKNOWN, Level.CRITICAL, Level.UNKNOWN, "the kernel names a pressure level that is none"),
+        (Level.UNKNOWN, Level.CRITICAL, Level.UNKNOWN, "the kernel reports an unknown pressure level"),
     ],
 )
 def test_the_worse_level_counts(kernels, ours, level, why):

@@ -114,7 +114,7 @@ def test_another_address_family_is_another_slice():
 
 
 def test_the_last_words_take_the_endpoint_back():
-    """The status says who does not look after it any more, once; nothing of the Model's is taken back."""
+    """The status says which host does not serve it any more, once; nothing of the Model's is taken back."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()

@@ -9,7 +9,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health
 
 _OTHER_SOURCE: Final = "deploy again with another --source"
-_READABLE: Final = "create a Secret with a key HF_READABLE that may read it, and name it with --secret"
+_READABLE: Final = "create a Secret with a key HF_TOKEN that may read it, and name it with --secret"
 _LOGS: Final = "`llmkube logs {name}` has all that the engine wrote"
 _IMAGE: Final = "correct spec.image and spec.imagePullSecrets, or make the registry reachable from the node"
 _POD: Final = "`kubectl describe pods -n {namespace} -l app={name}` shows what the kubelet says"
@@ -36,7 +36,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.NOT_GGUF: "deploy again with the --source of a .gguf file; `llmkube inspect` shows whether one is sound",
     Reason.NOT_MLX: "deploy again with the --source of a folder that has config.json and .safetensors files",
     Reason.DIGEST_MISMATCH: "deploy again with the digest that you trust, or without --sha256",
-    Reason.TOKEN_UNAVAILABLE: "create the Secret with a key HF_READABLE, and name it with --secret",
+    Reason.TOKEN_UNAVAILABLE: "create the Secret with a key HF_TOKEN, and name it with --secret",
     Reason.ACCESS_DENIED: _READABLE,
     Reason.PVC_NOT_FOUND: "create the PersistentVolumeClaim, or deploy again with another --source",
     Reason.NO_SPACE: "free space on the host; the agent then tries again by itself",
@@ -74,10 +74,10 @@ _ADVICE: Final[Mapping[Reason, str]] = {
 
 
 def advice(reason: str, key: Key) -> str:
-    """Return what a user can do about a failure; for a word of another program, where the whole story is."""
+    """Return what a user can do about a failure; for a reason of another program, where more is shown."""
     known = Reason.of(reason)
     text = _ADVICE.get(known) if known is not None else None
-    return (text or "`llmkube status {name}` has the whole story").format(name=key.name, namespace=key.namespace)
+    return (text or "`llmkube status {name}` shows more").format(name=key.name, namespace=key.namespace)
 
 
 def explain(key: Key, health: Health) -> str:

@@ -194,7 +194,7 @@ def host_lines(scene: Scene) -> list[str]:
         return []
     alive = None if scene.hosts is None else {host.name for host in scene.hosts}
     return [
-        name if alive is None or name in alive else f"{name} (has not been heard of lately)" for name in scene.reporters
+        name if alive is None or name in alive else f"{name} (its Lease was not renewed)" for name in scene.reporters
     ]
 
 

@@ -75,7 +75,7 @@ class _OutageNote:
         if event.get("event") != "watch interrupted" or event.get("failures") != 2 or now - self._last < OUTAGE_SECONDS:
             raise structlog.DropEvent
         self._last = now
-        return "The API server does not answer; what you see is the last that it said. Trying again until it does."
+        return "The API server does not answer; this is its last answer. Trying again until it does."
 
 
 @attrs.define(eq=False)

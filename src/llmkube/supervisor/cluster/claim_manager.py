@@ -217,7 +217,7 @@ class ClaimManager:
     async def _give_up(self, key: Key, service: _Service) -> None:
         """Delete the claims of this host, and those of hosts that are gone if the service is gone, too."""
         if service.unlisted and self._ours(key) and await self._leases.is_followed(key):
-            log.warning("a list lacks a service that is there", name=key.name, namespace=key.namespace)
+            log.warning("list lacks a service that exists", name=key.name, namespace=key.namespace)
             return  # the reflector lists again: a list that denies much is never believed for long
         for claim in claims.surplus(self._ours(key), None):
             await self._delete(claim)
@@ -243,7 +243,7 @@ class ClaimManager:
         else:
             await self._leases.read(lease_key)
             if self._claims.get(lease_key) is None:
-                raise WorldError(f"the Lease {lease_key} is in the way, and is no claim")
+                raise WorldError(f"the Lease {lease_key} exists and is no claim; delete it")
         if service.wish is None:  # the service has gone while we were writing
             return 0.0
         self.enqueue(wish.key)

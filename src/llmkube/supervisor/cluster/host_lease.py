@@ -195,7 +195,7 @@ class HostLease:
         if now == before:
             return
         if now.problem and now.problem != before.problem:
-            log.warning("this host's address is in doubt", problem=now.problem, hostIP=now.address or "")
+            log.warning("this host's address is not certain", problem=now.problem, hostIP=now.address or "")
         elif (now.address, now.why) != (before.address, before.why):
             log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
         self.reach.put_nowait(now)
@@ -222,7 +222,9 @@ class HostLease:
             if not first:
                 first = rival.metadata.resource_version
                 silent_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
-                log.warning("this host's name is another machine's; is it alive?", machine=_machine_in(rival))
+                log.warning(
+                    "another machine has this host's name; checking whether it is alive", machine=_machine_in(rival)
+                )
             elif rival.metadata.resource_version != first:
                 raise self._taken(rival)
             elif trio.current_time() >= silent_at:
@@ -301,7 +303,7 @@ class HostLease:
                 self._engine = ""  # the attempt that starts one reports why
             else:
                 if known not in (None, engine):
-                    log.info("the engine program is another one", program=engine.program, version=engine.version)
+                    log.info("the engine program has changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
                 known = engine
                 self._engine = f"{Path(engine.program).name} {engine.version}".strip()

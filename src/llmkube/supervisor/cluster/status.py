@@ -60,7 +60,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
             "type": kind,
             "status": "Unknown",
             "reason": "NotStated",
-            "message": "there is nothing to say about it",
+            "message": "the agent has not stated it yet",
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
         for kind in OF_SERVICE

@@ -84,7 +84,7 @@ class OwnedProcess:
         except FileNotFoundError:
             self._log_path = path
         except OSError as error:
-            log.warning("the log keeps its name", path=str(self._log_path), error=str(error))
+            log.warning("log not renamed", path=str(self._log_path), error=str(error))
         else:
             self._log_path = path
 
@@ -218,7 +218,7 @@ async def _watched(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], 
             raise AdoptError(f"process {record.pid} has ended") from error
         except OSError as error:
             if not told:
-                log.warning("cannot watch an engine yet", pid=record.pid, error=str(error))
+                log.warning("cannot watch the engine; will be repeated", pid=record.pid, error=str(error))
             told = True
         await trio.sleep(AGAIN_SECONDS)
     while (started := processes.start_of(record.pid)) != record.started:
@@ -262,7 +262,7 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
             try:  # on a dead disk the note is lost, and not the stop
                 await trio.to_thread.run_sync(ending.outlived, child.pid, child.started, abandon_on_cancel=True)
             except OSError as error:
-                log.warning("not noted for the next agent", pid=child.pid, error=str(error))
+                log.warning("stuck process not noted for the next agent", pid=child.pid, error=str(error))
 
 
 async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:

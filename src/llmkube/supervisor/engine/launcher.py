@@ -139,8 +139,8 @@ class LocalEngines:
         stray = await trio.to_thread.run_sync(self._strays.of, service)
         if stray is not None:
             raise EngineStuckError(
-                f"the last engine of {service} (pid {stray.pid}) does not end, not even by KILL: it is stuck in the "
-                "kernel and holds its memory; another one is started when it is gone. If it stays, look at the disk of "
+                f"the last engine of {service} (pid {stray.pid}) does not end, not even after SIGKILL: it is stuck in "
+                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the disk of "
                 "the model and at the driver, or restart the machine"
             )
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))

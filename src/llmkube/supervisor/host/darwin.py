@@ -142,7 +142,7 @@ def available(pages: Pages, page_bytes: int, total_bytes: int) -> int:
 def worse(kernels: Level, ours: Level, why: str) -> tuple[Level, str]:
     """Return the worse of two levels and what makes it; UNKNOWN if the kernel's cannot be known."""
     if kernels is Level.UNKNOWN:
-        return kernels, "the kernel names a pressure level that is none"
+        return kernels, "the kernel reports an unknown pressure level"
     if kernels >= ours and kernels is not Level.NORMAL:
         return kernels, f"the kernel says {kernels.name.lower()}"
     return ours, why

@@ -111,5 +111,5 @@ def _arm(path: Path) -> int | None:
             os.close(descriptor)
         else:
             return descriptor
-    log.debug("the kernel will not tell of memory pressure, only be asked", path=str(path), reason=reason)
+    log.debug("the kernel sends no events of memory pressure; it is polled", path=str(path), reason=reason)
     return None

@@ -98,12 +98,12 @@ def _beside(seen: Surroundings) -> Reach:
             return Reach(address, bind, why, "", seen.own)
     names = " and ".join(NAMES_FOR_NODES)
     if is_usable(seen.lan):
-        why = f"the API server is on this machine, {names} mean nothing here, and this is its address in its network"
+        why = f"the API server is on this machine, {names} do not resolve here, and this is its address in its network"
         return Reach(seen.lan, seen.lan, why, "", seen.own)
     return Reach(
         None,
         problem=f"the API server is on this machine, but no address of it is known that a cluster on it could reach: "
-        f"{names} mean nothing here, and there is no network; give one with --host-ip",
+        f"{names} do not resolve here, and there is no network; give an address with --host-ip",
         own=seen.own,
     )
 

@@ -31,7 +31,7 @@ class Exit:
     def __str__(self) -> str:
         """`exit code 1`, or `killed by SIGKILL`."""
         if self.code is None:
-            return "how is not known, since an earlier agent had started it"
+            return "exit code unknown (an earlier agent had started it)"
         if self.code >= 0:
             return f"exit code {self.code}"
         try:

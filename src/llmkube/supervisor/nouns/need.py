@@ -22,5 +22,5 @@ def need_of(launch: Launch, figure: Figure | None) -> Need:
     if seen_bytes:
         return Need(seen_bytes, known.device_bytes)
     size = launch.weights.size_bytes
-    why = f"the header of its file ({format_bytes(size)}) or its command line does not tell"
+    why = f"neither the header of its file ({format_bytes(size)}) nor its command line says"
     return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)

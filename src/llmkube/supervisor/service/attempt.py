@@ -265,7 +265,7 @@ class Incarnation:
             await self._note(record)
         except WorldError as error:
             key = self.site.status_manager.key
-            log.warning("not written into the journal", name=key.name, namespace=key.namespace, error=str(error))
+            log.warning("journal entry not written", name=key.name, namespace=key.namespace, error=str(error))
             return False
         return True
 
@@ -374,7 +374,7 @@ class Incarnation:
             await health.wait_ready(http, engine.ready_url)
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
-            return Failure(Reason.LOAD_STALLED, f"the engine does not get on with loading: {stalled}")
+            return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
         impostor = await self._impostor(child, view, engine.url)
         return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
 

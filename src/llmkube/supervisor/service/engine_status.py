@@ -126,4 +126,4 @@ class EngineStatus:
             await manager.wait_endpoint_heard()
         if bound.cancelled_caught:
             key = manager.key
-            log.warning("stopping before the API server knows", name=key.name, namespace=key.namespace)
+            log.warning("stopping although the endpoint is not withdrawn yet", name=key.name, namespace=key.namespace)

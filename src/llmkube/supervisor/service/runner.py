@@ -231,7 +231,7 @@ class Runner:
             nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
             if launch is not goal:
                 key = self.site.status_manager.key
-                log.info("starting what served last", name=key.name, namespace=key.namespace)
+                log.info("starting the engine of the older spec", name=key.name, namespace=key.namespace)
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await self._incarnations.start(self._live, engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")

@@ -138,7 +138,7 @@ class StatusManager:
 
     def finish(self) -> None:
         """The service is no longer ours: take its endpoint back, and say so once, unless another host speaks."""
-        why = f"host {self.settings.host_name} does not look after it any more"
+        why = f"host {self.settings.host_name} does not serve it any more"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)

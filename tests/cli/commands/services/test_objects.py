@@ -173,7 +173,7 @@ def test_status_says_which_host_reports(run):
         manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"schedulingStatus": "Loading"}}
         await client.apply(InferenceService, manifest, field_manager="llmkube-agent-mac-1", subresource="status")
 
-    assert "  host         mac-1 (has not been heard of lately)\n" in run("status", "demo", prepare=report).output
+    assert "  host         mac-1 (its Lease was not renewed)\n" in run("status", "demo", prepare=report).output
 
 
 def test_a_finalizer_can_outlast_the_wait(run):

@@ -104,7 +104,7 @@ def print_sudoers(user: str | None) -> None:
     except KeyError as error:
         raise UserError(f"--user {user}: this host knows no such user") from error
     if uid == 0:
-        raise UserError("root needs no such line; name with --user who runs the agent")
+        raise UserError("root needs no line in sudoers; name the agent's user with --user")
     click.echo(sudoers_rule(uid), nl=False)
 
 

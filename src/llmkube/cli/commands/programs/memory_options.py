@@ -24,7 +24,7 @@ def memory_settings(config: AgentConfig | UpConfig) -> MemorySettings:
     """
     warning, critical = config.memory_pressure_warning, config.memory_pressure_critical
     if critical > warning:
-        problem = f"{critical:g} is above the {warning:g} of --memory-pressure-warning, which has to come first"
+        problem = f"{critical:g} is above --memory-pressure-warning ({warning:g}); give less"
         raise UserError(f"{problem}; give less", field="--memory-pressure-critical")
     return MemorySettings(
         memory_fraction=config.memory_fraction or None,

@@ -52,7 +52,7 @@ def logs(*, name: str, follow: bool, lines: int | None, state_dir: Path | None, 
         try:
             with trio.move_on_after(math.inf if path is None else PATIENCE_SECONDS):
                 return await _look(cluster, key, path, folders)
-            problem = "it says nothing"
+            problem = "no answer"
         except WorldError as exc:
             if path is None:
                 raise
