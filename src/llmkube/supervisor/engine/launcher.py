@@ -140,8 +140,8 @@ class LocalEngines:
         if stray is not None:
             raise EngineStuckError(
                 f"the last engine of {service} (pid {stray.pid}) does not end, not even after SIGKILL: it is stuck in "
-                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the disk of "
-                "the model and at the driver, or restart the machine"
+                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the "
+                "disk of the model and at the driver, or restart the machine"
             )
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
         ending = self._ending(command.cookie, parting, service)
