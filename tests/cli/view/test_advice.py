@@ -24,3 +24,9 @@ def test_a_failure_is_told_with_its_advice():
         "error: no memory",
         "What to do: `llmkube logs chat` has all that the engine wrote",
     ]
+
+
+@pytest.mark.parametrize("reason", [Reason.TOKEN_UNAVAILABLE, Reason.ACCESS_DENIED])
+def test_a_token_is_asked_for_by_the_key_that_is_read(reason):
+    """The Secret's key in the advice is the one that agents and Jobs read."""
+    assert "key HF_TOKEN" in advice(reason, KEY)
