@@ -130,7 +130,7 @@ async def _run_shielded(
         renewed=claims.renewed,
         on_engine_upgrade=roster.plan_again,
     )
-    # Cancellation would reach the applier together with the services that still have to speak through it. So the
+    # Cancellation would reach the applier together with the services that still have to write through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:

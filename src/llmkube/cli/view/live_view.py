@@ -25,7 +25,7 @@ TICK_SECONDS: Final = 1.0
 """How often what stands on a terminal is drawn again, because ages grow."""
 
 OUTAGE_SECONDS: Final = 15.0
-"""Two watches notice one outage; what the second says within this time is no news."""
+"""Two watches notice one outage; what the second says within this time is not repeated."""
 
 SETTLE_SECONDS: Final = 0.05
 """Two watches tell of one moment one after the other; a line for the half of it would be wrong."""
@@ -84,7 +84,7 @@ class RowLog:
 
     Attributes:
         columns: The headings; the first one's cell names the row.
-        silent: Columns whose change is no news, such as AGE.
+        silent: Columns whose change is not shown, such as AGE.
     """
 
     columns: Sequence[str]

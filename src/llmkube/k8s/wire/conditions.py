@@ -90,7 +90,7 @@ def settle(
 
 
 def current(conditions: Iterable[Condition], kind: str, generation: int) -> Condition | None:
-    """Return a condition that speaks about this generation of the spec, or None.
+    """Return a condition that is about this generation of the spec, or None.
 
     An edit makes a verdict on the previous spec obsolete: a crash loop is not held against the spec that ends it. A
     writer that does not say which generation it saw is believed.

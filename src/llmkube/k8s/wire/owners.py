@@ -1,4 +1,4 @@
-"""ownerReferences: which object another one lives and dies with. Pure."""
+"""ownerReferences: with which owner an object is deleted. Pure."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the agent tells the API server and hears of other agents.
+"""What the agent writes to the API server and reads of other agents.
 
 applier, drift_repair                the newest manifest per object, repeated until it is answered
 host_lease, sleep_detection          this host is alive, and whether it slept

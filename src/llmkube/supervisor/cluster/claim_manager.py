@@ -68,7 +68,7 @@ class ClaimManager:
         rng: Spreads pauses.
         has_file: Whether a Model's file is on this host already.
         enqueue: Look at a service again; called when its claims have changed.
-        name_confirmed: Set once it is certain that no other machine lives under this host's name.
+        name_confirmed: Set once it is certain that no other machine uses this host's name.
         renewed: Set once this host's own Lease is there: a claim counts only while its holder's Lease is renewed.
     """
 

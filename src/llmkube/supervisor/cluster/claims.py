@@ -1,8 +1,8 @@
-"""Which host runs which service, when several could: one claim per replica, held while its host lives. Pure.
+"""Which host runs which service, when several could: one claim per replica, held while its host renews its Lease. Pure.
 
 A claim is a Lease that names its holder. It is written when the holder changes, never to renew it: it is good for as
-long as the host's own Lease is. So a host that dies loses all its claims when its own Lease expires, and a host that is
-only cut off goes on with its engines until it sees that another host has taken over.
+long as the host's own Lease is. So a host that is gone loses all its claims when its own Lease expires, and a host that
+is only cut off goes on with its engines until it sees that another host has taken over.
 
 There are as many slots as replicas, and one when there are none: its holder keeps the service's name and address alive,
 reports its status, and has its file when it is scaled up again. A host holds one slot of a service at most. The holder

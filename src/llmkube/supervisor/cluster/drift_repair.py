@@ -1,7 +1,7 @@
 """What another client has written over this agent's fields of a status is written again within seconds.
 
-An agent that was cut off may say what it knew on its return, before it hears that another host speaks now; a script may
-write nonsense. The watches show it. Two that insist are kept apart by a pause: neither writes more often than that.
+An agent that was cut off may say what it knew on its return, before it reads that another host reports now; a script
+may write nonsense. The watches show it. Two that insist are kept apart by a pause: neither writes more often than that.
 """
 
 import random

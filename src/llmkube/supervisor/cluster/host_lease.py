@@ -69,12 +69,12 @@ ENGINE_LOOK_SECONDS = 60.0
 
 
 class HostNameTakenError(UserError):
-    """Another machine lives under this host's name."""
+    """Another machine uses this host's name."""
 
 
 @attrs.frozen
 class HostReport:
-    """What a host says of itself beside that it lives. Its memory budget stands there once its memory was looked at."""
+    """What a host's Lease says beside the renewal. Its memory budget stands there once its memory was looked at."""
 
     facts: HostFacts = HostFacts()
     engine: str = ""
@@ -132,14 +132,14 @@ async def delete_host_lease(client: Client, settings: AgentSettings) -> None:
 
 @attrs.define(eq=False)
 class HostLease:
-    """One host's sign of life.
+    """The Lease of one host.
 
     Attributes:
         reach: How this host is reached; replaced when that changes.
         services: Counts the services that it looks after.
         on_wake: Told after a sleep how long it was, in seconds.
         on_renewed_again: Told when the Lease is renewed after a renewal that was missed.
-        name_confirmed: Set once it is certain that no other machine lives under this host's name.
+        name_confirmed: Set once it is certain that no other machine uses this host's name.
         renewed: Set once the Lease is there.
         on_engine_upgrade: Told when the engine program has become another one.
         memory: What is known of its memory, if it is watched.
@@ -164,7 +164,7 @@ class HostLease:
         """Never return: look around and renew; a failed renewal is only missed, since the next one is never far.
 
         Raises:
-            HostNameTakenError: Another machine lives under this host's name.
+            HostNameTakenError: Another machine uses this host's name.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_engine_look)
@@ -201,7 +201,7 @@ class HostLease:
         self.reach.put_nowait(now)
 
     async def _confirm_name(self) -> None:
-        """Return once no other machine lives under this host's name; one that has fallen silent does not.
+        """Return once no other machine uses this host's name; one that has fallen silent does not.
 
         Raises:
             HostNameTakenError: One does.

@@ -146,7 +146,7 @@ async def open_child(
     """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
     The output goes straight to an append-only file and not through a pipe: a pipe without a reader stalls the engine,
-    and a pipe dies with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
+    and a pipe ends with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
     launchd's sweep of our process group reaches it; ending it is our business alone.
 
     Raises:
@@ -247,7 +247,7 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
     with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
         with trio.move_on_after(ending.grace_seconds) as patience:
             signal_group(signal.SIGTERM)
-            signal_group(signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+            signal_group(signal.SIGCONT)  # a stopped one gets TERM only when it goes on
             await child.wait()
             signal_group(signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGTERM)

@@ -161,7 +161,7 @@ class _Inquiry:
 async def watch(
     engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits, *, glance: Glance | None = None
 ) -> str:
-    """Return what stands still and for how long, when the engine hangs; `changed` hears whether it can be reached.
+    """Return what stands still and for how long, when the engine hangs; `changed` gets whether it can be reached.
 
     A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
     Nor is this task woken at each tick: a look from which nothing follows is taken by `glance`, on the way past.

@@ -42,7 +42,7 @@ CONNECT_SECONDS: Final = 0.2
 
 _LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
 """What psutil says elsewhere than on Linux. Not "running": macOS says so of every process that has not been stopped
-(psutil issues 1754 and 2675), and to `progress` an R is a sign of life."""
+(psutil issues 1754 and 2675), and to `progress` an R is progress."""
 
 
 @attrs.frozen

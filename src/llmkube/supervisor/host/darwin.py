@@ -150,7 +150,7 @@ def worse(kernels: Level, ours: Level, why: str) -> tuple[Level, str]:
 
 @asynccontextmanager
 async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemory]:
-    """Look at this Mac, and hear from its kernel when the pressure level changes."""
+    """Look at this Mac, and get an event from its kernel when the pressure level changes."""
     kernel = LibSystem()
     limit = None
     with trio.move_on_after(WORKING_SET_SECONDS):  # it only asks: a driver that hangs is left behind

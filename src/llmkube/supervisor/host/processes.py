@@ -116,7 +116,7 @@ def send_group(pid: int, started: str, number: signal.Signals) -> None:
     """Signal a process group that we made; one that is gone already is what we wanted.
 
     While a process is in a group its number is given to no other one. So a process of that number which began at
-    another time means that the group is gone, and that its number is a stranger's.
+    another time means that the group is gone, and that its number belongs to another one.
 
     Args:
         pid: The group's first process, and its number.
@@ -140,7 +140,7 @@ def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> list[psuti
     for process in strays:
         log.warning("ending a process that an earlier agent left behind", pid=process.pid)
         send(process, signal.SIGTERM)
-        send(process, signal.SIGCONT)  # a stopped one does not hear TERM before it goes on
+        send(process, signal.SIGCONT)  # a stopped one gets TERM only when it goes on
     _, alive = psutil.wait_procs(strays, timeout=grace_seconds)
     for process in alive:
         send(process, signal.SIGKILL)

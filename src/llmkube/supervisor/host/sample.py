@@ -48,7 +48,7 @@ UNREADABLE = Sample(0, 0, Level.UNKNOWN)
 
 
 class HostMemory(Protocol):
-    """Look at a host's memory, and hear from its kernel when that becomes short."""
+    """Look at a host's memory, and get an event from its kernel when that becomes short."""
 
     async def sample(self) -> Sample:
         """Look once; never raises: what cannot be read, or cannot be true, has level UNKNOWN. Takes microseconds."""

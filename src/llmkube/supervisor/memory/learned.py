@@ -64,7 +64,7 @@ class Learned:
     """The figures of one host.
 
     Attributes:
-        path: Where they are kept; None for as long as this lives.
+        path: Where they are kept; None to keep them in memory alone.
         limiter: For the threads that write it.
     """
 

@@ -247,7 +247,7 @@ class Ledger:
                         grant.hurried.set()
 
     def _send_away(self, reservation: Reservation, evict: Evict) -> None:
-        if reservation.role is Role.SERVING:  # a successor does not serve yet: its end is no news
+        if reservation.role is Role.SERVING:  # a successor does not serve yet: its end is not reported
             self.told(evict)
         if (grant := self._grants.get(reservation.number)) is not None:
             if reservation.urgent:

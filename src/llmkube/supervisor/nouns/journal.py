@@ -2,7 +2,7 @@
 
 One small file per service, `journal/<namespace>/<name>.json`, 0600. It is written before a process is started (the
 intent, with the cookie that the process will carry in its environment) and once more when its pid is known. So there is
-no moment in which an engine runs that no file speaks of. The objects are in it too: an agent that starts while the API
+no moment in which an engine runs without an entry. The objects are in it too: an agent that starts while the API
 server is away serves what it was last asked for.
 
 Nothing is flushed to the disk: what a power cut loses here, it has killed as well. A file that cannot be read is as

@@ -1,4 +1,4 @@
-"""One service's life as data: what can be said of it, and when it is tried again. No Trio, no clock, no own dice.
+"""The state of one service as data: what can be said of it, and when it is tried again. No Trio, no clock, no own dice.
 
 ```
  WaitingForModel ─▶ Fetching ─▶ Pending ─▶ InsufficientMemory ─▶ Loading ─▶ Loaded ─▶ Evicted ─▶ Loading

@@ -22,7 +22,7 @@ CPU below 1 % is what a foreign health check costs a hung engine: without the se
 hang for ever. CPU that moves is believed for an hour at most when the engine itself says that it gets nowhere.
 
 Only time that the agent watched counts: after a sleep, or a pause of the agent itself, nothing is held against
-an engine. What our own questions cost it (CPU, log lines) is not taken for life.
+an engine. What our own questions cost it (CPU, log lines) is not taken for work.
 """
 
 import enum
@@ -209,7 +209,8 @@ def _tally(watch: Watch, before: Look, look: Look, seconds: float) -> None:
     if answer is not None:
         counted = None not in (answer.counters, watch.counters) and answer.counters != watch.counters
         strong = strong or counted or answer.token is True
-    # a member of the family that has ended takes its CPU time with it; one that runs (R) or is being debugged (t) lives
+    # a member of the family that has ended takes its CPU time with it; one that runs (R) or is being debugged (t) is
+    # alive
     faint = cpu > 0 or look.cpu_seconds < before.cpu_seconds or look.faults != before.faults or look.state in ("R", "t")
     if strong or faint:
         watch.still_seconds, watch.rhythm = 0.0, 0

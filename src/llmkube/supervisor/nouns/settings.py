@@ -37,7 +37,7 @@ class AgentSettings:
         selector: Which services to serve, by their labels; an empty one selects all.
         accelerators: The `spec.hardware.accelerator` values that this host serves.
         endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
-        lease_namespace: Where the host's Lease lives.
+        lease_namespace: The namespace of the host's Lease.
         grace_seconds: Between TERM and KILL.
         drain_seconds: How long requests in flight may take to end before an engine gets TERM.
         offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.

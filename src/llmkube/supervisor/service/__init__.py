@@ -7,5 +7,5 @@ facts                         what is known of the service, as one frozen value
 conditions, events            what follows from the facts, and from a change of them
 endpoint_objects              where the engine is and whether it answers, as objects
 status_manager                keeps the facts and writes what follows
-engine_status                 which of two engines is heard
+engine_status                 which of two engines is reported
 """

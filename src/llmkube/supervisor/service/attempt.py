@@ -66,7 +66,7 @@ class Site:
         settings: The host's.
         parting: Whether engines stay when their tasks are cancelled.
         ledger: Who may take how much of this host's memory.
-        leader: Which of the engines is heard.
+        leader: Which of the engines is reported.
     """
 
     status_manager: StatusManager
@@ -91,7 +91,7 @@ class Incarnation:
     """One engine of a service.
 
     Attributes:
-        site: Where it lives.
+        site: What it shares with its service.
         launch: What it runs.
         found: The process to take over, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.

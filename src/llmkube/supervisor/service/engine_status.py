@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 @attrs.define(eq=False)
 class Leader:
-    """The engine that is heard, of those that a service has."""
+    """The engine that is reported, of those that a service has."""
 
     engine: "EngineStatus | None" = None
 
@@ -57,7 +57,7 @@ class EngineStatus:
     Attributes:
         manager: Of the service's status.
         leader: Of the service's engines.
-        view: What the engine has said last, heard or not.
+        view: The engine's last state, reported or not.
         newest: Whether it is of the newest plan.
     """
 

@@ -144,7 +144,7 @@ class Facts:
     # -- the objects and the host -------------------------------------------------------------------------------------
 
     def with_wish(self, wish: Desired) -> "Facts":
-        """A newer wish; another object of the same name has heard nothing of what was said to its predecessor."""
+        """A newer wish; another object of the same name has nothing that was written to its predecessor."""
         before, after = self.wish, attrs.evolve(self, wish=wish)
         if before.model.metadata.uid != wish.model.metadata.uid:
             same_file = self.fetch is not None and self.fetch.value.here and self.fetched == wish.model.spec
@@ -268,7 +268,7 @@ class Facts:
     def with_memory(self, level: Level, evicted: Evict | None, why: str) -> "Facts":
         """How short of memory this host is, and whether that is why this service does not run.
 
-        The same level with other figures is no news: each would be a write.
+        The same level with other figures is no change: each would be a write.
         """
         short = None if level is Level.UNKNOWN else level in {Level.WARNING, Level.CRITICAL}
         now = Pressure(short, level.name.capitalize(), f"memory on host {self.host}: {why}")

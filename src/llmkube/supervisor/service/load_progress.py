@@ -34,7 +34,7 @@ class LoadLine:
     _said: str = ""
 
     async def write(self, look: Look) -> None:
-        """Say how far the load is, if that is news, or if nothing has been said for a while."""
+        """Report how far the load is, if that has changed, or if nothing was reported for a while."""
         now = trio.current_time()
         if look.log_bytes != self._log_bytes:
             self._log_bytes = look.log_bytes

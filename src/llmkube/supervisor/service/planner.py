@@ -154,7 +154,7 @@ def _idle_unless_running(target: Mailbox[Target], manager: StatusManager, reason
 class _ProgressLine:
     """Turn a fetch's progress into a line: at once when what happens changes, else on the beat of a clock for all.
 
-    On the beat, all who wait for the same file say the same, and the API server hears of it once. What was said last
+    On the beat, all who wait for the same file say the same, and the API server gets one write. What was said last
     before a download stands still is said, too. While it is entered there is a fetch to tell about.
     """
 

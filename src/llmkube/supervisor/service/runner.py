@@ -46,7 +46,7 @@ from llmkube.supervisor.service.planner import run_planner
 log = structlog.get_logger(__name__)
 
 FOLLOW_SECONDS: Final = 2.0
-"""After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
+"""After the write of a new endpoint; nodes follow a moment later (kube-proxy gathers for up to 1 s)."""
 
 CONFIRMED_SECONDS: Final = 1.0
 """So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves

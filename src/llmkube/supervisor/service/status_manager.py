@@ -104,7 +104,7 @@ class StatusManager:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has just started with this service"))
 
     def follow(self, wish: Desired) -> None:
-        """Report about a newer wish from now on; objects of the same name that are other ones have heard nothing."""
+        """Report about a newer wish from now on; objects of the same name with another uid have no status of ours."""
         before = self.facts.wish
         if wish.model.metadata.uid != before.model.metadata.uid:
             self._forget(self._model_slot)
@@ -137,7 +137,7 @@ class StatusManager:
             await self.applier.wait_applied(*slots)
 
     def finish(self) -> None:
-        """The service is no longer ours: take its endpoint back, and say so once, unless another host speaks."""
+        """The service is no longer ours: take its endpoint back, and say so once, unless another host reports it."""
         why = f"host {self.settings.host_name} does not serve it any more"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():

@@ -7,7 +7,7 @@ import trio
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers
 
-_NOT_YET = frozenset({404, 502, 503})  # the gateway has not heard of the model, has lost it, or knows that it loads
+_NOT_YET = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
 _PAUSE_SECONDS = 0.25
 
 

@@ -4,7 +4,7 @@
  run_until_signal             outlives everything: a second Ctrl-C is answered, and does not break the order
    └ ports, API server, client
      └ support nursery        controller, gateway, probes
-       └ agent nursery        cancelled first: engines stop while the API server still hears their last words
+       └ agent nursery        cancelled first: engines stop while the API server still takes their last writes
          └ Stop.here          what a signal cancels: the question, or the wait for Ctrl-C
 ```
 """
