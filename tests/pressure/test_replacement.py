@@ -12,9 +12,9 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service import runner as service
-from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
-from llmkube.supervisor.service.runner import Runner
+from llmkube.supervisor.service.engines import Engines
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
 from sim.machine import Script
@@ -299,7 +299,7 @@ async def at_once(*_):
 
 async def unnoted(engine, child, record, grant):
     await trio.lowlevel.checkpoint()
-    engine.site.ledger.take_over(grant)
+    engine.context.ledger.take_over(grant)
     engine.status.lead()
 
 
@@ -307,9 +307,8 @@ async def mute(current, successor):
     await trio.sleep_forever()
 
 
-async def gone_at_once(runner, old):
-    await trio.lowlevel.checkpoint()
-    old.scope.cancel()
+def stay(engines, old):
+    pass
 
 
 def always_beside(book, key, need, now):
@@ -330,9 +329,9 @@ MUTANTS = {
     ),
     "both are loaded though only one fits": (Book, "replacement", always_beside, an_edit_where_only_one_fits),
     "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
-    "the journal does not know who serves": (Incarnation, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
+    "the journal does not know who serves": (Attempt, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
     "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
-    "the old engine stays": (Runner, "_retire", at_once, an_edit_where_both_fit),
+    "the old engine stays": (Engines, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
         attempt.health,
         "wait_ready",

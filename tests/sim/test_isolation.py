@@ -25,7 +25,7 @@ from trio.testing import MockClock
 import llmkube
 from lengths import BUGS
 from llmkube.k8s.builtins import EndpointSlice
-from llmkube.supervisor.services import Roster
+from llmkube.supervisor.services import Services
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -116,7 +116,7 @@ def _place(coroutine):
 @contextmanager
 def driven(bug):
     """Every task of the victim, from the agent's first line about it to its last, is driven."""
-    start_soon, start_now, look_after = trio.Nursery.start_soon, trio.Nursery.start, Roster._look_after
+    start_soon, start_now, look_after = trio.Nursery.start_soon, trio.Nursery.start, Services._look_after
 
     async def drive(fn, *args, **status):
         await _Driver(fn(*args, **status), bug)
@@ -149,7 +149,7 @@ def driven(bug):
     with (
         patch.object(trio.Nursery, "start_soon", start),
         patch.object(trio.Nursery, "start", begin),
-        patch.object(Roster, "_look_after", look_after_victim),
+        patch.object(Services, "_look_after", look_after_victim),
     ):
         yield
 

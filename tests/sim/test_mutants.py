@@ -25,9 +25,9 @@ from llmkube.supervisor.nouns.lifecycle import RestartState
 from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
-from llmkube.supervisor.service.attempt import Incarnation
+from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.status_manager import StatusManager
-from llmkube.supervisor.services import Roster
+from llmkube.supervisor.services import Services
 from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
@@ -142,7 +142,7 @@ MUTANTS = {
     ),
     "without an API server nothing is started": (
         adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
-        Roster,
+        Services,
         "synced",
         lambda self: True,
     ),
@@ -154,7 +154,7 @@ MUTANTS = {
     ),
     "the journal does not follow the wish": (
         adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
-        Incarnation,
+        Attempt,
         "follow",
         nothing,
     ),

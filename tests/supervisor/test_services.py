@@ -10,11 +10,15 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
-from llmkube.supervisor.services import Roster
+from llmkube.supervisor.running_services import RunningServices
+from llmkube.supervisor.service_queue import ServiceQueue
+from llmkube.supervisor.services import Services
 from sim.world import utcnow
 
 CHAT = Key("ns", "chat")
@@ -28,9 +32,6 @@ class Known(dict):
         self.synced = trio.Event()
         self.synced.set()
         self.doubted = set()
-
-    def expect(self, keys):
-        assert not keys
 
 
 class Forgetful:
@@ -62,7 +63,7 @@ class Alone:
         pass
 
 
-def new_roster(address="192.0.2.1"):
+def new_services(address="192.0.2.1"):
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
@@ -71,36 +72,50 @@ def new_roster(address="192.0.2.1"):
     ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
     claims = Alone()
     events = EventRecorder("test", "host", utcnow, rng)
-    return Roster(settings, ports, Applier(rng), events, Known(model), Known(service), claims, Mailbox(Reach(address)))
+    applier, running = Applier(rng), RunningServices(Book())
+    return Services(
+        settings=settings,
+        ports=ports,
+        queue=ServiceQueue(),
+        services=Known(service),
+        models=Known(model),
+        claims=claims,
+        running=running,
+        applier=applier,
+        recorder=events,
+        drift_repair=None,
+        reach=Mailbox(Reach(address)),
+        ledger=Ledger(running.book, watched=False),
+    )
 
 
 async def test_two_marks_before_the_first_step_make_one_task():
     """A service that is marked again before its task has run for the first time still has one task only."""
-    roster = new_roster()
+    services = new_services()
     async with trio.open_nursery() as nursery:
-        roster._reconcile(CHAT, nursery)
-        roster._reconcile(CHAT, nursery)
+        services._reconcile(CHAT, nursery)
+        services._reconcile(CHAT, nursery)
         assert len(nursery.child_tasks) == 1
         nursery.cancel_scope.cancel()
-    assert roster.running == {}
+    assert services.running.by_key == {}
 
 
 async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
     """A service that is deleted before its task has run for the first time is forgotten, and its endpoint withdrawn."""
-    roster = new_roster()
+    services = new_services()
     async with trio.open_nursery() as nursery:
-        roster._reconcile(CHAT, nursery)
-        roster.services.clear()
-        roster._reconcile(CHAT, nursery)
-    assert roster.running == {}
+        services._reconcile(CHAT, nursery)
+        services.services.clear()
+        services._reconcile(CHAT, nursery)
+    assert services.running.by_key == {}
 
 
 async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
     """Where no endpoint is published its word is heard at once, also while another service's is still on its way."""
-    roster = new_roster(None)
-    roster.applier.apply_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
+    services = new_services(None)
+    services.applier.apply_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
     async with trio.open_nursery() as nursery:
-        roster._reconcile(CHAT, nursery)
+        services._reconcile(CHAT, nursery)
         with trio.fail_after(2):
-            await roster.running[CHAT].status_manager.wait_endpoint_heard()
+            await services.running.by_key[CHAT].status_manager.wait_endpoint_heard()
         nursery.cancel_scope.cancel()

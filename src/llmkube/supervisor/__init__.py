@@ -1,6 +1,7 @@
 """The program on a host: it runs the engines of InferenceServices as processes inside a memory budget.
 
     agent, services  wires everything; one task tree per InferenceService
+    running_services, service_queue  what runs, and what is to be reconciled
     service          one InferenceService: plan, run, report
     engine           processes: spawn, watch, end, find again
     memory           who may start, and who has to end

@@ -27,6 +27,7 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.engine.child import KILL_SECONDS
@@ -38,7 +39,9 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.services import SETTLE_SECONDS, Roster, Running
+from llmkube.supervisor.running_services import Running, RunningServices
+from llmkube.supervisor.service_queue import ServiceQueue
+from llmkube.supervisor.services import SETTLE_SECONDS, Services, conditions_of
 
 log = structlog.get_logger(__name__)
 
@@ -100,35 +103,55 @@ async def run_agent(
             stop.set()
 
 
+def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Services:
+    """Build what reconciles services, in an order in which each part has what it needs."""
+    recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
+
+    queue = ServiceQueue()
+    hosts = HostMonitor(client, settings.lease_namespace, queue.add_all)
+    claims = ClaimManager(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, queue.add)
+    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
+    running = RunningServices(Book(settings.memory_rules))
+    ledger = Ledger(running.book, watched=ports.memory is not None, told=running.tell_evicted)
+    applier = Applier(ports.rng, running.tell_refused)
+    services, models = Cache[InferenceService](), Cache[Model]()
+    services.expect(ports.left)
+    drift_repair = DriftRepair(applier, partial(conditions_of, services, models), ports.rng)
+    return Services(
+        settings=settings,
+        ports=ports,
+        queue=queue,
+        services=services,
+        models=models,
+        claims=claims,
+        running=running,
+        applier=applier,
+        recorder=recorder,
+        drift_repair=drift_repair,
+        reach=reach,
+        ledger=ledger,
+    )
+
+
 async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
-    events = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
-
-    def mark(key: Key) -> None:  # the roster comes after those who wake it
-        roster.mark(key)
-
-    def mark_all() -> None:
-        roster.mark_all()
-
-    hosts = HostMonitor(client, settings.lease_namespace, mark_all)
-    claims = ClaimManager(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, mark)
-    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
-    ledger = Ledger(Book(settings.memory_rules), watched=ports.memory is not None)
-    roster = Roster(settings, ports, Applier(ports.rng), events, Cache(), Cache(), claims, reach, ledger)
+    services = _new_services(client, settings, ports)
+    claims, running, applier = services.claims, services.running, services.applier
+    hosts = claims.hosts
     wakes = Mailbox(0.0)
     host_lease = HostLease(
         client,
         settings,
         ports,
-        reach,
-        services=lambda: len(roster.running),
-        memory=ledger.room,
+        services.reach,
+        services=lambda: len(running.by_key),
+        memory=services.ledger.room,
         on_wake=wakes.put_nowait,
-        on_renewed_again=roster.applier.reapply_all_nowait,
+        on_renewed_again=applier.reapply_all_nowait,
         name_confirmed=claims.name_confirmed,
         renewed=claims.renewed,
-        on_engine_upgrade=roster.plan_again,
+        on_engine_upgrade=running.tell_engine,
     )
     # Cancellation would reach the applier together with the services that still have to write through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
@@ -138,13 +161,13 @@ async def _run_shielded(
             selected = partial(reflect, label_selector=settings.selector.text)
             with trio.move_on_after(LOOK_SECONDS):
                 await host_lease.refresh_address()
-            speak = partial(roster.applier.run, client, field_manager=settings.field_manager)
+            speak = partial(applier.run, client, field_manager=settings.field_manager)
             outer.start_soon(_run_once_named, claims.name_confirmed, speak)
-            repeat = partial(roster.applier.run_resync, client, namespace=settings.namespace)
+            repeat = partial(applier.run_resync, client, namespace=settings.namespace)
             outer.start_soon(partial(repeat, every_seconds=settings.reassert_seconds))
             for follow in (
-                partial(selected, InferenceService, roster.services, roster.on_service, brake=True),
-                partial(reflect, Model, roster.models, roster.on_model),
+                partial(selected, InferenceService, services.services, services.on_service, brake=True),
+                partial(reflect, Model, services.models, services.on_model),
                 partial(hosts.run_reflector, ports.rng),
                 claims.run_reflector,
             ):
@@ -152,28 +175,28 @@ async def _run_shielded(
             outer.start_soon(hosts.run_expiry)
             outer.start_soon(claims.run)
             outer.start_soon(host_lease.run)
-            outer.start_soon(roster.run_moves)
-            outer.start_soon(roster.drift_repair.run)
-            outer.start_soon(_run_second_words, hosts, claims.host, roster.applier)
-            withdraw = partial(delete_stale_endpoints, client, settings, roster.applier, roster.running)
+            outer.start_soon(services.run_address)
+            outer.start_soon(services.drift_repair.run)
+            outer.start_soon(_run_second_words, hosts, claims.host, applier)
+            withdraw = partial(delete_stale_endpoints, client, settings, applier, running.by_key)
             outer.start_soon(_run_once_named, claims.name_confirmed, withdraw)
-            outer.start_soon(events.run, client)
+            outer.start_soon(services.recorder.run, client)
             outer.start_soon(ports.learned.run)
             if ports.memory is not None:
-                outer.start_soon(Pressure(ports.memory, ledger, roster.tell_memory).run)
-            async with trio.open_nursery() as services:
-                services.start_soon(roster.run)
+                outer.start_soon(Pressure(ports.memory, services.ledger, running.tell_memory).run)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(services.run)
                 task_status.started(
-                    AgentView(roster.running, roster.synced, roster.parting, ledger.view, roster.changed)
+                    AgentView(running.by_key, services.synced, services.parting, services.ledger.view, services.changed)
                 )
                 await stop.wait()
-                log.info("stopping", services=len(roster.running))
+                log.info("stopping", services=len(running.by_key))
                 support.deadline = trio.current_time() + _stop_seconds(settings)
-                services.cancel_scope.cancel(reason="the agent stops")
+                tasks.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
-                await roster.applier.wait_applied()
-                await events.wait_written()
-                if not roster.parting.keep:
+                await applier.wait_applied()
+                await services.recorder.wait_written()
+                if not services.parting.keep:
                     await delete_host_lease(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:

@@ -1,7 +1,7 @@
 """One InferenceService on this host, in one nursery.
 
 planner                       from the wish to a target: check, fetch, read the header, plan
-runner, attempt               one engine after the other, and what one of them goes through
+runner, engines, attempt      one engine after the other, and what one of them goes through
 load_progress, measuring      how far a load is; what an engine really holds
 facts                         what is known of the service, as one frozen value
 conditions, events            what follows from the facts, and from a change of them

@@ -11,8 +11,8 @@
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,7 +57,7 @@ CONFIRM_SECONDS: Final = 0.15
 
 
 @attrs.frozen
-class Site:
+class ServiceContext:
     """What all engines of one service share.
 
     Attributes:
@@ -87,11 +87,11 @@ class Site:
 
 
 @attrs.define(eq=False)
-class Incarnation:
+class Attempt:
     """One engine of a service.
 
     Attributes:
-        site: What it shares with its service.
+        context: What it shares with the other engines of its service.
         launch: What it runs.
         found: The process to take over, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.
@@ -104,10 +104,10 @@ class Incarnation:
         failure: Why it ended, if it ended by itself.
     """
 
-    site: Site
+    context: ServiceContext
     launch: Launch
     found: EngineRecord | None = None
-    before: "Incarnation | None" = None
+    before: "Attempt | None" = None
     kept: Launch | None = None
     child: Child | None = None
     status: EngineStatus = attrs.field(init=False)
@@ -116,17 +116,18 @@ class Incarnation:
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    _waiting: trio.CancelScope | None = None  # of `until_ended`
     _record: EngineRecord | None = None  # what the journal says of its process
     _wish: Desired | None = None  # what it says was asked for
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
         newest = self.launch != self.kept
-        self.status = EngineStatus(self.site.status_manager, self.site.leader, newest=newest)
+        self.status = EngineStatus(self.context.status_manager, self.context.leader, newest=newest)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live; `started` is called when the engine serves, or has ended before it did."""
-        key, self._task_status = self.site.status_manager.key, task_status
+        key, self._task_status = self.context.status_manager.key, task_status
         try:
             with self.scope:
                 try:
@@ -140,13 +141,22 @@ class Incarnation:
                     self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
         finally:
             self.ended.set()
+            if self._waiting is not None:
+                self._waiting.cancel(reason="the engine has ended")
         if not self.serves:
             task_status.started()
 
-    def moved(self) -> None:
+    @contextmanager
+    def until_ended(self) -> Iterator[None]:
+        """Cancel the body when nothing is left of the engine: one task less than `wait_any`, for each that serves."""
+        with trio.CancelScope() as self._waiting:
+            yield
+        self._waiting = None
+
+    def address_changed(self) -> None:
         """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
-        if self._host and not self.site.status_manager.reach.value.serves(self._host):
-            key = self.site.status_manager.key
+        if self._host and not self.context.status_manager.reach.value.serves(self._host):
+            key = self.context.status_manager.key
             log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
@@ -159,7 +169,7 @@ class Incarnation:
 
     async def follow(self) -> None:
         """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
-        known = self._wish is None or self._wish is self.site.status_manager.facts.wish
+        known = self._wish is None or self._wish is self.context.status_manager.facts.wish
         if self._record is not None and not known:
             await self._noted(self._record)
 
@@ -167,20 +177,20 @@ class Incarnation:
 
     async def _admitted(self) -> Failure | None:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
-        site, key = self.site, self.site.status_manager.key
+        context, key = self.context, self.context.status_manager.key
         if self.before is not None:
-            with site.ledger.beside(key, await site.need(self.launch), scope=self.scope) as grant:
+            with context.ledger.beside(key, await context.need(self.launch), scope=self.scope) as grant:
                 return await self._in_process(grant) if grant is not None else None
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
-        need = need_of(self.launch, None) if self.found else await site.need(self.launch)
-        async with site.ledger.admitted(key, need, scope=self.scope, say=self._waits) as grant:
+        need = need_of(self.launch, None) if self.found else await context.need(self.launch)
+        async with context.ledger.admitted(key, need, scope=self.scope, say=self._waits) as grant:
             return await self._in_process(grant)
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
-        key, message = self.site.status_manager.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
-        evicted = self.site.ledger.book.evicted(key)
+        key, message = self.context.status_manager.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
+        evicted = self.context.ledger.book.evicted(key)
         if evicted is None:
             log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
             self.status.set_view(ServiceView(refusal.reason, message))
@@ -191,10 +201,10 @@ class Incarnation:
 
     async def _in_process(self, grant: Grant) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
-        site, found = self.site, self.found
+        context, found = self.context, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
             self.child, self._record = child, record
-            site.ledger.started(grant, child.pid)
+            context.ledger.started(grant, child.pid)
             view = ServiceView(
                 Reason.LOADING,
                 "the engine is loading the model",
@@ -204,7 +214,7 @@ class Incarnation:
                 self.launch.plan.alias,
             )
             self._host = record.host
-            self.moved()
+            self.address_changed()
             try:
                 return await self._serve(child, record, view, grant)
             finally:
@@ -216,23 +226,23 @@ class Incarnation:
 
         Not of one beside another: the next agent goes on with the one that serves, and ends this one as a stray.
         """
-        site, launch = self.site, self.launch
-        engine = await site.ports.engines.info()
-        key, plan, host = site.status_manager.key, launch.plan, site.status_manager.reach.value.bind
-        port = site.ports.engines.free_port(host)
+        context, launch = self.context, self.launch
+        engine = await context.ports.engines.info()
+        key, plan, host = context.status_manager.key, launch.plan, context.status_manager.reach.value.bind
+        port = context.ports.engines.free_port(host)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
-        record = EngineRecord(f"{site.ports.rng.getrandbits(64):016x}", host, port)
+        record = EngineRecord(f"{context.ports.rng.getrandbits(64):016x}", host, port)
         alone = self.before is None
         command = Command(
             argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
             env=dict(plan.env),
-            work_dir=site.settings.state_dir / "work" / key.namespace / file_stem(key.name),
-            log_path=site.log_path if alone else next_log(site.log_path),
+            work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
+            log_path=context.log_path if alone else next_log(context.log_path),
             cookie=record.cookie,
         )
         if alone:
             await self._note(record)
-        async with site.ports.engines.open_child(command, site.parting) as child:
+        async with context.ports.engines.open_child(command, context.parting) as child:
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
             if alone:
                 await self._note(record)
@@ -241,20 +251,20 @@ class Incarnation:
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
-        site, key = self.site, self.site.status_manager.key
-        path = next_log(site.log_path) if record.next_log else site.log_path
-        async with site.ports.engines.adopt_child(record, path, site.parting) as child:
+        context, key = self.context, self.context.status_manager.key
+        path = next_log(context.log_path) if record.next_log else context.log_path
+        async with context.ports.engines.adopt_child(record, path, context.parting) as child:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )
-            self._wish = site.status_manager.facts.wish
+            self._wish = context.status_manager.facts.wish
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
 
     async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
         """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
-        await child.log_to(self.site.log_path)
+        await child.log_to(self.context.log_path)
         self._record = record = attrs.evolve(record, next_log=False)
         await self._noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
         return record
@@ -264,27 +274,27 @@ class Incarnation:
         try:
             await self._note(record)
         except WorldError as error:
-            key = self.site.status_manager.key
+            key = self.context.status_manager.key
             log.warning("journal entry not written", name=key.name, namespace=key.namespace, error=str(error))
             return False
         return True
 
     async def _note(self, record: EngineRecord) -> None:
-        wish = self.site.status_manager.facts.wish
-        await self.site.ports.journal.write(Entry(wish, self.launch, record, self.kept))
+        wish = self.context.status_manager.facts.wish
+        await self.context.ports.journal.write(Entry(wish, self.launch, record, self.kept))
         self._record, self._wish = record, wish
 
     async def _answers_at_once(self, url: str) -> bool:
         with trio.move_on_after(CONFIRM_SECONDS):
-            return await health.ask(self.site.ports.http, url) == "ok"
+            return await health.ask(self.context.ports.http, url) == "ok"
         return False
 
     # -- its service ----------------------------------------------------------------------------------------------
 
     async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, grant: Grant) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
-        site, launch = self.site, self.launch
-        engine = health.Engine(site.ports.http, _url(record), launch.plan)
+        context, launch = self.context, self.launch
+        engine = health.Engine(context.ports.http, _url(record), launch.plan)
         started_at = trio.current_time()
         outcome = Outcome(published=self.found is not None)  # by an earlier agent
 
@@ -297,14 +307,14 @@ class Incarnation:
             nursery.start_soon(notice_exit)
             async with (
                 self._drained(engine.url, outcome, grant.hurried),
-                self.status.withdrawn(outcome, grant, site.parting),
+                self.status.withdrawn(outcome, grant, context.parting),
             ):
                 if self.found is None or not await self._answers_at_once(engine.ready_url):
                     self.status.set_view(view)
                 outcome.failure = await self._load(child, view, engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
-                    site.ledger.loaded(grant)
+                    context.ledger.loaded(grant)
                     if self.before is not None:
                         await self._take_over(child, record, grant)
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s"
@@ -322,7 +332,7 @@ class Incarnation:
         if outcome.exit is None and outcome.failure is not None:
             return attrs.evolve(outcome.failure, message=outcome.failure.message + words, ready_seconds=seconds)
         code = outcome.exit.code if outcome.exit else None
-        short = self.site.ledger.book.is_short
+        short = self.context.ledger.book.is_short
         why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=short)
         loading = outcome.ready_at is None
         reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
@@ -332,15 +342,15 @@ class Incarnation:
 
     async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, grant: Grant) -> Failure:
         """Return when it hangs."""
-        site = self.site
-        key = site.status_manager.key
+        context = self.context
+        key = context.status_manager.key
         log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
         self._task_status.started()
         look = partial(child.look, view.host, view.port, loading=False)
         glimpse = partial(child.glance, view.host, view.port)
-        measuring = Measuring(child, look, glimpse, self.launch, grant, site.ports)
+        measuring = Measuring(child, look, glimpse, self.launch, grant, context.ports)
         hung = await health.watch(
-            engine, measuring.look, self.status.set_answering, site.settings.limits, glance=measuring.glance
+            engine, measuring.look, self.status.set_answering, context.settings.limits, glance=measuring.glance
         )
         failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
         self.status.set_reason(Reason.HUNG, failure.message)
@@ -352,16 +362,16 @@ class Incarnation:
         while not await self._noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
             await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
-            await self.before.child.log_to(old_log(self.site.log_path))
+            await self.before.child.log_to(old_log(self.context.log_path))
         await self._named(child, record)
-        self.site.ledger.take_over(grant)
+        self.context.ledger.take_over(grant)
         self.status.lead()
         self.before = None
 
     async def _load(self, child: Child, view: ServiceView, engine: health.Engine) -> Failure | None:
         """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
         line, stalled = LoadLine(child, self.status, self.launch.weights.size_bytes), ""
-        http, limits = self.site.ports.http, self.site.settings.limits
+        http, limits = self.context.ports.http, self.context.settings.limits
         async with trio.open_nursery() as nursery:
 
             async def notice_stall() -> None:
@@ -385,7 +395,7 @@ class Incarnation:
         """
         if not await child.listens(view.port):
             return f"port {view.port} is answered by a process that is not this engine"
-        names = await health.model_names(self.site.ports.http, url)
+        names = await health.model_names(self.context.ports.http, url)
         if names and view.alias not in names:
             return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
         return ""
@@ -397,18 +407,18 @@ class Incarnation:
         Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
         memory they are not waited for.
         """
-        site = self.site
+        context = self.context
         try:
             yield
         finally:
             can_end = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_end and not site.parting.keep and not hurried.is_set():
-                with trio.move_on_after(site.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(hurried.wait, partial(health.wait_idle, site.ports.http, url))
+            if can_end and not context.parting.keep and not hurried.is_set():
+                with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
+                    await wait_any(hurried.wait, partial(health.wait_idle, context.ports.http, url))
                 if bound.cancelled_caught or hurried.is_set():
-                    late = f"they have not ended in {site.settings.drain_seconds:g} s"
+                    late = f"they have not ended in {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if hurried.is_set() else late
-                    site.status_manager.emit(cut_short(why))
+                    context.status_manager.emit(cut_short(why))
 
 
 def _url(record: EngineRecord) -> str:

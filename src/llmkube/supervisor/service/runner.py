@@ -5,10 +5,10 @@
  └ nursery
    ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
    └ Runner.run    Target ─▶ engine
-     └ incarnations                         one after the other, and two while one replaces the other
+     └ attempts                             one after the other, and two while one replaces the other
 ```
 
-What an earlier agent left is where the first incarnation begins: its target comes from the journal, its child is
+What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is
 adopted.
 
 **What has served stands in for what cannot start.** While the engine of an older plan serves because the newest one
@@ -38,15 +38,13 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
-from llmkube.supervisor.service.attempt import Incarnation, Site
+from llmkube.supervisor.service.attempt import Attempt, ServiceContext
+from llmkube.supervisor.service.engines import Engines, open_engines
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
 from llmkube.supervisor.service.planner import run_planner
 
 log = structlog.get_logger(__name__)
-
-FOLLOW_SECONDS: Final = 2.0
-"""After the write of a new endpoint; nodes follow a moment later (kube-proxy gathers for up to 1 s)."""
 
 CONFIRMED_SECONDS: Final = 1.0
 """So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
@@ -61,14 +59,14 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         runner: Keeps the engine in line.
         first: The target until the planner has made one: what an earlier agent left, if it did.
     """
-    backoff, failures, site = Backoff(), 0, runner.site
-    manager = site.status_manager
+    backoff, failures, context = Backoff(), 0, runner.context
+    manager = context.status_manager
     while True:
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
-                nursery.start_soon(run_planner, desired, target, manager, site.ports, site.ledger)
+                nursery.start_soon(run_planner, desired, target, manager, context.ports, context.ledger)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=manager.key.name, namespace=manager.key.namespace)
@@ -76,7 +74,7 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
             manager.update(Facts.with_view, said)
         first = Idle(Reason.PENDING)
         failures += 1
-        await trio.sleep(backoff.delay(failures, site.ports.rng))
+        await trio.sleep(backoff.delay(failures, context.ports.rng))
 
 
 @attrs.define(eq=False)
@@ -84,22 +82,19 @@ class Runner:
     """Keep one engine in line with its target.
 
     Attributes:
-        site: Where its engines live.
+        context: What its engines share.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
         kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
         policy: When a failed attempt is repeated.
     """
 
-    site: Site
+    context: ServiceContext
     adoptable: EngineRecord | None = None
     kept: Launch | None = None
     policy: RestartPolicy = RestartPolicy()
-    _incarnations: trio.Nursery = attrs.field(init=False)  # it owns every engine's task
-    _is_open: bool = False  # that nursery
-    _current: Incarnation | None = None  # the engine that serves, or will
-    _retiring: Incarnation | None = None  # the one that it has replaced, as long as that one is there
-    _engines: list[Incarnation] = attrs.field(factory=list)  # these two, and one that is to replace the first
-    _content: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # nothing to do while the engine runs
+    _current: Attempt | None = None  # the engine that serves, or will
+    _retiring: Attempt | None = None  # the one that it has replaced, as long as that one is there
+    _engines: list[Attempt] = attrs.field(factory=list)  # these two, and one that is to replace the first
     _state: RestartState = RestartState()
     _attempts: RestartState = RestartState()  # of the newest plan to take the place of what is kept, or serves
     _attempted: str = ""  # the digest of that plan
@@ -113,15 +108,11 @@ class Runner:
         Started once it follows the target that is there now.
         """
         self._current, self._retiring, self._state = None, None, RestartState()
-        async with trio.open_nursery() as self._incarnations:
-            self._is_open = True
+        async with open_engines(self._engines) as engines:
             task_status.started()
-            try:
-                await self._keep_in_line(target)
-            finally:
-                self._is_open = False
+            await self._keep_in_line(engines, target)
 
-    async def _keep_in_line(self, target: Mailbox[Target]) -> Never:
+    async def _keep_in_line(self, engines: Engines, target: Mailbox[Target]) -> Never:
         while True:
             version, goal = target.version, target.value
             if isinstance(goal, Idle):
@@ -130,62 +121,44 @@ class Runner:
                 self._state = RestartState()
             elif self._current is None:
                 self._is_new(goal)
-                await self._begin(await self._choice(goal), goal, target)
+                await self._begin(engines, await self._choice(goal), goal, target)
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.kept, self._attempted = None, ""
-                self.site.status_manager.update(Facts.with_newest_plan)
-                with trio.CancelScope() as self._content:  # one task less than `wait_any`, for each service at rest
+                self.context.status_manager.update(Facts.with_newest_plan)
+                with self._current.until_ended():
                     await self._current.follow()
                     await target.wait_newer(version)
             else:
-                await self._replace(self._current, goal, target)
+                await self._replace(engines, self._current, goal, target)
             if self._current is not None and self._current.ended.is_set():
                 ended, self._current = self._current, None
-                await self._mourn(ended, target)
+                await self._after_exit(ended, target)
 
-    async def _live(
-        self, engine: Incarnation, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Have an engine; started when it serves, or has ended before it did."""
-        self._engines.append(engine)
-        try:
-            await engine.run(task_status=task_status)
-        finally:
-            self._engines.remove(engine)
-        if engine is self._current:
-            self._content.cancel(reason="the engine has ended")
-
-    def moved_nowait(self) -> None:
-        """This host is reached in another way: have a task of this service look to it."""
-        if self._is_open:
-            self._incarnations.start_soon(self._move)
-
-    async def _move(self) -> None:
-        """Say where the service is, and end what listens on a lost address."""
-        self.site.status_manager.refresh()
+    def address_changed(self) -> None:
+        """This host is reached in another way: say so, and end what listens on a lost address."""
+        self.context.status_manager.refresh()
         for engine in self._engines:
-            engine.moved()
-        await trio.lowlevel.checkpoint()
+            engine.address_changed()
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
     async def _rest(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
-        key = self.site.status_manager.key
-        engines = tuple(self._engines)
-        if engines:
+        key = self.context.status_manager.key
+        alive = tuple(self._engines)
+        if alive:
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
             log.info(message, name=key.name, namespace=key.namespace, reason=goal.message)
         if goal.reason == Reason.SCALED_TO_ZERO:
             self.kept = None
         await self._forget_if_unwanted(goal)
-        for each in engines:
+        for each in alive:
             each.scope.cancel(reason=goal.message)
-        for each in engines:
+        for each in alive:
             await each.ended.wait()
         self._current = None
-        self.site.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
+        self.context.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
 
     def _is_new(self, goal: Launch) -> None:
         """Begin to count when a plan is the newest for the first time."""
@@ -197,7 +170,7 @@ class Runner:
         kept = self.kept
         if kept is None or self.adoptable is not None or kept.plan.digest == goal.plan.digest:
             return goal
-        if not await self.site.ports.weights.keeps(kept.weights):
+        if not await self.context.ports.weights.keeps(kept.weights):
             self.kept = None
             return goal
         if trio.current_time() < self._due_at or await self._is_refused(goal):
@@ -206,7 +179,7 @@ class Runner:
 
     async def _is_refused(self, goal: Launch) -> bool:
         """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
-        way = self.site.ledger.replacement(self.site.status_manager.key, await self.site.need(goal))
+        way = self.context.ledger.replacement(self.context.status_manager.key, await self.context.need(goal))
         if isinstance(way, Refusal):
             self._say_refused(goal, way)
         return isinstance(way, Refusal)
@@ -214,31 +187,32 @@ class Runner:
     def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
         message = refusal.message + context_hint(goal, refusal.room_bytes)
         words = f"{message}; the engine of the older spec serves on"
-        self.site.status_manager.update(Facts.with_outdated, refusal.reason, words)
+        self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
 
-    async def _begin(self, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _begin(self, engines: Engines, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
         """Have an engine where there is none; return when it serves, or has ended.
 
         Args:
+            engines: Has it.
             launch: What to start.
             goal: The newest plan; another one when an older one stands in for it.
             target: What should run.
         """
         found, self.adoptable = self.adoptable, None
-        self._current = engine = Incarnation(self.site, launch, found, kept=self.kept)
+        self._current = engine = Attempt(self.context, launch, found, kept=self.kept)
         patience = CONFIRMED_SECONDS if found else 0.0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
             if launch is not goal:
-                key = self.site.status_manager.key
+                key = self.context.status_manager.key
                 log.info("starting the engine of the older spec", name=key.name, namespace=key.namespace)
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
-            await self._incarnations.start(self._live, engine)
+            await engines.start(engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
-    async def _replace(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _replace(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
-        key, version = self.site.status_manager.key, target.version
+        key, version = self.context.status_manager.key, target.version
         self._is_new(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
@@ -250,68 +224,61 @@ class Runner:
             if target.version != version:
                 self._attempted = ""
             return
-        way = self.site.ledger.replacement(key, await self.site.need(goal))
+        way = self.context.ledger.replacement(key, await self.context.need(goal))
         if way is Way.INSTEAD and not self._attempts.failures:
             log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
             self.kept = None
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
         elif way is Way.BESIDE:
-            await self._hand_over(current, goal, target)
+            await self._hand_over(engines, current, goal, target)
         else:  # what serves is not given up for what cannot start, or has failed to
             if isinstance(way, Refusal):
                 self._say_refused(goal, way)
                 await self._keep(current)
-            await wait_any(self.site.ledger.decided.wait, *until)
+            await wait_any(self.context.ledger.decided.wait, *until)
 
-    async def _hand_over(self, current: Incarnation, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _hand_over(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
-        key = self.site.status_manager.key
+        key = self.context.status_manager.key
         log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
         words = "the engine of the newest spec is loading; the one before serves until then"
-        self.site.status_manager.update(Facts.with_outdated, "Replacing", words)
-        successor = Incarnation(self.site, goal, before=current)
+        self.context.status_manager.update(Facts.with_outdated, "Replacing", words)
+        successor = Attempt(self.context, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
             nursery.start_soon(_lead_when_alone, current, successor)
-            await self._incarnations.start(self._live, successor)
+            await engines.start(successor)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
-            self._incarnations.start_soon(self._retire, current)
+            engines.retire(current)
         elif successor.status.leads:  # the old one has ended meanwhile
             self._current, self.kept = successor, current.launch
         elif successor.failure is not None:
-            delay, now = self._postpone(successor.failure), self.site.ports.utcnow()
-            self.site.status_manager.update(
+            delay, now = self._postpone(successor.failure), self.context.ports.utcnow()
+            self.context.status_manager.update(
                 Facts.with_replace_failure, successor.failure, self._attempts.failures, delay, now
             )
             await self._keep(current)
 
-    async def _keep(self, current: Incarnation) -> None:
+    async def _keep(self, current: Attempt) -> None:
         """Remember that it has served, and that the newest plan could not."""
         self.kept = current.launch
         await current.keep()
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan, and return after how many seconds it is tried again."""
-        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.site.ports.rng)
+        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.context.ports.rng)
         self._due_at = trio.current_time() + delay
         return delay
 
-    async def _retire(self, old: Incarnation) -> None:
-        """Let an engine end when no new request reaches it any more."""
-        with trio.move_on_after(self.site.settings.withdraw_seconds):
-            await self.site.status_manager.wait_endpoint_heard()
-        await trio.sleep(FOLLOW_SECONDS)
-        old.scope.cancel(reason="its successor serves")
-
-    async def _mourn(self, ended: Incarnation, target: Mailbox[Target]) -> None:
+    async def _after_exit(self, ended: Attempt, target: Mailbox[Target]) -> None:
         """Say why an engine has ended, and wait until the next attempt is due, or another plan.
 
         Requests do not wait for the newest plan while an older engine stands in for it.
         """
-        failure, manager, now = ended.failure, self.site.status_manager, self.site.ports.utcnow()
+        failure, manager, now = ended.failure, self.context.status_manager, self.context.ports.utcnow()
         if failure is None:  # superseded or evicted: the next one starts with a clean record
             self._state = RestartState()
             return
@@ -320,7 +287,7 @@ class Runner:
             delay, failures = self._postpone(failure), self._attempts.failures
             manager.update(Facts.with_newest_failure, failure, failures, delay, now)
         else:
-            self._state, delay = after_failure(self.policy, self._state, failure, self.site.ports.rng)
+            self._state, delay = after_failure(self.policy, self._state, failure, self.context.ports.rng)
             failures = self._state.failures
             manager.update(Facts.with_failure, failure, failures, delay, now)
         log.warning(
@@ -342,13 +309,13 @@ class Runner:
     # -- what ends an engine --------------------------------------------------------------------------------------
 
     async def _end_when_superseded(
-        self, engine: Incarnation, goal: Launch, target: Mailbox[Target], patience: float
+        self, engine: Attempt, goal: Launch, target: Mailbox[Target], patience: float
     ) -> None:
         """End an engine that does not serve yet when another plan, or none, should run, after so many seconds.
 
         One that stands in for the newest plan goes when there is a newer one.
         """
-        key = self.site.status_manager.key
+        key = self.context.status_manager.key
         fits = {engine.launch.plan.digest, goal.plan.digest}
         await trio.sleep(patience)
         while True:
@@ -361,21 +328,21 @@ class Runner:
                 engine.scope.cancel(reason="the plan changed")
             await target.wait_newer(version)
 
-    async def _end_wait_when_due(self, engine: Incarnation, goal: Launch) -> None:
+    async def _end_wait_when_due(self, engine: Attempt, goal: Launch) -> None:
         """End the wait of an older plan for memory when the newest one is due, and would not have to wait."""
         await trio.sleep_until(self._due_at)
         while engine.child is None and await self._is_refused(goal):
-            await self.site.ledger.decided.wait()
+            await self.context.ledger.decided.wait()
         if engine.child is None:
             engine.scope.cancel(reason="the newest plan can start")
 
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
         if goal.reason == Reason.SCALED_TO_ZERO:
-            await self.site.ports.journal.remove(self.site.status_manager.key)
+            await self.context.ports.journal.remove(self.context.status_manager.key)
 
 
-async def _lead_when_alone(current: Incarnation, successor: Incarnation) -> None:
+async def _lead_when_alone(current: Attempt, successor: Attempt) -> None:
     """When the engine that serves ends by itself, its service is the successor's at once."""
     await current.ended.wait()
     if current.failure is not None:

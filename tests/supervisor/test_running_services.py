@@ -1,0 +1,102 @@
+from types import SimpleNamespace
+
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.builtins import Service
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
+from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.running_services import Running, RunningServices
+from llmkube.supervisor.service.facts import Facts
+
+CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
+EVICT = Evict(CHAT, Cause.WARNING, "memory is short", winner=EMBED)
+REFUSED = UserError("no")
+
+
+class StatusManager:
+    """Collects what a service is told."""
+
+    def __init__(self, key):
+        self.key = key
+        self.told = []
+
+    def emit(self, event):
+        self.told.append(event.reason)
+
+    def update(self, change, *args):
+        self.told.append(change)
+
+
+class Book:
+    """A memory that was looked at, from which nothing was evicted."""
+
+    decision = Decision(Level.NORMAL)
+
+    def evicted(self, key):
+        return None
+
+
+class Runner:
+    """Counts the changes of the address."""
+
+    changes = 0
+
+    def address_changed(self):
+        self.changes += 1
+
+
+def new_running():
+    """Two services, and what each is told."""
+    by_key = {key: Running(Mailbox(None), None, StatusManager(key), Runner()) for key in (CHAT, EMBED)}
+    return RunningServices(Book(), by_key), SimpleNamespace(
+        chat=by_key[CHAT].status_manager.told, embed=by_key[EMBED].status_manager.told
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "before", "events"),
+    [
+        (Decision(Level.NORMAL), None, []),
+        (Decision(Level.NORMAL), Decision(Level.NORMAL), []),
+        (Decision(Level.WARNING), Decision(Level.NORMAL), ["MemoryPressureLevelChanged"]),
+        (Decision(Level.UNKNOWN), Decision(Level.NORMAL), []),
+        (Decision(Level.NORMAL), Decision(Level.UNKNOWN), []),
+        (Decision(Level.WARNING, skip=Skip.DISABLED), None, ["EvictionSkipped"]),
+        (Decision(Level.WARNING, skip=Skip.DISABLED), Decision(Level.WARNING, skip=Skip.DISABLED), []),
+        (Decision(Level.WARNING, skip=Skip.COOL_DOWN), None, []),
+    ],
+)
+def test_what_every_service_is_told_of_the_memory(decision, before, events):
+    """The level is always told; an Event is for a level that changed, and for what a person could do about it."""
+    running, told = new_running()
+    running.tell_memory(decision, before)
+    assert told.chat == told.embed == [Facts.with_memory, *events]
+
+
+def test_an_eviction_is_told_to_both_services():
+    """To the one that has to go, and to the one that it goes for."""
+    running, told = new_running()
+    running.tell_evicted(EVICT)
+    assert told.chat == [Facts.with_eviction, Facts.with_memory]
+    assert told.embed == ["Displacing"]
+
+
+def test_a_refused_object_is_told_to_its_service():
+    """One that has ended hears nothing."""
+    running, told = new_running()
+    running.tell_refused(CHAT, Slot(Service, CHAT), REFUSED)
+    running.tell_refused(Key("ns", "gone"), Slot(Service, CHAT), REFUSED)
+    assert (told.chat, told.embed) == ([Facts.with_refusal], [])
+
+
+def test_the_host_changes_under_every_service():
+    """Another address is the runners' business, another engine program the planners'."""
+    running, _ = new_running()
+    running.tell_address()
+    running.tell_engine()
+    assert [one.runner.changes for one in running.by_key.values()] == [1, 1]
+    assert [one.desired.version for one in running.by_key.values()] == [1, 1]
