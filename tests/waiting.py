@@ -6,6 +6,8 @@ import trio
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds."""
-    while not condition():  # noqa: ASYNC110 - the real world offers no event here
-        await trio.sleep(0.01)
+    """Return once the condition holds; it is looked at often, and less often while it does not."""
+    pause = 0.01
+    while not condition():
+        await trio.sleep(pause)
+        pause = min(pause * 1.2, 0.1)
