@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
-test: $(STAMP)  ## run the test suite, on every core (about 5 minutes on two)
+test: $(STAMP)  ## run the test suite, on every core (some minutes on two)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
 

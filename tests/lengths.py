@@ -28,7 +28,7 @@ BUSY_HOURS: Final = _length("BUSY_HOURS", 100, 1000)
 BUGS: Final = _length("BUGS", 1, 1000)
 """At how many checkpoints of one line of code a bug is injected; a line has up to 150 (tests/sim/test_isolation.py)."""
 
-FAULT_KINDS: Final = _length("FAULT_KINDS", 3, 7)
+FAULT_KINDS: Final = _length("FAULT_KINDS", 2, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
 
 FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 4)

@@ -12,6 +12,7 @@ import attrs
 from hypothesis import HealthCheck, given, settings
 
 from contracts.drawn import Schema, values_of
+from lengths import EXAMPLES
 from llmkube.base.errors import UserError
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds
@@ -232,7 +233,7 @@ def _tried(lab: Lab, base: tuple[Spec, Spec], field: "Field", sample: Any) -> bo
 def _hostile(lab: Lab) -> None:
     schemas = crd_specs()
 
-    @settings(database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES // 3, database=None, suppress_health_check=list(HealthCheck))
     @given(values_of(schemas["InferenceService"]), values_of(schemas["Model"]))
     def plans_or_refuses(service: Any, model: Any) -> None:
         try:
