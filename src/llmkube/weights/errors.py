@@ -73,7 +73,7 @@ class BlockedAddressError(SourceError):
     Attributes:
         host: The host as the URL names it.
         address: The address that it leads to.
-        rule: Which rule of `weights.addresses` refuses it.
+        rule: Which rule of `weights.address_policy` refuses it.
     """
 
     reason = "AddressBlocked"

@@ -1,7 +1,7 @@
 """Merging, comparing and trimming follow the schema: maps key by key, keyed lists item by item, atomic values as one.
 
-These functions are the algebra that server-side apply (`apply.py`) is made of. A value whose schema says nothing is
-taken for what it looks like: maps merge, lists are atomic.
+Server-side apply (`fields.ownership`) is made of these functions. A value whose schema says nothing is taken for what
+it looks like: maps merge, lists are atomic.
 
 Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
 """

@@ -4,7 +4,7 @@ Heartbeats and reports are such applies: the same places, other words. Then neit
 objects merged and compared; one walk over the configuration finds what is new, and everything else stays the very same,
 so that later steps (`validate`, `same`) see at a glance what has not changed.
 
-The walk gives up (None) at the first sight of anything else, and `apply.server_side_apply` goes its long way: what
+The walk gives up (None) at the first sight of anything else, and `ownership.server_side_apply` goes its long way: what
 such applies do has to be what that does, only sooner.
 """
 

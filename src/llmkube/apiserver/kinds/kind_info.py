@@ -177,7 +177,7 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
 
 
 def kinds_from_crd(crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
-    """Return the served versions of a CRD that `crds.check_crd` found fine; the storage version has `storage` set."""
+    """Return the served versions of a CRD that `crd_rules.check` found fine; the storage version has `storage` set."""
     spec = crd["spec"]
     return tuple(_from_version(spec, version) for version in spec["versions"] if version.get("served"))
 

@@ -1,7 +1,7 @@
 """A schema is read once into a tree of values that defaulting, pruning, validation and merging all walk.
 
 The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernetes' `x-kubernetes-*` extensions;
-built-in kinds use the same form (`schemas.py`), so there is one code path for both.
+built-in kinds use the same form (`kinds.builtin_schemas`), so there is one code path for both.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class Schema:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read a schema's JSON form; what is malformed in it is `crds.check_crd`'s to refuse, before this."""
+        """Read a schema's JSON form; what is malformed in it is `crd_rules.check`'s to refuse, before this."""
         additional = raw.get("additionalProperties")
         items = raw.get("items")
         strategies = str(raw.get("x-kubernetes-patch-strategy", ""))

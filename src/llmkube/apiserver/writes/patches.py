@@ -1,4 +1,4 @@
-"""Three kinds of patch are functions from an object to a new object; the fourth, apply, is in `apply.py`.
+"""Three kinds of patch are functions from an object to a new object; the fourth, apply, is `fields.ownership`.
 
 Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers), and the library by which kube-apiserver
 reads them: github.com/evanphx/json-patch, version 4, which is laxer than they are.

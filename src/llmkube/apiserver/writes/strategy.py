@@ -4,14 +4,14 @@ The order, as in kube-apiserver, for an object `sent` that is to replace `old` (
 
 ```python
 obj, unknown = strategy.complete(kind, sent)                                  # prune, then defaults
-written = apply.record_write(old, obj, manager, schema=…, now=…, **strategy.ownership(kind, subresource))
+written = ownership.record_write(old, obj, manager, schema=…, now=…, **strategy.ownership(kind, subresource))
 obj = strategy.prepare(kind, written.object, old, subresource)                # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
-if old is not None and apply.same_but_for_times(old, obj): answer with old    # nothing happened
+if old is not None and ownership.same_but_for_times(old, obj): answer with old    # nothing happened
 ```
 
-For an apply, `apply.server_side_apply` comes first and `complete` after it: a default has no owner.
+For an apply, `ownership.server_side_apply` comes first and `complete` after it: a default has no owner.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ _MAX_REPLICAS: Final = 2**31 - 1
 
 
 class Ownership(TypedDict):
-    """The keyword arguments about ownership that `apply.record_write` and `apply.server_side_apply` share."""
+    """The keyword arguments about ownership that `ownership.record_write` and `ownership.server_side_apply` share."""
 
     subresource: str
     zero: JsonObject

@@ -2,7 +2,7 @@
 
 * **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
   defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
-  carries a digest of itself (`render.marks.DIGEST`), which differs then.
+  carries a digest of itself (`render.labels.DIGEST`), which differs then.
 * **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
   what has our label, so it cannot tell whether another owner's object has that name, and a plain apply would not
   either: onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a

@@ -32,7 +32,7 @@ async def delete_stale_endpoints(
 ) -> None:
     """Take back the slices of this host that belong to no service that it looks after; return once that is told.
 
-    Of the services in `running` their own reporters speak.
+    Of the services in `running` their own status managers write.
     """
     failures = 0
     ours = f"{HOST_LABEL}={host_id(settings.host_name)}"

@@ -71,7 +71,7 @@ class OwnedProcess:
         return await self._wait()
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines that this incarnation wrote; lines of earlier ones in the same file are not shown."""
+        """The last lines that this attempt wrote; lines of earlier ones in the same file are not shown."""
         return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count, abandon_on_cancel=True)
 
     async def log_to(self, path: Path) -> None:

@@ -67,7 +67,7 @@ class Child(Protocol):
         ...
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines that this incarnation wrote, oldest first."""
+        """The last lines that this attempt wrote, oldest first."""
         ...
 
     async def log_to(self, path: Path) -> None:

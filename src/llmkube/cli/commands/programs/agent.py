@@ -120,7 +120,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
     """Decide what the flags leave open: the host's name, and the address at which the cluster reaches it.
 
     Without --host-ip that is the address from which this host talks to the API server, for a start: the agent looks
-    again and again, and knows more ways when the API server is on this machine (`supervisor.addresses`).
+    again and again, and knows more ways when the API server is on this machine (`nouns.host_addresses`).
     """
     assert config.state_dir is not None, "load() decides it"
     url = urlsplit(server_url)
