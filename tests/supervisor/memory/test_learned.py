@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import attrs
 import pytest
@@ -7,38 +6,9 @@ import trio
 
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load
-from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.target import Launch
-from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
-from llmkube.weights.store.blobs import WeightsFile
+from llmkube.weights.estimate.sizing import Demand
 
 PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context=4096))
-WEIGHTS = WeightsFile(Path("/x.gguf"), 1000, None, "sha:1")
-ESTIMATE = Estimate((Component("weights", Place.DEVICE, 700), Component("process", Place.HOST, 300)))
-
-
-@pytest.mark.parametrize(
-    ("estimate", "figure", "total", "device"),
-    [
-        (ESTIMATE, None, 1000, 700),
-        (ESTIMATE, Figure(measured_bytes=900), 1000, 700),
-        (ESTIMATE, Figure(measured_bytes=1200), 1200, 700),
-        (ESTIMATE, Figure(reported_bytes=1100, device_bytes=800), 1100, 800),
-        (None, Figure(measured_bytes=500), 500, 0),
-    ],
-)
-def test_the_largest_figure_counts(estimate, figure, total, device):
-    """A need is the most of what was estimated, reported and measured."""
-    need = need_of(Launch(PLAN, WEIGHTS, estimate), figure)
-    assert (need.sized, need.total_bytes, need.device_bytes) == (True, total, device)
-
-
-def test_what_nobody_knows_is_said_to_be_unknown():
-    """Without an estimate and a measurement a need is a guess, and says so."""
-    need = need_of(Launch(PLAN, WEIGHTS), None)
-    assert not need.sized
-    assert need.total_bytes > WEIGHTS.size_bytes
-    assert need.why
 
 
 @pytest.mark.parametrize(
