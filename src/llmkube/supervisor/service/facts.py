@@ -73,8 +73,8 @@ class Facts:
     """Everything that conditions, Events and the endpoint of one service follow from.
 
     Attributes:
-        wish: The newest wish; its objects' names, uids and generations are what is reported about. It is kept here beside
-            the cache and the journal, since an adopted engine is reported before, and after, the cache has its object.
+        wish: The newest wish; its objects' names, uids and generations are what is reported about. Kept beside
+            cache and journal: an adopted engine is reported before and after the cache has its object.
         host: The name of this host.
         reach: How this host is reached.
         view: The newest snapshot of the engine that serves, or will.
