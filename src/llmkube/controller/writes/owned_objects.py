@@ -1,21 +1,12 @@
 """Write the objects that we own: only where they differ, only onto the state that was seen, never another owner's.
 
-* **Compared** is what we want with what is there, field by field; what others have added (an injected annotation, a
-  defaulted field) is theirs. A field that we no longer want leaves no trace in such a comparison, so each manifest
-  carries a digest of itself (`render.labels.DIGEST`), which differs then.
-* **Made** by an apply that can only create: it names a version that no object has (`NO_VERSION`). The cache holds only
-  what has our label, so it cannot tell whether another owner's object has that name, and a plain apply would not
-  either: onto an object that sets none of our fields it is no conflict, but a merge. Who is there is asked after a
-  refusal.
-* **Changed** by an apply onto the very version that was compared, and **removed** at the very version that was seen:
-  who wrote in between is not overwritten. So a controller that has lost its Lease and does not know it yet (its machine
-  was suspended) changes nothing that its successor has touched.
-* **Made again**, after it has vanished, for an owner that is still there: a controller that has not seen yet that the
-  owner is gone would make what the garbage collector takes away, in turn and without pause.
-* An object of another owner (a foreign one, or that of a predecessor of the same name that is still being collected) is
-  left alone until it is gone.
-* What **another program of ours** has set for the same owner stays when we set something else: one port beside the
-  other. Such an object is made anew where it has to change, and let go of instead of removed.
+* **Compared** field by field: what others have added (an injected annotation, a defaulted field) is theirs.
+* **Made** by an apply that can only create (`NO_VERSION`), and made again only for an owner that is still there.
+* **Changed** and **removed** at the very version that was compared: who wrote in between is not overwritten, also by a
+  controller that has lost its Lease and does not know it yet (its machine was suspended).
+* **Left alone** while it has another owner: a foreign one, or a predecessor of the same name that is being collected.
+* **Shared** with another program of ours: what that has set stays. Such an object is made anew where it has to change,
+  and let go of instead of removed.
 """
 
 from collections.abc import Mapping
@@ -131,8 +122,10 @@ class OwnedObjects(Generic[T]):
         live = self.get(key)
         if live is None:
             if key in self._records:
+                # It has vanished. If its owner has too, the garbage collector would take away what is made here again.
                 await self._confirm_owner(manifest)
             try:
+                # The cache holds only what has our label, and a plain apply would merge into an object that has none.
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
                 live = await self._read_unseen(key, refusal)
@@ -221,6 +214,7 @@ class OwnedObjects(Generic[T]):
 
     def _is_up_to_date(self, manifest: Mapping[str, Any], live: T) -> bool:
         there = encode(live)
+        # A field that we no longer want leaves no trace in what there is: the digest in the manifest differs then.
         if is_subset(manifest, there):
             return True
         # Asked for before, and the server made something else of it: asking again would change nothing.
