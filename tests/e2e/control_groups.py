@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.supervisor.host.cgroups import Group, Room, own_group, own_mounts, room_in
+from llmkube.supervisor.host.cgroups import Group, Headroom, headroom_in, own_group, own_mounts
 
 MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
 
@@ -29,9 +29,9 @@ class ControlGroup:
         return "/bin/sh", "-c", f'echo $$ >"{self.folder}/cgroup.procs" && exec "$@"', "sh"
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Headroom:
         """Its limit, and what is left below it, as the agent counts."""
-        room = room_in(Group(self.version, (self.folder,)), MACHINE_BYTES)
+        room = headroom_in(Group(self.version, (self.folder,)), MACHINE_BYTES)
         assert room is not None
         return room
 

@@ -14,9 +14,9 @@ from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause
+from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.policy import Policy, Rules
-from llmkube.supervisor.memory.pressure import Pressure
 from llmkube.supervisor.memory.reservation import Need, Terms
 
 GIB = 1 << 30
@@ -146,7 +146,7 @@ class Carrier:
     policy: Policy
     nursery: trio.Nursery
     ledger: Ledger
-    pressure: Pressure
+    pressure: EvictionManager
     over: bool = False
     marks: list[Mark] = attrs.field(factory=list)
     decisions: list = attrs.field(factory=list)
@@ -266,7 +266,7 @@ async def run_host(timeline, *, memory, engines: Sequence[Engine], policy=None, 
     rules = Rules(policy, fraction, gentle_seconds=20.0, urgent_seconds=8.0)
     ledger = Ledger(Book(rules))
     async with trio.open_nursery() as nursery:
-        carrier = Carrier(memory, {}, policy, nursery, ledger, Pressure(memory, ledger))
+        carrier = Carrier(memory, {}, policy, nursery, ledger, EvictionManager(memory, ledger))
 
         def announce(decision, before):
             carrier.decisions.append((trio.current_time(), decision))

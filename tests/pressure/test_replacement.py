@@ -312,11 +312,11 @@ def stay(engines, old):
 
 
 def always_beside(book, key, need, now):
-    return service.Way.BESIDE
+    return service.Strategy.ROLLING_UPDATE
 
 
 def always_instead(book, key, need, now):
-    return service.Way.INSTEAD
+    return service.Strategy.RECREATE
 
 
 MUTANTS = {

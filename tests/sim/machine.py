@@ -18,7 +18,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.engine.child import AdoptError
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
-from llmkube.supervisor.engine.orphans import take_stock
+from llmkube.supervisor.engine.orphans import match_processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
 from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.host_addresses import Reach
@@ -347,10 +347,10 @@ class Machine:
         if not self.agent_killed:
             self.entries.pop(key, None)
 
-    def take_stock(self, settings):
+    def match_processes(self, settings):
         """What the next agent finds: engines that nobody claims have ended, as on a real machine."""
         starts = {child.pid: child.started for child in self.live()}
-        left, strays = take_stock(
+        left, strays = match_processes(
             self.entries, settings, self.live(), lambda pid: starts.get(pid, ""), lambda child: True
         )
         for child in strays:

@@ -213,14 +213,14 @@ CREATED = ((1.0, "create"),)
 def unseen(original):
     """The new agent is not told of the engines that run."""
 
-    def take_stock(self, settings):
+    def match_processes(self, settings):
         return {key: attrs.evolve(entry, engine=None) for key, entry in original(self, settings).items()}
 
-    return take_stock
+    return match_processes
 
 
 def strays_stay(original):
-    def take_stock(self, settings):
+    def match_processes(self, settings):
         known = {entry.engine.cookie for entry in self.entries.values() if entry.engine}
         everybody, self.spawned = self.spawned, [child for child in self.spawned if child.cookie in known]
         try:
@@ -228,7 +228,7 @@ def strays_stay(original):
         finally:
             self.spawned = everybody
 
-    return take_stock
+    return match_processes
 
 
 def flapping(original):
@@ -272,15 +272,15 @@ BOOKED = {
     ),
     "strays are left alone": (
         Machine,
-        "take_stock",
-        strays_stay(Machine.take_stock),
+        "match_processes",
+        strays_stay(Machine.match_processes),
         acts(*CREATED, (100.0, "journal-lost")),
         "orphans",
     ),
     "nothing is adopted": (
         Machine,
-        "take_stock",
-        unseen(Machine.take_stock),
+        "match_processes",
+        unseen(Machine.match_processes),
         acts(*CREATED, (100.0, "agent-killed")),
         "double",
     ),

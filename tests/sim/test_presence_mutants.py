@@ -188,7 +188,7 @@ MUTANTS = {
     ),
     "what was written over the status stands": (
         DriftRepair,
-        "look_nowait",
+        "check_nowait",
         always(None),
         test_claims.test_what_a_host_says_too_late_is_said_again_at_once,
     ),

@@ -319,7 +319,7 @@ class Host:
                     engines_http,
                     self.utcnow,
                     rng,
-                    machine.take_stock(self.settings),
+                    machine.match_processes(self.settings),
                     facts=machine.facts,
                     look=machine.look if machine.reach else None,
                     memory=machine.memory,

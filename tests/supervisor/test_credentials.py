@@ -10,7 +10,7 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
-from llmkube.supervisor.credentials import HubTokens, TokenError
+from llmkube.supervisor.credentials import SourceCredentials, TokenError
 from llmkube.weights.errors import SourceError
 
 
@@ -31,7 +31,7 @@ def tokens(answer=None, file=None):
         data = {name: base64.b64encode(value).decode() for name, value in answer.items()}
         return decode(Secret, {"metadata": {"name": key.name, "namespace": key.namespace}, "data": data})
 
-    return HubTokens(read, file, trio.CapacityLimiter(1))
+    return SourceCredentials(read, file, trio.CapacityLimiter(1))
 
 
 async def test_the_secret_comes_before_the_file(tmp_path):

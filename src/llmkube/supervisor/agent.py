@@ -32,8 +32,8 @@ from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.pressure import Pressure
 from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
@@ -183,7 +183,7 @@ async def _run_shielded(
             outer.start_soon(services.recorder.run, client)
             outer.start_soon(ports.learned.run)
             if ports.memory is not None:
-                outer.start_soon(Pressure(ports.memory, services.ledger, running.tell_memory).run)
+                outer.start_soon(EvictionManager(ports.memory, services.ledger, running.tell_memory).run)
             async with trio.open_nursery() as tasks:
                 tasks.start_soon(services.run)
                 task_status.started(

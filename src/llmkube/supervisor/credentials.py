@@ -41,7 +41,7 @@ class TokenError(UserError):
 
 
 @attrs.frozen(eq=False)
-class HubTokens:
+class SourceCredentials:
     """Find tokens.
 
     Attributes:

@@ -20,10 +20,10 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.credentials import HubTokens
+from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.engine.orphans import take_stock
-from llmkube.supervisor.engine.stuck import STRAYS, Strays, stray_of
+from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.memory.learned import Learned
@@ -60,7 +60,7 @@ class LocalWeights:
     limiter: trio.CapacityLimiter
     downloader: Downloader
     policy: AddressPolicy
-    tokens: HubTokens
+    tokens: SourceCredentials
     read: RunSync
     endpoint: str
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
@@ -150,7 +150,7 @@ class LocalWeights:
 
 @asynccontextmanager
 async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIterator[Ports]:
-    """Give the agent this machine: with the engines that an earlier agent left, without the strays.
+    """Give the agent this machine: with the engines that an earlier agent left, without the orphans.
 
     The caller holds the state directory's lock: the engines of a running agent carry the same mark.
 
@@ -167,7 +167,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
-    tokens = HubTokens(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)
+    tokens = SourceCredentials(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)
     async with (
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
@@ -194,14 +194,14 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
 
 def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
     """End engines that no service wants, and return what an earlier agent left; blocks for up to two graces."""
-    notes = Strays(settings.state_dir / STRAYS)
+    notes = StuckEngines(settings.state_dir / STUCK_FOLDER)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
         remove_temporary_files(folder)
     entries = journal.read_all()
-    left, strays = take_stock(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    left, orphans = match_processes(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
     journal.clear(entries.keys() - left.keys())
-    for process in end_all(strays, grace_seconds=settings.grace_seconds):
-        if (stuck := stray_of(process)) is not None:
+    for process in end_all(orphans, grace_seconds=settings.grace_seconds):
+        if (stuck := stuck_engine_of(process)) is not None:
             notes.note(stuck)
     return left
 

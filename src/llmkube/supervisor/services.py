@@ -104,14 +104,14 @@ class Services:
     def on_service(self, key: Key) -> None:
         """A service has changed: look at it again, and at what is said of it."""
         self.queue.add(key)
-        self.drift_repair.look_nowait(Slot(InferenceService, key, "status"))
+        self.drift_repair.check_nowait(Slot(InferenceService, key, "status"))
 
     def on_model(self, key: Key) -> None:
         """A Model has changed: look at every service that refers to it, and at what is said of it."""
         for service in self.services.values():
             if model_key(service) == key:
                 self.queue.add(service.key)
-        self.drift_repair.look_nowait(Slot(Model, key, "status"))
+        self.drift_repair.check_nowait(Slot(Model, key, "status"))
 
     async def run_address(self) -> Never:
         """Never return: have every service look to it when this host is reached in another way."""

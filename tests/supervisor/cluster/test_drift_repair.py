@@ -8,9 +8,10 @@ import trio
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.drift_repair import LOOK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
+from llmkube.supervisor.cluster.drift_repair import CHECK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
 from llmkube.supervisor.nouns.slot import Slot
 
+EXPECTED = [CHECK_SECONDS, CHECK_SECONDS + PAUSE_SECONDS]
 SLOT = Slot(InferenceService, Key("ns", "chat"), "status")
 THEN = "2026-01-01T00:00:00Z"
 SAID = {"type": "Loaded", "status": "True", "reason": "Ready", "message": "ready", "lastTransitionTime": THEN}
@@ -62,8 +63,10 @@ async def test_drift_is_repaired_soon_and_not_more_often_than_the_pause(autojump
     async with trio.open_nursery() as nursery:
         nursery.start_soon(repair.run)
         for _ in range(60):
-            repair.look_nowait(SLOT)
-            repair.look_nowait(Slot(InferenceService, Key("ns", "other"), "status"))
+            repair.check_nowait(SLOT)
+            repair.check_nowait(Slot(InferenceService, Key("ns", "other"), "status"))
             await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    assert [at - start for at in applier.again] == pytest.approx([LOOK_SECONDS, LOOK_SECONDS + PAUSE_SECONDS], abs=1.5)
+    assert [at - start for at in applier.again] == pytest.approx(
+        [CHECK_SECONDS, CHECK_SECONDS + PAUSE_SECONDS], abs=1.5
+    )

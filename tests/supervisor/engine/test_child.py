@@ -197,9 +197,9 @@ async def test_only_our_own_orphans_are_ended(tmp_path):
         ):
             await first_line(ours)
             await first_line(theirs)
-            strays = await trio.to_thread.run_sync(processes.marked, OWNER_VARIABLE, str(tmp_path / "ours"))
-            assert [stray.pid for stray in strays] == [ours.pid]
-            await trio.to_thread.run_sync(lambda: processes.end_all(strays, grace_seconds=5))
+            orphans = await trio.to_thread.run_sync(processes.marked, OWNER_VARIABLE, str(tmp_path / "ours"))
+            assert [orphan.pid for orphan in orphans] == [ours.pid]
+            await trio.to_thread.run_sync(lambda: processes.end_all(orphans, grace_seconds=5))
             await ours.wait()
             assert alive(theirs.pid)
 

@@ -8,7 +8,7 @@ import trio
 
 from llmkube.supervisor.engine import child as owned
 from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines
-from llmkube.supervisor.engine.stuck import STRAYS, Strays
+from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.nouns.ports import Command, Parting
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -125,6 +125,6 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
             assert other.pid != child.pid
     finally:
         os.killpg(child.pid, signal.SIGKILL)
-    await until(lambda: not Strays(tmp_path / STRAYS).of("default/chat"))
+    await until(lambda: not StuckEngines(tmp_path / STUCK_FOLDER).of("default/chat"))
     async with first.open_child(stubborn, Parting()) as again:
         assert again.pid != child.pid

@@ -3,7 +3,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.supervisor.engine.orphans import belongs, take_stock
+from llmkube.supervisor.engine.orphans import belongs, match_processes
 from llmkube.supervisor.nouns.settings import AgentSettings
 from supervisor.nouns.entries import CHAT, ENGINE, entry
 
@@ -23,10 +23,10 @@ SETTINGS = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server")
 
 
 def stock(engine, *seen, starts, leader=0):
-    left, strays = take_stock(
+    left, orphans = match_processes(
         {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: process.pid == leader
     )
-    return left[CHAT].engine, [stray.pid for stray in strays]
+    return left[CHAT].engine, [orphan.pid for orphan in orphans]
 
 
 def test_what_journal_and_kernel_both_know_is_adopted():
@@ -65,5 +65,5 @@ def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(cha
     """Another namespace or accelerator makes what was left somebody else's; what runs has still to end in order."""
     settings = attrs.evolve(SETTINGS, **changes)
     assert belongs(entry(), settings) is kept
-    assert (CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
-    assert CHAT in take_stock({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]
+    assert (CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
+    assert CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from llmkube.supervisor.engine.stuck import STRAYS, Stray, Strays, stray_of
+from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host import processes
 
 
@@ -24,26 +24,26 @@ def sleeping(folder):
 
 def test_what_is_gone_is_forgotten(tmp_path):
     """A noted process counts while it runs under its start; as a zombie, or as a later one of its pid, it does not."""
-    strays = Strays(tmp_path / STRAYS)
+    stuck = StuckEngines(tmp_path / STUCK_FOLDER)
     with sleeping(tmp_path / "work" / "default" / "chat") as process:
-        stray = stray_of(psutil.Process(process.pid))
-        assert stray == Stray(process.pid, processes.start_of(process.pid), "default/chat")
-        strays.note(stray)
-        assert strays.of("default/chat") == stray
-        assert strays.of("default/other") is None
+        engine = stuck_engine_of(psutil.Process(process.pid))
+        assert engine == StuckEngine(process.pid, processes.start_of(process.pid), "default/chat")
+        stuck.note(engine)
+        assert stuck.of("default/chat") == engine
+        assert stuck.of("default/other") is None
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert strays.of("default/chat") is None
-    assert list((tmp_path / STRAYS).iterdir()) == []
-    strays.note(Stray(os.getpid(), "another boot", "default/chat"))
-    assert strays.of("default/chat") is None
+        assert stuck.of("default/chat") is None
+    assert list((tmp_path / STUCK_FOLDER).iterdir()) == []
+    stuck.note(StuckEngine(os.getpid(), "another boot", "default/chat"))
+    assert stuck.of("default/chat") is None
 
 
 def test_a_broken_note_is_passed_over(tmp_path):
     """A file that is no note keeps no service from its engine."""
     (tmp_path / "1.json").write_text(json.dumps({"pid": 1}))
     (tmp_path / "2.json").write_text("{")
-    assert Strays(tmp_path).of("default/chat") is None
+    assert StuckEngines(tmp_path).of("default/chat") is None
 
 
 def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatch):
@@ -52,7 +52,7 @@ def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatc
     def unlink(path, **_):
         raise PermissionError(13, "Permission denied", str(path))
 
-    strays = Strays(tmp_path)
-    strays.note(Stray(os.getpid(), "another boot", "default/chat"))
+    stuck = StuckEngines(tmp_path)
+    stuck.note(StuckEngine(os.getpid(), "another boot", "default/chat"))
     monkeypatch.setattr("pathlib.Path.unlink", unlink)
-    assert strays.of("default/chat") is None
+    assert stuck.of("default/chat") is None

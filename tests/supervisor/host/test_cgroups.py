@@ -4,13 +4,13 @@ import pytest
 
 from llmkube.supervisor.host.cgroups import (
     Group,
+    Headroom,
     Mount,
-    Room,
     group_of,
+    headroom_below,
+    headroom_in,
     mapped_files,
     parse_mounts,
-    room_below,
-    room_in,
 )
 
 GIB = 1 << 30
@@ -98,13 +98,13 @@ def test_the_smallest_limit_and_the_least_room_win(tmp_path):
     inner, outer = tmp_path / "slice" / "agent", tmp_path / "slice"
     v2_group(inner, limit=4 * GIB, current=GIB, stat=stat_v2())
     v2_group(outer, limit=8 * GIB, current=7 * GIB + GIB // 2, stat=stat_v2())
-    assert room_in(Group(2, (inner, outer, tmp_path)), 64 * GIB) == Room(4 * GIB, GIB // 2)
+    assert headroom_in(Group(2, (inner, outer, tmp_path)), 64 * GIB) == Headroom(4 * GIB, GIB // 2)
 
 
 def test_being_throttled_counts_as_a_limit(tmp_path):
     """`memory.high` below `memory.max` is where a group stops getting memory at full speed, so it is the limit."""
     v2_group(tmp_path, limit=4 * GIB, high=3 * GIB, current=GIB, stat=stat_v2())
-    assert room_in(Group(2, (tmp_path,)), 64 * GIB) == Room(3 * GIB, 2 * GIB)
+    assert headroom_in(Group(2, (tmp_path,)), 64 * GIB) == Headroom(3 * GIB, 2 * GIB)
 
 
 def test_no_limit_and_one_above_the_machine_are_the_same(tmp_path):
@@ -114,7 +114,7 @@ def test_no_limit_and_one_above_the_machine_are_the_same(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "memory.limit_in_bytes").write_text(NO_LIMIT_V1)
     for name, version in (("a", 2), ("b", 2), ("c", 1)):
-        assert room_in(Group(version, (tmp_path / name, tmp_path)), 64 * GIB) is None
+        assert headroom_in(Group(version, (tmp_path / name, tmp_path)), 64 * GIB) is None
 
 
 def test_version_1_counts_the_groups_below_too(tmp_path):
@@ -124,7 +124,7 @@ def test_version_1_counts_the_groups_below_too(tmp_path):
     own = "active_file 0\ninactive_file 0\nmapped_file 0\nshmem 0\n"
     below = f"total_active_file 100\ntotal_inactive_file {GIB // 4}\ntotal_mapped_file 150\ntotal_shmem 50\n"
     (tmp_path / "memory.stat").write_text(own + below)
-    assert room_in(Group(1, (tmp_path,)), 64 * GIB) == Room(GIB, GIB // 2 + GIB // 4)
+    assert headroom_in(Group(1, (tmp_path,)), 64 * GIB) == Headroom(GIB, GIB // 2 + GIB // 4)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_version_1_counts_the_groups_below_too(tmp_path):
 def test_room_is_what_nobody_misses(used, stat, available):
     """Free memory and unmapped cache are room; mapped files are in use."""
     known = {"active_file": 0, "inactive_file": 0, "file_mapped": 0, "shmem": 0} | stat
-    assert room_below(1000, used, known, version=2) == Room(1000, available)
+    assert headroom_below(1000, used, known, version=2) == Headroom(1000, available)
 
 
 def test_more_shared_memory_than_mapped_is_no_negative_number():
@@ -162,4 +162,4 @@ def test_a_limit_that_is_no_number_is_an_error(tmp_path):
     """Nonsense in a limit is not read as no limit."""
     v2_group(tmp_path, limit="lots")
     with pytest.raises(ValueError, match="lots"):
-        room_in(Group(2, (tmp_path,)), GIB)
+        headroom_in(Group(2, (tmp_path,)), GIB)

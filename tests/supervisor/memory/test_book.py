@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
 from llmkube.supervisor.memory.orders import Hurry, Leave, Start, Tell
@@ -95,7 +95,7 @@ def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
     """Two engines of one service count both; the one that is replaced counts until its process is gone."""
     book = opened()
     before = served(book, A, 20)
-    assert book.replacement(A, Need(20 * GIB), 1.0) is Way.BESIDE
+    assert book.replacement(A, Need(20 * GIB), 1.0) is Strategy.ROLLING_UPDATE
     after = book.ask_beside(A, Need(20 * GIB), 1.0)
     assert book.ask_beside(A, Need(GIB), 1.0) is None
     book.take_over(after, 2.0)

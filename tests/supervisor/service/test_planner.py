@@ -16,7 +16,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.credentials import HubTokens
+from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.download.hugging_face import ENDPOINT
 from sim.machine import Machine
@@ -98,7 +98,7 @@ def open_host(tmp_path, monkeypatch):
                 return await world.client.get(Secret, key)
 
             limiter = trio.CapacityLimiter(1)
-            tokens = HubTokens(read_secret, token_file, limiter)
+            tokens = SourceCredentials(read_secret, token_file, limiter)
             weights = LocalWeights(bench.store, limiter, bench.downloader, policy, tokens, inline, ENDPOINT)
             monkeypatch.setattr(Machine, "fetch", lambda _, model, progress: weights.fetch(model, progress))
             yield Host(world, bench, read)

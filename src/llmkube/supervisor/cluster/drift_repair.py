@@ -19,7 +19,7 @@ from llmkube.supervisor.nouns.slot import Slot
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 """After a change, until it is looked at: the watch may bring our older words while newer ones are on their way."""
 
 PAUSE_SECONDS: Final = 30.0
@@ -66,16 +66,16 @@ class DriftRepair:
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng)
 
-    def look_nowait(self, slot: Slot) -> None:
+    def check_nowait(self, slot: Slot) -> None:
         """An object has changed: see soon whether our words still stand."""
         if self.applier.has(slot):
-            self._queue.add_after(slot, LOOK_SECONDS)
+            self._queue.add_after(slot, CHECK_SECONDS)
 
     async def run(self) -> Never:
         """Never return: look, and say again what does not stand any more."""
-        await run_workers(self._queue, self._look, workers=1)
+        await run_workers(self._queue, self._check, workers=1)
 
-    async def _look(self, slot: Slot) -> float | None:
+    async def _check(self, slot: Slot) -> float | None:
         await trio.lowlevel.checkpoint()
         said, stands = self.applier.applied(slot), self.conditions(slot)
         if said is None or stands is None or not has_drifted(said["status"], stands):

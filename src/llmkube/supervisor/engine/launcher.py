@@ -16,7 +16,7 @@ from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_
 from llmkube.supervisor.engine.child import Ending, adopt_child, open_child
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.process_stats import Sampler
-from llmkube.supervisor.engine.stuck import STRAYS, Stray, Strays
+from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.ports import Child, Command, Parting
@@ -136,10 +136,10 @@ class LocalEngines:
             SpawnError: It could not be started.
         """
         service = service_of(command.log_path)
-        stray = await trio.to_thread.run_sync(self._strays.of, service)
-        if stray is not None:
+        engine = await trio.to_thread.run_sync(self._stuck.of, service)
+        if engine is not None:
             raise EngineStuckError(
-                f"the last engine of {service} (pid {stray.pid}) does not end, not even after SIGKILL: it is stuck in "
+                f"the last engine of {service} (pid {engine.pid}) does not end, not even after SIGKILL: it is stuck in "
                 "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the "
                 "disk of the model and at the driver, or restart the machine"
             )
@@ -157,13 +157,13 @@ class LocalEngines:
 
     def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
         def outlived(pid: int, started: str) -> None:
-            self._strays.note(Stray(pid, started, service))
+            self._stuck.note(StuckEngine(pid, started, service))
 
         return Ending(cookie, self.settings.grace_seconds, parting, outlived)
 
     @property
-    def _strays(self) -> Strays:
-        return Strays(self.settings.state_dir / STRAYS)
+    def _stuck(self) -> StuckEngines:
+        return StuckEngines(self.settings.state_dir / STUCK_FOLDER)
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}

@@ -1,9 +1,9 @@
-"""What an earlier agent left on this host: engines to go on with, and strays to end. Nothing else is ever signalled.
+"""What an earlier agent left on this host: engines to go on with, and orphans to end. Nothing else is ever signalled.
 
 ```
  journal entry ─┬─ its cookie found in a process's environment ─▶ adopt
                 └─ pid and start time still those of the record ─▶ adopt (where the environment cannot be read)
- process with our mark, and no entry claims it ──────────────────▶ stray: TERM, grace, KILL
+ process with our mark, and no entry claims it ──────────────────▶ orphan: TERM, grace, KILL
 ```
 """
 
@@ -28,19 +28,19 @@ def belongs(entry: Entry, settings: AgentSettings) -> bool:
     )
 
 
-def take_stock(
+def match_processes(
     entries: Mapping[Key, Entry],
     settings: AgentSettings,
     ours: Iterable[psutil.Process],
     start_of: Callable[[int], str] = processes.start_of,
     leads_session: Callable[[psutil.Process], bool] = processes.leads_session,
 ) -> tuple[dict[Key, Entry], list[psutil.Process]]:
-    """Compare the journal with the processes that carry our mark; return what is left of each service, and the strays.
+    """Compare the journal with the processes that carry our mark; return what is left of each service, and the orphans.
 
     An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
     settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
     not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
-    family is no stray.
+    family is no orphan.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     for process in ours:

@@ -16,12 +16,12 @@ import psutil
 from llmkube.base.private_files import write_private
 from llmkube.supervisor.host import processes
 
-STRAYS = "strays"
+STUCK_FOLDER = "strays"
 """Their folder in the state directory."""
 
 
 @attrs.frozen
-class Stray:
+class StuckEngine:
     """A process that has outlived its end.
 
     Attributes:
@@ -36,44 +36,44 @@ class Stray:
 
 
 @attrs.frozen
-class Strays:
+class StuckEngines:
     """The notes of one state directory; all of this blocks for some microseconds."""
 
     root: Path
 
-    def note(self, stray: Stray) -> None:
+    def note(self, engine: StuckEngine) -> None:
         """Remember one until it is gone.
 
         Raises:
             OSError: The disk does not take it.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self.root / f"{stray.pid}.json", json.dumps(attrs.asdict(stray)), lasting=False)
+        write_private(self.root / f"{engine.pid}.json", json.dumps(attrs.asdict(engine)), lasting=False)
 
-    def of(self, service: str) -> Stray | None:
+    def of(self, service: str) -> StuckEngine | None:
         """Return one that was a service's engine, or None; what is gone is forgotten."""
-        return next((stray for stray in self._alive() if stray.service == service), None)
+        return next((engine for engine in self._alive() if engine.service == service), None)
 
-    def _alive(self) -> Iterator[Stray]:
+    def _alive(self) -> Iterator[StuckEngine]:
         for path in sorted(self.root.glob("*.json")):
             try:
-                stray = Stray(**json.loads(path.read_text("utf-8")))
+                engine = StuckEngine(**json.loads(path.read_text("utf-8")))
             except (OSError, ValueError, TypeError):
                 continue
-            if is_alive(stray.pid, stray.started):
-                yield stray
+            if is_alive(engine.pid, engine.started):
+                yield engine
             else:
                 with contextlib.suppress(OSError):  # it is looked at again
                     path.unlink(missing_ok=True)
 
 
-def stray_of(process: psutil.Process) -> Stray | None:
+def stuck_engine_of(process: psutil.Process) -> StuckEngine | None:
     """Return the note on a process that an agent has started in `work/<namespace>/<name>`, or None if it was not."""
     try:
         folder = Path(process.cwd())
     except (psutil.Error, OSError):
         return None
-    return Stray(process.pid, processes.start_of(process.pid), f"{folder.parent.name}/{folder.name}")
+    return StuckEngine(process.pid, processes.start_of(process.pid), f"{folder.parent.name}/{folder.name}")
 
 
 def is_alive(pid: int, started: str) -> bool:

@@ -26,7 +26,7 @@ class Mount:
 
 
 @attrs.frozen
-class Room:
+class Headroom:
     """A limit on memory, and how much could still be taken below it, in bytes."""
 
     limit_bytes: int
@@ -104,7 +104,7 @@ def group_of(mounts: tuple[Mount, ...], cgroup: str) -> Group | None:
     return None
 
 
-def room_in(group: Group, total_bytes: int) -> Room | None:
+def headroom_in(group: Group, total_bytes: int) -> Headroom | None:
     """Return the tightest room of a group and those above it; None when no limit is below `total_bytes`.
 
     The group with the smallest limit need not be the one with the least room: siblings may have used up a larger one.
@@ -113,18 +113,18 @@ def room_in(group: Group, total_bytes: int) -> Room | None:
         OSError: A file that belongs to a limit cannot be read.
         ValueError: It holds something else than numbers.
     """
-    rooms = [room for folder in group.folders if (room := _room_of(folder, group.version, total_bytes)) is not None]
+    rooms = [room for folder in group.folders if (room := _headroom_of(folder, group.version, total_bytes)) is not None]
     if not rooms:
         return None
-    return Room(min(room.limit_bytes for room in rooms), min(room.available_bytes for room in rooms))
+    return Headroom(min(room.limit_bytes for room in rooms), min(room.available_bytes for room in rooms))
 
 
-def room_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Room:
+def headroom_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Headroom:
     """Return the room below one limit: what is free, and the file pages that no process has mapped."""
     prefix, mapped_name = ("", "file_mapped") if version == 2 else ("total_", "total_mapped_file")
     mapped_bytes = mapped_files(stat[mapped_name], stat[f"{prefix}shmem"])
     droppable = max(0, stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"] - mapped_bytes)
-    return Room(limit_bytes, min(limit_bytes, max(0, limit_bytes - used_bytes + droppable)))
+    return Headroom(limit_bytes, min(limit_bytes, max(0, limit_bytes - used_bytes + droppable)))
 
 
 def mapped_files(mapped_bytes: int, shared_bytes: int) -> int:
@@ -136,14 +136,14 @@ def mapped_files(mapped_bytes: int, shared_bytes: int) -> int:
     return max(0, mapped_bytes - shared_bytes)
 
 
-def _room_of(folder: Path, version: int, total_bytes: int) -> Room | None:
+def _headroom_of(folder: Path, version: int, total_bytes: int) -> Headroom | None:
     limits = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
     limit_bytes = min((found for name in limits if (found := _limit(folder / name)) is not None), default=total_bytes)
     if limit_bytes >= total_bytes:
         return None
     used = "memory.current" if version == 2 else "memory.usage_in_bytes"
     stat = dict(_counters((folder / "memory.stat").read_text("ascii")))
-    return room_below(limit_bytes, int((folder / used).read_text("ascii")), stat, version=version)
+    return headroom_below(limit_bytes, int((folder / used).read_text("ascii")), stat, version=version)
 
 
 def _limit(path: Path) -> int | None:

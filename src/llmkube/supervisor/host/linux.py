@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmkube.supervisor.host.cgroups import Mount, mapped_files, own_group, own_mounts, room_in
+from llmkube.supervisor.host.cgroups import Mount, headroom_in, mapped_files, own_group, own_mounts
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Signs, Thresholds, judge
 from llmkube.supervisor.host.procfs import PAGE_BYTES, PROC, parse_counter, parse_meminfo
 from llmkube.supervisor.host.psi import open_triggers, read_pressure
@@ -60,7 +60,7 @@ class LinuxMemory:
         total_bytes, available_bytes = meminfo["MemTotal"], host_available(meminfo)
         pressures = [self.proc / "pressure" / "memory"]
         group = own_group(self._mounts, self.proc)
-        room = None if group is None else room_in(group, total_bytes)
+        room = None if group is None else headroom_in(group, total_bytes)
         if group is not None and room is not None:
             total_bytes = room.limit_bytes
             available_bytes = min(available_bytes, room.available_bytes)  # others may have left less than the limit

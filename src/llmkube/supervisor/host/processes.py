@@ -131,17 +131,17 @@ def send_group(pid: int, started: str, number: signal.Signals) -> None:
         log.debug("process group is gone", pid=pid)
 
 
-def end_all(strays: list[psutil.Process], *, grace_seconds: float) -> list[psutil.Process]:
+def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psutil.Process]:
     """End processes in one grace period for all of them: TERM, wait, KILL. Blocks that long at most, twice.
 
     Returns:
         Those that run even so: stuck in the kernel.
     """
-    for process in strays:
+    for process in orphans:
         log.warning("ending a process that an earlier agent left behind", pid=process.pid)
         send(process, signal.SIGTERM)
         send(process, signal.SIGCONT)  # a stopped one gets TERM only when it goes on
-    _, alive = psutil.wait_procs(strays, timeout=grace_seconds)
+    _, alive = psutil.wait_procs(orphans, timeout=grace_seconds)
     for process in alive:
         send(process, signal.SIGKILL)
     _, alive = psutil.wait_procs(alive, timeout=grace_seconds)

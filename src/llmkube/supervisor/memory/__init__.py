@@ -5,6 +5,6 @@ admission, refusal, preemption               which service starts, why another o
 eviction, readings                           which engine ends when memory is short, and which samples are believed
 book, orders                                 the decisions about one host, and what the ledger carries out; pure
 records, service_record, releases            which service was promised what, and what has to come back; pure
-ledger, pressure                             the tasks: scopes that hold memory, and the loop that looks and decides
+ledger, eviction_manager                     the tasks: scopes that hold memory, and the loop that looks and decides
 learned                                      what engines really took, for the next time
 """

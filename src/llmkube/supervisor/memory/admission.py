@@ -16,11 +16,11 @@ from llmkube.supervisor.memory.refusal import Block, Refusal, judge, name_beside
 from llmkube.supervisor.memory.reservation import Request, Reservation
 
 
-class Way(enum.Enum):
+class Strategy(enum.Enum):
     """How an engine gives way to one of another plan."""
 
-    BESIDE = "beside"  # the host holds both: the old one serves until the new one answers
-    INSTEAD = "instead"  # the new one starts when the old one has ended
+    ROLLING_UPDATE = "RollingUpdate"  # the host holds both: the old one serves until the new one answers
+    RECREATE = "Recreate"  # the new one starts when the old one has ended
 
 
 @attrs.frozen
@@ -74,19 +74,19 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     return Outcome(tuple(admitted), tuple(displaced), tuple(refused))
 
 
-def replacement(request: Request, host: Capacity) -> Way | Refusal:
+def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
     """Return how the engine of a service is replaced by one with another need, or why the old one had better stay.
 
     An engine is not ended for one that would have to wait: an edit that asks for too much costs no request.
     """
     if request.need.sized and judge(request, host) is None:
-        return Way.BESIDE
+        return Strategy.ROLLING_UPDATE
     alone = host.without([request.key])
     refusal = judge(request, alone)
     if refusal is None:
-        return Way.INSTEAD
+        return Strategy.RECREATE
     makes_room = request.may_displace and refusal.block.lacks_room and victims_of(request, alone)
-    return Way.INSTEAD if makes_room else _with_hint(request, refusal, alone)
+    return Strategy.RECREATE if makes_room else _with_hint(request, refusal, alone)
 
 
 def _turn(request: Request) -> tuple[int, bool, float, Key]:

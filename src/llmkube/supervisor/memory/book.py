@@ -14,7 +14,7 @@ import attrs
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory import admission
-from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Look, Skip
@@ -86,15 +86,15 @@ class Book:
         """Promise a second engine of a service what it needs, if there is room now; None otherwise."""
         if (
             self.records.of(key).engine(Role.SUCCESSOR) is not None
-            or self.replacement(key, need, now) is not Way.BESIDE
+            or self.replacement(key, need, now) is not Strategy.ROLLING_UPDATE
         ):
             return None
         return self._promise(key, need.at_most(self.budget.limit_bytes), now, role=Role.SUCCESSOR)
 
-    def replacement(self, key: Key, need: Need, now: float) -> Way | Refusal:
+    def replacement(self, key: Key, need: Need, now: float) -> Strategy | Refusal:
         """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
         if self.decision is None:
-            return Way.INSTEAD  # whether the host holds both is not known
+            return Strategy.RECREATE  # whether the host holds both is not known
         return admission.replacement(
             self._up_to_date(self.records.of(key), Request(key, need, since=now), now), self.capacity(now)
         )

@@ -17,7 +17,7 @@ import trio
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
-from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Decision, Evict
 from llmkube.supervisor.memory.orders import Hurry, Leave, Orders, Start, Tell
@@ -149,9 +149,9 @@ class Ledger:
         self._carry_out(self.book.forget(key, trio.current_time()))
         self.look_nowait()
 
-    def replacement(self, key: Key, need: Need) -> Way | Refusal:
+    def replacement(self, key: Key, need: Need) -> Strategy | Refusal:
         """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
-        return self.book.replacement(key, need, trio.current_time()) if self.watched else Way.INSTEAD
+        return self.book.replacement(key, need, trio.current_time()) if self.watched else Strategy.RECREATE
 
     def never(self, key: Key, need: Need) -> Refusal | None:
         """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""

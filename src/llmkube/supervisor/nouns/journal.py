@@ -6,7 +6,7 @@ no moment in which an engine runs without an entry. The objects are in it too: a
 server is away serves what it was last asked for.
 
 Nothing is flushed to the disk: what a power cut loses here, it has killed as well. A file that cannot be read is as
-good as none, and its engine is then a stray.
+good as none, and its engine is then an orphan.
 """
 
 import json
@@ -197,7 +197,7 @@ class FileJournal:
         """Return every entry that can be read; blocks.
 
         Raises:
-            JournalError: This host has no descriptor left: engines would be taken for strays.
+            JournalError: This host has no descriptor left: engines would be taken for orphans.
         """
         return dict(self._entries())
 

@@ -224,7 +224,7 @@ class Attempt:
     async def _spawned(self) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Start a process; the journal knows of it before it exists.
 
-        Not of one beside another: the next agent goes on with the one that serves, and ends this one as a stray.
+        Not of one beside another: the next agent goes on with the one that serves, and ends this one as an orphan.
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info()

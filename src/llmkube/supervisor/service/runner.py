@@ -32,7 +32,7 @@ from llmkube.base.errors import innermost
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.memory.admission import Way
+from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord
@@ -225,12 +225,12 @@ class Runner:
                 self._attempted = ""
             return
         way = self.context.ledger.replacement(key, await self.context.need(goal))
-        if way is Way.INSTEAD and not self._attempts.failures:
+        if way is Strategy.RECREATE and not self._attempts.failures:
             log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
             self.kept = None
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
-        elif way is Way.BESIDE:
+        elif way is Strategy.ROLLING_UPDATE:
             await self._hand_over(engines, current, goal, target)
         else:  # what serves is not given up for what cannot start, or has failed to
             if isinstance(way, Refusal):

@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from llmkube.supervisor.host.sample import Level, Sample
+from llmkube.supervisor.memory.eviction_manager import CALM_SECONDS, MEASURE_SECONDS, EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.pressure import CALM_SECONDS, MEASURE_SECONDS, Pressure
 
 GIB = 1 << 30
 CALM = Sample(32 * GIB, 16 * GIB, Level.NORMAL)
@@ -38,7 +38,7 @@ class Memory:
 async def watched():
     """A host's memory, and when something was decided about it; nothing has happened for a minute."""
     memory, decided_at = Memory(), []
-    pressure = Pressure(memory, Ledger(), lambda *_: decided_at.append(trio.current_time()))
+    pressure = EvictionManager(memory, Ledger(), lambda *_: decided_at.append(trio.current_time()))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pressure.run)
         await trio.sleep(60)

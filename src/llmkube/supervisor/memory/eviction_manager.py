@@ -55,7 +55,7 @@ class _Measured:
 
 
 @attrs.define(eq=False)
-class Pressure:
+class EvictionManager:
     """Keep one host within its memory.
 
     Attributes:
