@@ -39,9 +39,10 @@ from llmkube.supervisor.nouns.liveness import Limits
 from llmkube.supervisor.nouns.ports import Command, Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.supervisor.service.attempt import Site
+from llmkube.supervisor.service.attempt import ServiceContext
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
-from llmkube.supervisor.service.status_manager import Reporter
+from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
@@ -172,6 +173,14 @@ async def stranger(exchange):
     await exchange.respond(Response.json(200, {"data": [{"id": "something-else"}]}))
 
 
+async def keep_views(manager, views):
+    """Never return: keep every snapshot of a service."""
+    while True:
+        version = manager.changed.version
+        views.append(manager.view)
+        await manager.changed.wait_newer(version)
+
+
 async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path):
     """While a stranger answers on the engine's port nothing is ready; it gets another port, and serves there."""
     host = settings(tmp_path)
@@ -185,17 +194,18 @@ async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path
 
     async with open_http_client() as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, stranger, [listener])
-        reporter = Reporter(
-            wish(),
+        manager = StatusManager(
+            Facts(wish(), host.host_name, Reach(None)),
             host,
             Applier(rng),
             EventRecorder("test", "box", utcnow, rng),
             utcnow,
-            lambda: views.append(reporter.view),
+            Mailbox(None),
             Mailbox(Reach(None)),
         )
+        nursery.start_soon(keep_views, manager, views)
         ports = Ports(engines, None, Nowhere(), http, utcnow, rng)
-        runner = Runner(Site(reporter, ports, host, Parting(), Ledger(watched=False)))
+        runner = Runner(ServiceContext(manager, ports, host, Parting(), Ledger(watched=False)))
         nursery.start_soon(runner.run, Mailbox(launched(MODEL, await engines.info())))
         await until(lambda: views and views[-1].ready)
         assert views[-1].port != taken
