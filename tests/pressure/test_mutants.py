@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory import admission, eviction, pressure
+from llmkube.supervisor.memory import admission, eviction, eviction_manager
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Skip
@@ -127,7 +127,7 @@ def _staying(engines):
 
 def _decide_with(monkeypatch, changed):
     """Have another decision about pressure than the policy's."""
-    monkeypatch.setattr(pressure, "step", partial(changed, eviction.step))
+    monkeypatch.setattr(eviction_manager, "step", partial(changed, eviction.step))
 
 
 def _see_engines(monkeypatch, changed):
