@@ -51,8 +51,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         weights/estimate/attention weights/estimate/compute_buffer weights/estimate/graph_builder""",
     "tests/weights/store/test_cache.py": "weights/store/index",
     # the real agent under a virtual clock
-    "tests/supervisor/memory/test_learned.py": "supervisor/service/measuring",
-    "tests/sim": "supervisor/agent supervisor/cluster/claim_manager supervisor/service/attempt supervisor/service/runner",
+    "tests/sim": """
+        supervisor/agent supervisor/cluster/claim_manager supervisor/service/attempt supervisor/service/runner""",
 }
 """Modules without a test file of their own, by what shows that they do right."""
 

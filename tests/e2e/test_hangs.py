@@ -101,7 +101,7 @@ async def real_engine(tmp_path, model):
     async with open_http_client() as http, engines.open_child(command, Parting()) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
         await health.wait_ready(http, engine.ready_url)
-        yield child, engine, partial(child.look, "127.0.0.1", port, loading=False)
+        yield child, engine, partial(child.read_stats, "127.0.0.1", port, loading=False)
 
 
 def wish(**spec):

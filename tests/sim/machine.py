@@ -24,7 +24,7 @@ from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import HostFacts
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
@@ -147,17 +147,17 @@ class SimChild:
             self.cpu_seconds += passed * (1.0 if loading else self.pace)
             self.batches += int(passed > 0 and self.counts and not loading)
 
-    async def look(self, host, port, *, loading):
+    async def read_stats(self, host, port, *, loading):
         await trio.lowlevel.checkpoint()
-        return self.glance(host, port)
+        return self.read_stats_nowait(host, port)
 
-    def glance(self, host, port):
+    def read_stats_nowait(self, host, port):
         if not self.visible():
             return None
         self.live_on()
         state = "D" if self.stuck else "T" if self.frozen else "S"
         # llama.cpp writes a line for each question about its metrics
-        return Look(
+        return EngineStats(
             state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
         )
 

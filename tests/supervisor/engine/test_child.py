@@ -80,7 +80,7 @@ async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):
         async with opened(tmp_path, "print('x' * (1 << 21), flush=True); import time; time.sleep(600)") as child:
             log = tmp_path / "log"
             await until(lambda: log.stat().st_size > 1 << 21)  # all of it: it writes no more
-            await child.look("127.0.0.1", 1, loading=True)
+            await child.read_stats("127.0.0.1", 1, loading=True)
             await until(lambda: log.stat().st_size == 0)
             assert (tmp_path / "log.1").stat().st_size > 1 << 20
 

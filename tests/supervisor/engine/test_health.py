@@ -13,7 +13,7 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.liveness import Answer, Limits, Look
+from llmkube.supervisor.nouns.liveness import Answer, EngineStats, Limits
 
 LIMITS = Limits()
 
@@ -80,16 +80,16 @@ async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller
         nursery.cancel_scope.cancel()
 
 
-async def watched(engine, http, changes, look=None, limits=LIMITS, *, glance=None):
+async def watched(engine, http, changes, look=None, limits=LIMITS, *, read_stats_nowait=None):
     """Watch the engine as a service does; return why it hangs, when it does."""
 
     async def still():
         await trio.lowlevel.checkpoint()
-        return Look("S", 1.0)
+        return EngineStats("S", 1.0)
 
     plan = LaunchPlan((), (), "llamacpp", "chat")
     asked = health.Engine(http, "http://127.0.0.1:1", plan)
-    return await health.watch(asked, look or still, changes.append, limits, glance=glance)
+    return await health.watch(asked, look or still, changes.append, limits, read_stats_nowait=read_stats_nowait)
 
 
 async def test_a_busy_engine_stays_in_service(autojump_clock):
@@ -99,7 +99,7 @@ async def test_a_busy_engine_stays_in_service(autojump_clock):
 
     async def look():
         await trio.lowlevel.checkpoint()
-        return Look("S", trio.current_time())
+        return EngineStats("S", trio.current_time())
 
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
@@ -117,7 +117,7 @@ async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(aut
 
     async def look():
         await trio.lowlevel.checkpoint()
-        return Look("S", trio.current_time(), listening=engine.listening)
+        return EngineStats("S", trio.current_time(), listening=engine.listening)
 
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
@@ -141,7 +141,7 @@ async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojum
     async def look():
         await trio.lowlevel.checkpoint()
         times.append(trio.current_time())
-        return Look("S", trio.current_time())
+        return EngineStats("S", trio.current_time())
 
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
@@ -162,7 +162,7 @@ async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
 
             async def look(stopped_at=stopped_at):
                 await trio.lowlevel.checkpoint()
-                return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+                return EngineStats("T" if trio.current_time() >= stopped_at else "S", 1.0)
 
             assert "stopped (state T)" in await watched(engine, http, [], look)
             assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
@@ -176,17 +176,17 @@ async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_c
 
     def glance():
         glances.append(trio.current_time())
-        return Look("S", 1.0, listening=True, waiting=False)
+        return EngineStats("S", 1.0, listening=True, waiting=False)
 
     async def look():
         await trio.lowlevel.checkpoint()
         looks.append(trio.current_time())
-        return Look("S", 1.0, listening=True, waiting=False)
+        return EngineStats("S", 1.0, listening=True, waiting=False)
 
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
         with trio.move_on_after(3600):
-            await watched(engine, http, [], look, glance=glance)
+            await watched(engine, http, [], look, read_stats_nowait=glance)
         nursery.cancel_scope.cancel()
     ticks = int((trio.current_time() - start) / LIMITS.tick_seconds)
     assert len({*glances, *looks}) == pytest.approx(ticks, abs=1)
@@ -202,13 +202,13 @@ async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_
         stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 100.001
 
         def glance():
-            return Look("T" if trio.current_time() >= stopped_at else "S", 1.0)
+            return EngineStats("T" if trio.current_time() >= stopped_at else "S", 1.0)
 
         async def look():
             await trio.lowlevel.checkpoint()
             return glance()
 
-        assert "stopped (state T)" in await watched(engine, http, [], look, glance=glance)
+        assert "stopped (state T)" in await watched(engine, http, [], look, read_stats_nowait=glance)
         assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
         nursery.cancel_scope.cancel()
 

@@ -21,7 +21,7 @@ from llmkube.supervisor.engine.process_stats import (
     read_stat,
 )
 from llmkube.supervisor.host.processes import families
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 from waiting import until
 
 SPIN = "import time; end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
@@ -199,7 +199,7 @@ class Counting:
 
     def __call__(self, engines, loading):
         self.engines.append(([one.pid for one in engines], loading))
-        return {one.pid: Look("S", 1.0) for one in engines if one.pid != 13}
+        return {one.pid: EngineStats("S", 1.0) for one in engines if one.pid != 13}
 
 
 async def test_one_sweep_serves_all_who_look_on_the_same_tick():
@@ -227,7 +227,7 @@ async def test_a_glance_sees_what_a_look_sees():
     """Glances share a sweep with each other and with looks; where that takes a thread they see nothing."""
     counting = Counting()
     sampler = Sampler(counting, in_thread=False)
-    assert sampler.sample_nowait(engine(1)) == Look("S", 1.0)
+    assert sampler.sample_nowait(engine(1)) == EngineStats("S", 1.0)
     sampler.sample_nowait(engine(2))
     counting.engines.clear()
     assert (

@@ -5,7 +5,7 @@ import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.eviction import Cause, Evict, Look, Skip, State, step
+from llmkube.supervisor.memory.eviction import Cause, Evict, Observation, Skip, State, step
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.reservation import Need, Reservation, Terms
 
@@ -31,7 +31,7 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
     """One look at a host that has been short for so long, in one step."""
     before = State(level, short_since=NOW - lasted if level > NORMAL else None, **state)
     sample = Sample(TOTAL, available, level)
-    return step(policy or Policy(), before, Look(sample, engines, releasing, over), NOW)[1]
+    return step(policy or Policy(), before, Observation(sample, engines, releasing, over), NOW)[1]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,9 @@ def play(levels, policy=None, engines=THREE, available=None):
     state, decisions = State(), []
     for second, level in enumerate(levels):
         free = {NORMAL: FINE, WARNING: SHORT, CRITICAL: DIRE, UNKNOWN: 0}[level] if available is None else available
-        state, decision = step(policy or Policy(), state, Look(Sample(TOTAL, free, level), engines), float(second))
+        state, decision = step(
+            policy or Policy(), state, Observation(Sample(TOTAL, free, level), engines), float(second)
+        )
         decisions.append(decision)
     return decisions
 

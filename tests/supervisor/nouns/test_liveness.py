@@ -7,9 +7,9 @@ from lengths import BUSY_HOURS
 from llmkube.supervisor.nouns.liveness import (
     Answer,
     Ask,
+    EngineStats,
     Limits,
     Load,
-    Look,
     Watch,
     percent_loaded,
     step,
@@ -26,7 +26,7 @@ class Engine:
     """What an engine shows from tick to tick: each test moves what it is about, and the answers come by themselves."""
 
     def __init__(self, answer=None, token=False):
-        self.watch, self.now, self.look = Watch(), 1000.0, Look("S", 1.0)
+        self.watch, self.now, self.look = Watch(), 1000.0, EngineStats("S", 1.0)
         self.answer, self.token = answer, token
         self.verdict = None
         self.asked = []
@@ -63,7 +63,7 @@ def ramp(**rates):
     def move():
         for name, rate in rates.items():
             values[name] += rate
-        return {name: type(getattr(Look("S", 1.0), name))(value) for name, value in values.items()}
+        return {name: type(getattr(EngineStats("S", 1.0), name))(value) for name, value in values.items()}
 
     return move
 
@@ -259,9 +259,9 @@ def test_a_busy_process_without_its_port_gets_five_minutes():
 
 def test_a_step_does_not_change_what_it_was_given():
     """The value that a caller holds stays as it is."""
-    watch, _ = step(Watch(), Look("S", 1.0), 10.0)
+    watch, _ = step(Watch(), EngineStats("S", 1.0), 10.0)
     kept = attrs.evolve(watch)
-    step(watch, Look("T", 2.0, answer=LATE), 14.0)
+    step(watch, EngineStats("T", 2.0, answer=LATE), 14.0)
     assert watch == kept
 
 
@@ -325,18 +325,18 @@ def loaded(look, **changes):
 )
 def test_a_load_that_moves_has_no_clock(moving):
     """Whatever it is that moves, and be it a trickle: two hours are fine."""
-    assert loaded(Look("S", 1.0), **moving) is None
+    assert loaded(EngineStats("S", 1.0), **moving) is None
 
 
 @pytest.mark.parametrize("moving", [{}, {"cpu_seconds": 0.004}, {"resident_bytes": 16}])
 def test_a_load_in_which_nothing_moves_has_stalled(moving):
     """Two minutes are enough; what the question whether it is ready costs does not count."""
-    assert 120 <= loaded(Look("S", 1.0), **moving) <= 132
+    assert 120 <= loaded(EngineStats("S", 1.0), **moving) <= 132
 
 
 def test_a_load_that_is_stopped_is_noticed_at_once():
     """A stopped process does not load."""
-    assert loaded(Look("T", 1.0)) <= 3 * TICK
+    assert loaded(EngineStats("T", 1.0)) <= 3 * TICK
 
 
 def test_percent_is_only_said_where_it_means_something():

@@ -2,7 +2,7 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.service.load_progress import LoadLine
 
 GIGABYTE = 1 << 30
@@ -31,7 +31,7 @@ class Child:
 async def test_progress_is_said_when_it_is_news_and_seldom(autojump_clock):
     """A phase or a per cent that changed is told after five seconds, and the time alone after thirty."""
     status, child = EngineStatus(), Child()
-    line, look, start = LoadLine(child, status, 8 * GIGABYTE), Look("S", 1.0), trio.current_time()
+    line, look, start = LoadLine(child, status, 8 * GIGABYTE), EngineStats("S", 1.0), trio.current_time()
     for tick in range(40):
         await trio.sleep(2)
         if tick == 10:
@@ -52,5 +52,5 @@ async def test_an_engine_of_few_words_is_loading_the_model(autojump_clock):
     child.line = "hello"
     line = LoadLine(child, status, 1000)
     await trio.sleep(7)
-    await line.write(Look("S", 1.0))
+    await line.write(EngineStats("S", 1.0))
     assert status.said[0][2] == "loading the model, for 7 s so far"

@@ -24,7 +24,7 @@ from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.linux import oom_kills
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import Command, Parting
 
 log = structlog.get_logger(__name__)
@@ -92,7 +92,7 @@ class OwnedProcess:
         """Whether it, or a process below it, accepts connections on this port."""
         return await trio.to_thread.run_sync(processes.listens, self.pid, port, abandon_on_cancel=True)
 
-    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+    async def read_stats(self, host: str, port: int, *, loading: bool) -> EngineStats | None:
         """What the kernel says of it and all below it; one look for all engines of the host.
 
         A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
@@ -102,7 +102,7 @@ class OwnedProcess:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return seen
 
-    def glance(self, host: str, port: int) -> Look | None:
+    def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
         """The same without waiting; None also when its log has to be rotated."""
         seen = self._sampler.sample_nowait(self._engine_at(host, port))
         return seen if seen is not None and seen.log_bytes <= self._log_cap_bytes else None

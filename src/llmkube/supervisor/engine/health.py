@@ -18,7 +18,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
 from llmkube.base.http.message import Headers, Response
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, Limits, Load, Look, Watch, step, step_load
+from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, EngineStats, Limits, Load, Watch, step, step_load
 
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
@@ -32,8 +32,8 @@ SECOND_LOOK_SECONDS = 4.0
 """After this long a process that was seen stopped is looked at again: it may have been stopped for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
-LookAt = Callable[[], Awaitable[Look | None]]
-Glance = Callable[[], Look | None]
+ReadStats = Callable[[], Awaitable[EngineStats | None]]
+ReadStatsNowait = Callable[[], EngineStats | None]
 
 NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
 """An answer all the same: a process listens there."""
@@ -150,7 +150,7 @@ class _Inquiry:
         self.answer = await (self.engine.one_token() if question is Ask.TOKEN else self.engine.counters())
         self.asking = False
 
-    def add_to(self, seen: Look) -> Look:
+    def add_to(self, seen: EngineStats) -> EngineStats:
         """Return a look together with what has been asked and answered since the one before."""
         if not self.is_open:
             return seen
@@ -159,19 +159,24 @@ class _Inquiry:
 
 
 async def watch(
-    engine: Engine, look: LookAt, changed: Callable[[bool], None], limits: Limits, *, glance: Glance | None = None
+    engine: Engine,
+    read_stats: ReadStats,
+    changed: Callable[[bool], None],
+    limits: Limits,
+    *,
+    read_stats_nowait: ReadStatsNowait | None = None,
 ) -> str:
     """Return what stands still and for how long, when the engine hangs; `changed` gets whether it can be reached.
 
     A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
-    Nor is this task woken at each tick: a look from which nothing follows is taken by `glance`, on the way past.
+    Nor is this task woken at each tick: a look from which nothing follows is taken by `read_stats_nowait`, on the way.
 
     Args:
         engine: Whom to ask.
-        look: Look at its process.
+        read_stats: Returns what the kernel says of its process.
         changed: Called when it can be reached, or cannot be any more.
         limits: How long what may stand still.
-        glance: The same as `look` without waiting; None when only `look` can tell.
+        read_stats_nowait: The same without waiting; None when only `read_stats` can tell.
     """
     state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine), ""
     skips = skips_so_far()
@@ -179,7 +184,7 @@ async def watch(
     def is_idle() -> bool:
         """Take one look, unless something follows from it: then it is for the task to take."""
         nonlocal state
-        if glance is None or inquiry.is_open or (seen := glance()) is None:
+        if read_stats_nowait is None or inquiry.is_open or (seen := read_stats_nowait()) is None:
             return False
         after, verdict = step(state, seen, trio.current_time(), limits)
         if verdict is not FINE or after.stopped_looks:
@@ -195,7 +200,7 @@ async def watch(
                 # the machine has slept: what was said is old
                 skips = skips_so_far()
                 state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
-            seen = await look()
+            seen = await read_stats()
             if seen is None:  # it has ended, which another task notices
                 continue
             state, verdict = step(state, inquiry.add_to(seen), trio.current_time(), limits)
@@ -210,7 +215,7 @@ async def watch(
     return hung
 
 
-async def watch_load(look: LookAt, say: Callable[[Look], Awaitable[None]], limits: Limits) -> str:
+async def watch_load(read_stats: ReadStats, say: Callable[[EngineStats], Awaitable[None]], limits: Limits) -> str:
     """Return what stands still and for how long, when a load has stalled; call `say` after each look.
 
     There is no clock on a load that moves: a large model from a slow disk takes as long as it takes.
@@ -218,7 +223,7 @@ async def watch_load(look: LookAt, say: Callable[[Look], Awaitable[None]], limit
     load, stalled = Load(), ""
     while not stalled:
         await wait_tick(limits.tick_seconds)
-        seen = await look()
+        seen = await read_stats()
         if seen is not None:
             load, stalled = step_load(load, seen, trio.current_time(), limits)
             await say(seen)

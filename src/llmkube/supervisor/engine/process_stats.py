@@ -21,7 +21,7 @@ from llmkube.supervisor.host import procfs
 from llmkube.supervisor.host.processes import families
 from llmkube.supervisor.host.procfs import ProcessStat
 from llmkube.supervisor.host.tcp_listeners import listening_ports
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 
 FRESH_SECONDS: Final = 1.0
 """A sample serves every service that asks within this time."""
@@ -63,9 +63,11 @@ class StatsReader:
     _ages: dict[int, int] = attrs.field(factory=dict)  # in rounds
     _count: int = 0
     _has_port_table: bool = sys.platform == "linux"
-    _seen: tuple[dict[int, Look], dict[int, Look]] = attrs.field(factory=lambda: ({}, {}))  # without ports, and with
+    _seen: tuple[dict[int, EngineStats], dict[int, EngineStats]] = attrs.field(
+        factory=lambda: ({}, {})
+    )  # without ports, and with
 
-    def __call__(self, engines: Sequence[EngineProcess], loading: frozenset[int]) -> Mapping[int, Look]:
+    def __call__(self, engines: Sequence[EngineProcess], loading: frozenset[int]) -> Mapping[int, EngineStats]:
         """Return the stats of those that are alive; of those that load also what they have read."""
         self._count += 1
         self._ages = {engine.pid: self._ages.get(engine.pid, -1) + 1 for engine in engines}
@@ -74,7 +76,7 @@ class StatsReader:
             self._families = families([engine.pid for engine in engines])
         look_at_ports = self._count % PORT_ROUNDS == 0
         ports = listening_ports({engine.port for engine in engines}) if look_at_ports and self._has_port_table else None
-        looks = {}
+        found = {}
         before = self._seen[look_at_ports]
         for engine in engines:
             members = (engine.pid, *self._families.get(engine.pid, ()))
@@ -83,12 +85,12 @@ class StatsReader:
                 at_port = engine.port in ports, ports.get(engine.port, False)
             elif look_at_ports:
                 at_port = _accepts(engine.host, engine.port), None
-            look = _look_at(engine, members, at_port, before.get(engine.pid), loading=engine.pid in loading)
-            if look is not None:
-                looks[engine.pid] = look
+            stats = _stats_of(engine, members, at_port, before.get(engine.pid), loading=engine.pid in loading)
+            if stats is not None:
+                found[engine.pid] = stats
         before.clear()
-        before.update(looks)
-        return looks
+        before.update(found)
+        return found
 
 
 @attrs.define(eq=False)
@@ -99,9 +101,11 @@ class Sampler:
     more. Elsewhere a thread has to try the port.
     """
 
-    _read: Callable[[Sequence[EngineProcess], frozenset[int]], Mapping[int, Look]] = attrs.field(factory=StatsReader)
+    _read: Callable[[Sequence[EngineProcess], frozenset[int]], Mapping[int, EngineStats]] = attrs.field(
+        factory=StatsReader
+    )
     _engines: dict[int, tuple[EngineProcess, bool, float]] = attrs.field(factory=dict)  # how, and when last asked for
-    _seen: Mapping[int, Look] = attrs.field(factory=dict)
+    _seen: Mapping[int, EngineStats] = attrs.field(factory=dict)
     _seen_at: float = float("-inf")
     _running: trio.Event | None = None
     _in_thread: bool = sys.platform != "linux"
@@ -111,7 +115,7 @@ class Sampler:
         """Return every process that carries an engine's cookie now."""
         return await self._cookies.carriers(cookie)
 
-    async def sample(self, engine: EngineProcess, *, loading: bool) -> Look | None:
+    async def sample(self, engine: EngineProcess, *, loading: bool) -> EngineStats | None:
         """Return what the kernel shows of an engine now; None when its process has ended."""
         now = self._note(engine, loading=loading)
         await trio.lowlevel.checkpoint_if_cancelled()  # all callers come from a tick: no other task need run here
@@ -127,7 +131,7 @@ class Sampler:
                 self._running = None
         return self._seen.get(engine.pid)
 
-    def sample_nowait(self, engine: EngineProcess) -> Look | None:
+    def sample_nowait(self, engine: EngineProcess) -> EngineStats | None:
         """Return the same as `sample` without waiting; None also where that takes a thread."""
         if self._in_thread:
             return None
@@ -157,7 +161,7 @@ class Sampler:
         self._engines = {each[0].pid: each for each in wanted}
         return [each[0] for each in wanted], frozenset(each[0].pid for each in wanted if each[1])
 
-    def _take_in(self, seen: Mapping[int, Look]) -> None:
+    def _take_in(self, seen: Mapping[int, EngineStats]) -> None:
         self._seen, self._seen_at = seen, trio.current_time()
 
 
@@ -166,15 +170,15 @@ def read_stat(pid: int) -> ProcessStat | None:
     return procfs.read_stat(pid) if sys.platform == "linux" else _read_by_psutil(pid)
 
 
-def _look_at(
+def _stats_of(
     engine: EngineProcess,
     members: Sequence[int],
     ports: tuple[bool | None, bool | None],
-    before: Look | None,
+    before: EngineStats | None,
     *,
     loading: bool,
-) -> Look | None:
-    """The look at a family; the one before once more if it shows the same, as nearly all do. None: it has ended."""
+) -> EngineStats | None:
+    """The stats of a family; those of before once more if they are the same, as nearly all do. None: it has ended."""
     stats = [stat for pid in members if (stat := read_stat(pid)) is not None]
     if not stats:
         return None
@@ -197,7 +201,7 @@ def _look_at(
         and before.waiting is waiting
     ):
         return before
-    return Look(
+    return EngineStats(
         stat.state,
         stat.cpu_seconds,
         log_bytes,

@@ -17,7 +17,7 @@ from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Look, Skip
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, Skip
 from llmkube.supervisor.memory.orders import Hurry, Leave, Order, Orders, Start, Tell
 from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records
@@ -220,10 +220,10 @@ class Book:
             orders += self.evict(Evict(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
         return tuple(orders)
 
-    def look(self, sample: Sample) -> Look:
+    def look(self, sample: Sample) -> Observation:
         """What the eviction policy decides on, after a sample has been observed."""
         unsettled = self.is_releasing or self.records.is_adopting
-        return Look(sample, self.records.reservations(), unsettled, self.records.over_bytes(self.budget))
+        return Observation(sample, self.records.reservations(), unsettled, self.records.over_bytes(self.budget))
 
     def capacity(self, now: float) -> Capacity:
         """What admission decides on."""

@@ -58,7 +58,7 @@ class Cause(enum.StrEnum):
 
 
 @attrs.frozen
-class Look:
+class Observation:
     """What is decided on.
 
     Attributes:
@@ -119,7 +119,7 @@ class Evict:
 
 @attrs.frozen
 class Decision:
-    """What follows from one look.
+    """What follows from one observation.
 
     Attributes:
         level: What to tell people.
@@ -142,16 +142,16 @@ class Decision:
     note: str = ""
 
 
-def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, Decision]:
+def step(policy: Policy, state: State, observed: Observation, now: float) -> tuple[State, Decision]:
     """Take in one look, and return what to do."""
-    state = _noted(policy, state, look, now)
+    state = _noted(policy, state, observed, now)
     calm = 0.0 if state.calm_since is None else now - state.calm_since
-    level = look.sample.level
+    level = observed.sample.level
     if level is Level.UNKNOWN:
-        return state, Decision(Level.UNKNOWN, look.sample.why, skip=Skip.UNKNOWN, note=look.sample.why)
+        return state, Decision(Level.UNKNOWN, observed.sample.why, skip=Skip.UNKNOWN, note=observed.sample.why)
     admitting = level is Level.NORMAL and not state.pressed
-    plain = Decision(state.level, look.sample.why, admitting, calm)
-    cause = _cause(policy, state, look, now)
+    plain = Decision(state.level, observed.sample.why, admitting, calm)
+    cause = _cause(policy, state, observed, now)
     if cause is None:
         return state, plain
     if isinstance(cause, Skip):
@@ -159,7 +159,9 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
             plain, skip=cause, note="no service is evicted yet: memory has not been short for long enough"
         )
     chosen = (
-        _not_now(policy, state, look, cause, now) or _successor(look, cause, now) or _choose(policy, look, cause, now)
+        _not_now(policy, state, observed, cause, now)
+        or _successor(observed, cause, now)
+        or _choose(policy, observed, cause, now)
     )
     if isinstance(chosen, tuple):
         skip, note = chosen
@@ -170,10 +172,10 @@ def step(policy: Policy, state: State, look: Look, now: float) -> tuple[State, D
     return attrs.evolve(state, acted_at=now), attrs.evolve(plain, evict=chosen)
 
 
-def _noted(policy: Policy, state: State, look: Look, now: float) -> State:
+def _noted(policy: Policy, state: State, observed: Observation, now: float) -> State:
     """Remember since when what has been so."""
-    level = look.sample.level
-    over_since = (now if state.over_since is None else state.over_since) if look.over_bytes > 0 else None
+    level = observed.sample.level
+    over_since = (now if state.over_since is None else state.over_since) if observed.over_bytes > 0 else None
     state = attrs.evolve(state, over_since=over_since)
     if level is Level.UNKNOWN:
         return attrs.evolve(state, level=level, calm_since=None)
@@ -196,9 +198,9 @@ def _noted(policy: Policy, state: State, look: Look, now: float) -> State:
     )
 
 
-def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip | None:
+def _cause(policy: Policy, state: State, observed: Observation, now: float) -> Cause | Skip | None:
     """Why a service would have to go; None when none has to."""
-    level = look.sample.level
+    level = observed.sample.level
     if level is Level.CRITICAL:
         return Cause.CRITICAL
     if state.over_since is not None and now - state.over_since >= policy.soft_seconds:
@@ -206,25 +208,25 @@ def _cause(policy: Policy, state: State, look: Look, now: float) -> Cause | Skip
     if level is Level.NORMAL or state.short_since is None:
         return None
     lasted = now - state.short_since
-    if lasted >= policy.soft_seconds and not _figures_fine(policy, look.sample):
+    if lasted >= policy.soft_seconds and not _figures_fine(policy, observed.sample):
         return Cause.WARNING
     return Cause.IDLE if lasted >= policy.unload_seconds else Skip.NOT_LONG_ENOUGH
 
 
-def _successor(look: Look, cause: Cause, now: float) -> Evict | None:
+def _successor(observed: Observation, cause: Cause, now: float) -> Evict | None:
     """Name the engine that is to replace another one and does not serve yet, if there is any: the largest."""
-    successors = [each for each in look.engines if not each.is_leaving and each.role is Role.SUCCESSOR]
+    successors = [each for each in observed.engines if not each.is_leaving and each.role is Role.SUCCESSOR]
     if not successors:
         return None
     victim = max(successors, key=lambda each: each.frees_bytes)
-    return Evict(victim.key, cause, _why(look, cause, victim, now), successor=True)
+    return Evict(victim.key, cause, _why(observed, cause, victim, now), successor=True)
 
 
-def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tuple[Skip, str]:
+def _choose(policy: Policy, observed: Observation, cause: Cause, now: float) -> Evict | tuple[Skip, str]:
     """Name the one that has to go, or say why none has to."""
-    staying = [each for each in look.engines if not each.is_leaving and each.role is not Role.SUCCESSOR]
-    lacking = _lacking(policy, look, cause)
-    enough_bytes = lacking + policy.reclaim_bytes(look.sample.total_bytes)
+    staying = [each for each in observed.engines if not each.is_leaving and each.role is not Role.SUCCESSOR]
+    lacking = _lacking(policy, observed, cause)
+    enough_bytes = lacking + policy.reclaim_bytes(observed.sample.total_bytes)
     order = partial(_order, policy, enough_bytes, now)
     open_to = sorted((each for each in staying if not each.terms.protected), key=order)
     if not open_to:
@@ -247,7 +249,7 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
         worthwhile = [
             each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.terms.rank < high
         ]
-        if not worthwhile and _figures_fine(policy, look.sample):
+        if not worthwhile and _figures_fine(policy, observed.sample):
             return (
                 Skip.FIGURES_FINE,
                 "no service is evicted: only the kernel reports that memory is short, and services that have work stay",
@@ -258,18 +260,18 @@ def _choose(policy: Policy, look: Look, cause: Cause, now: float) -> Evict | tup
                 "no service is evicted yet: memory has not been short for long enough to end services that have work",
             )
     victim = worthwhile[0]
-    return Evict(victim.key, cause, _why(look, cause, victim, now))
+    return Evict(victim.key, cause, _why(observed, cause, victim, now))
 
 
-def _not_now(policy: Policy, state: State, look: Look, cause: Cause, now: float) -> tuple[Skip, str] | None:
+def _not_now(policy: Policy, state: State, observed: Observation, cause: Cause, now: float) -> tuple[Skip, str] | None:
     """Whether no service has to go at this moment, whichever run here."""
     if policy.mode is Mode.OFF:
         return Skip.DISABLED, "no service is evicted: eviction is switched off"
-    if not look.engines:
+    if not observed.engines:
         return Skip.EMPTY, "no service is evicted: no engine runs here, other programs hold the memory"
-    if look.releasing or any(each.leaves_in_time(now) for each in look.engines):
+    if observed.releasing or any(each.leaves_in_time(now) for each in observed.engines):
         return Skip.RELEASE_PENDING, "no service is evicted yet: the memory of the last one is not back"
-    doubtful = _figures_fine(policy, look.sample) and cause is not Cause.OVER_BUDGET
+    doubtful = _figures_fine(policy, observed.sample) and cause is not Cause.OVER_BUDGET
     pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
     if now - state.acted_at < pause:
         return Skip.COOL_DOWN, "no service is evicted yet: one has just been evicted"
@@ -290,23 +292,23 @@ def _order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -
     return engine.terms.rank, spared, -engine.frees_bytes, engine.key
 
 
-def _lacking(policy: Policy, look: Look, cause: Cause) -> int:
+def _lacking(policy: Policy, observed: Observation, cause: Cause) -> int:
     """How much has to come back; 0 when only the kernel knows."""
-    sample = look.sample
+    sample = observed.sample
     if cause is Cause.OVER_BUDGET:
-        return look.over_bytes
+        return observed.over_bytes
     lines = policy.thresholds
     line = lines.critical_bytes if cause is Cause.CRITICAL else lines.warning_bytes
     return max(0, line(sample.total_bytes) - sample.available_bytes)
 
 
-def _why(look: Look, cause: Cause, victim: Reservation, now: float) -> str:
+def _why(observed: Observation, cause: Cause, victim: Reservation, now: float) -> str:
     """What happened, why, and what comes next, as one sentence about the service."""
-    sample = look.sample
+    sample = observed.sample
     said = sample.why or f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
     held = f"this service held {format_bytes(victim.frees_bytes)} and starts again when memory is normal"
     if cause is Cause.OVER_BUDGET:
-        over = f"all engines hold {format_bytes(look.over_bytes)} more than the memory budget or the device allows"
+        over = f"all engines hold {format_bytes(observed.over_bytes)} more than the memory budget or the device allows"
         return f"Evicted because {over}; {held}"
     if cause is Cause.IDLE:
         idle = format_age(victim.idle_seconds(now))

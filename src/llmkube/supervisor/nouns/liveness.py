@@ -91,7 +91,7 @@ class Answer:
 
 
 @attrs.frozen
-class Look:
+class EngineStats:
     """One look at a running engine; the numbers are those of the process and all below it.
 
     Attributes:
@@ -122,7 +122,7 @@ class Look:
 
 @attrs.frozen
 class Verdict:
-    """What follows from a look.
+    """What follows from one look.
 
     Attributes:
         ask: What to ask the engine now.
@@ -147,7 +147,7 @@ class Watch:
     what a frozen class costs that is evolved field by field, and every engine on the host comes through here each tick.
     """
 
-    look: Look | None = None
+    stats: EngineStats | None = None
     at: float = 0.0
     asked_at: float = 0.0
     answered_at: float = 0.0
@@ -173,27 +173,27 @@ DEFAULT_LIMITS: Final = Limits()
 _fields = attrgetter(*attrs.fields_dict(Watch))
 
 
-def step(watch: Watch, look: Look, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Watch, Verdict]:
+def step(watch: Watch, stats: EngineStats, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Watch, Verdict]:
     """Take one look into account.
 
     Args:
         watch: What the step before returned; `Watch()` at first.
-        look: What is seen now.
+        stats: What is seen now.
         now: Monotonic time in seconds.
         limits: How long what may stand still.
     """
-    before = watch.look
+    before = watch.stats
     if before is None:
-        return Watch(look, now, now, now, stopped_looks=int(look.state == "T")), FINE
+        return Watch(stats, now, now, now, stopped_looks=int(stats.state == "T")), FINE
     seconds = min(now - watch.at, 2 * limits.tick_seconds)
     watch = Watch(*_fields(watch))  # copy.copy takes ten times as long
-    _tally(watch, before, look, seconds)
-    if look.answer is not None:
-        _take_answer(watch, look.answer, now, limits)
-    _reach(watch, look, seconds)
+    _tally(watch, before, stats, seconds)
+    if stats.answer is not None:
+        _take_answer(watch, stats.answer, now, limits)
+    _reach(watch, stats, seconds)
     hung = _hung(watch, limits)
     ask = Ask.NOTHING if hung else _question(watch, now, limits)
-    watch.look, watch.at = look, now
+    watch.stats, watch.at = stats, now
     if ask is not Ask.NOTHING:
         watch.asked_at = now
     elif watch.reachable and not hung:
@@ -201,33 +201,35 @@ def step(watch: Watch, look: Look, now: float, limits: Limits = DEFAULT_LIMITS) 
     return watch, Verdict(ask, watch.reachable, hung)
 
 
-def _tally(watch: Watch, before: Look, look: Look, seconds: float) -> None:
+def _tally(watch: Watch, before: EngineStats, stats: EngineStats, seconds: float) -> None:
     """Count what moved since the look before, and for how long the rest has not."""
-    cpu = look.cpu_seconds - before.cpu_seconds - (OWN_CPU_SECONDS if look.asked else 0.0)
-    answer = look.answer
-    strong = (cpu > 0 and cpu >= ALIVE_CPU_SHARE * seconds) or (look.log_bytes != before.log_bytes and not look.asked)
+    cpu = stats.cpu_seconds - before.cpu_seconds - (OWN_CPU_SECONDS if stats.asked else 0.0)
+    answer = stats.answer
+    strong = (cpu > 0 and cpu >= ALIVE_CPU_SHARE * seconds) or (stats.log_bytes != before.log_bytes and not stats.asked)
     if answer is not None:
         counted = None not in (answer.counters, watch.counters) and answer.counters != watch.counters
         strong = strong or counted or answer.token is True
     # a member of the family that has ended takes its CPU time with it; one that runs (R) or is being debugged (t) is
     # alive
-    faint = cpu > 0 or look.cpu_seconds < before.cpu_seconds or look.faults != before.faults or look.state in ("R", "t")
+    faint = (
+        cpu > 0 or stats.cpu_seconds < before.cpu_seconds or stats.faults != before.faults or stats.state in ("R", "t")
+    )
     if strong or faint:
         watch.still_seconds, watch.rhythm = 0.0, 0
     else:
         watch.still_seconds += seconds
-    if look.waiting is not None:
+    if stats.waiting is not None:
         watch.sees_waiting = True
-        watch.rhythm = 0 if look.waiting else watch.rhythm
+        watch.rhythm = 0 if stats.waiting else watch.rhythm
     if strong:
         watch.faint_seconds, watch.token_failed = 0.0, False
     else:
         watch.faint_seconds += seconds
-    if look.state == "T" and look.cpu_seconds <= before.cpu_seconds:
+    if stats.state == "T" and stats.cpu_seconds <= before.cpu_seconds:
         watch.stopped_seconds += seconds if watch.stopped_looks else 0.0
         watch.stopped_looks += 1
     else:
-        watch.stopped_seconds, watch.stopped_looks = 0.0, int(look.state == "T")
+        watch.stopped_seconds, watch.stopped_looks = 0.0, int(stats.state == "T")
 
 
 def _take_answer(watch: Watch, answer: Answer, now: float, limits: Limits) -> None:
@@ -252,14 +254,14 @@ def _take_answer(watch: Watch, answer: Answer, now: float, limits: Limits) -> No
     watch.rhythm = min(watch.rhythm + 1, slowest) if at_rest else 0
 
 
-def _reach(watch: Watch, look: Look, seconds: float) -> None:
+def _reach(watch: Watch, stats: EngineStats, seconds: float) -> None:
     """Two signs in a row that nothing listens on the port take an engine out of service; a 200 brings it back.
 
     One may be a burst that has overrun the backlog.
     """
-    answer = look.answer
-    if look.listening is not None:
-        watch.unheard = 0 if look.listening else watch.unheard + 1
+    answer = stats.answer
+    if stats.listening is not None:
+        watch.unheard = 0 if stats.listening else watch.unheard + 1
     if watch.reachable:
         watch.reachable = watch.unheard < 2 and watch.refusals < 2
         watch.lost_seconds = 0.0
@@ -327,13 +329,13 @@ def _requests(count: int) -> str:
 class Load:
     """What is remembered of a load between looks: the last look in which something had moved."""
 
-    moved: Look | None = None
+    moved: EngineStats | None = None
     at: float = 0.0
     still_seconds: float = 0.0
     stopped_looks: int = 0
 
 
-def step_load(load: Load, look: Look, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Load, str]:
+def step_load(load: Load, stats: EngineStats, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Load, str]:
     """Take one look at a loading engine into account; return what stands still for how long if it is too long, or "".
 
     No clock runs while anything moves, for however many hours: log, bytes read, page faults, resident memory, or CPU
@@ -342,20 +344,20 @@ def step_load(load: Load, look: Look, now: float, limits: Limits = DEFAULT_LIMIT
     """
     before = load.moved
     if before is None:
-        return Load(look, now, 0.0, int(look.state == "T")), ""
+        return Load(stats, now, 0.0, int(stats.state == "T")), ""
     seconds = min(now - load.at, 2 * limits.tick_seconds)
-    share = (look.cpu_seconds - before.cpu_seconds) / max(load.still_seconds + seconds, 1e-9)
+    share = (stats.cpu_seconds - before.cpu_seconds) / max(load.still_seconds + seconds, 1e-9)
     moved = (
-        look.log_bytes != before.log_bytes
-        or look.read_bytes != before.read_bytes
-        or look.faults != before.faults
-        or abs(look.resident_bytes - before.resident_bytes) >= MOVED_BYTES
+        stats.log_bytes != before.log_bytes
+        or stats.read_bytes != before.read_bytes
+        or stats.faults != before.faults
+        or abs(stats.resident_bytes - before.resident_bytes) >= MOVED_BYTES
         or not 0 <= share < ALIVE_CPU_SHARE
-        or look.state == "t"
+        or stats.state == "t"
     )
-    stopped = load.stopped_looks + 1 if look.state == "T" else 0
+    stopped = load.stopped_looks + 1 if stats.state == "T" else 0
     if moved:
-        return Load(look, now, 0.0, stopped), ""
+        return Load(stats, now, 0.0, stopped), ""
     load = Load(before, now, load.still_seconds + seconds, stopped)
     if stopped >= 2 and load.still_seconds > 0:
         return load, "the process is stopped (state T)"

@@ -18,7 +18,7 @@ from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.liveness import Look
+from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 
@@ -78,15 +78,15 @@ class Child(Protocol):
         """Whether it, or a process below it, accepts connections on this TCP port."""
         ...
 
-    async def look(self, host: str, port: int, *, loading: bool) -> Look | None:
+    async def read_stats(self, host: str, port: int, *, loading: bool) -> EngineStats | None:
         """What the kernel says of it, and whether a process listens there; None when nothing can be said now.
 
         Of one that loads also what it has read from files.
         """
         ...
 
-    def glance(self, host: str, port: int) -> Look | None:
-        """The same of one that serves, without waiting; None also when `look` has more to do than that."""
+    def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
+        """The same of one that serves, without waiting; None also when `read_stats` has more to do than that."""
         ...
 
     def memory_kills(self) -> int:

@@ -346,11 +346,15 @@ class Attempt:
         key = context.status_manager.key
         log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
         self._task_status.started()
-        look = partial(child.look, view.host, view.port, loading=False)
-        glimpse = partial(child.glance, view.host, view.port)
-        measuring = Measuring(child, look, glimpse, self.launch, grant, context.ports)
+        read = partial(child.read_stats, view.host, view.port, loading=False)
+        read_nowait = partial(child.read_stats_nowait, view.host, view.port)
+        measuring = Measuring(child, read, read_nowait, self.launch, grant, context.ports)
         hung = await health.watch(
-            engine, measuring.look, self.status.set_answering, context.settings.limits, glance=measuring.glance
+            engine,
+            measuring.measure,
+            self.status.set_answering,
+            context.settings.limits,
+            read_stats_nowait=measuring.measure_nowait,
         )
         failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
         self.status.set_reason(Reason.HUNG, failure.message)
@@ -376,8 +380,8 @@ class Attempt:
 
             async def notice_stall() -> None:
                 nonlocal stalled
-                look = partial(child.look, view.host, view.port, loading=True)
-                stalled = await health.watch_load(look, line.write, limits)
+                read = partial(child.read_stats, view.host, view.port, loading=True)
+                stalled = await health.watch_load(read, line.write, limits)
                 nursery.cancel_scope.cancel(reason="the load has stalled")
 
             nursery.start_soon(notice_stall)

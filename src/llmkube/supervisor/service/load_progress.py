@@ -7,7 +7,7 @@ import trio
 
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import loading_phase
-from llmkube.supervisor.nouns.liveness import Look, percent_loaded
+from llmkube.supervisor.nouns.liveness import EngineStats, percent_loaded
 from llmkube.supervisor.nouns.ports import Child
 from llmkube.supervisor.service.engine_status import EngineStatus
 
@@ -33,13 +33,13 @@ class LoadLine:
     _phase: str = ""
     _said: str = ""
 
-    async def write(self, look: Look) -> None:
+    async def write(self, stats: EngineStats) -> None:
         """Report how far the load is, if that has changed, or if nothing was reported for a while."""
         now = trio.current_time()
-        if look.log_bytes != self._log_bytes:
-            self._log_bytes = look.log_bytes
+        if stats.log_bytes != self._log_bytes:
+            self._log_bytes = stats.log_bytes
             self._phase = loading_phase(await self._child.last_lines(LINES)) or self._phase
-        percent = percent_loaded(look.resident_bytes, self._weights_bytes)
+        percent = percent_loaded(stats.resident_bytes, self._weights_bytes)
         what = self._phase or "loading the model"
         if percent is not None:
             what = f"{what}, {percent} % in memory"

@@ -12,7 +12,7 @@ from llmkube.base.errors import WorldError
 from llmkube.runtimes.process.buffers import reported
 from llmkube.supervisor.memory.learned import Figure, figure_key
 from llmkube.supervisor.memory.ledger import Grant
-from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, Look
+from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
 from llmkube.supervisor.nouns.ports import Child, Engines, Ports
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.sizing import Place, largest_context
@@ -41,16 +41,16 @@ class Measuring:
 
     Attributes:
         child: Its process.
-        sight: What the kernel says of it.
-        glimpse: The same without waiting, where that can be had.
+        read: What the kernel says of it.
+        read_nowait: The same without waiting, where that can be had.
         launch: What it runs.
         grant: What it has been promised, and what it was last seen to hold.
         ports: Where that is kept.
     """
 
     child: Child
-    sight: Callable[[], Awaitable[Look | None]]
-    glimpse: Callable[[], Look | None]
+    read: Callable[[], Awaitable[EngineStats | None]]
+    read_nowait: Callable[[], EngineStats | None]
     launch: Launch
     grant: Grant
     ports: Ports
@@ -58,23 +58,23 @@ class Measuring:
     _looked_at: float = math.inf
     _learned_bytes: int = 0
 
-    async def look(self) -> Look | None:
+    async def measure(self) -> EngineStats | None:
         """Look, and note whether it has computed anything since the last look, and whether it has grown."""
-        seen = await self.sight()
+        seen = await self.read()
         self._take_note(seen)
         if self._has_grown:
             await self._learn()
         return seen
 
-    def glance(self) -> Look | None:
+    def measure_nowait(self) -> EngineStats | None:
         """The same without waiting; None also when it has grown, which takes a look to note."""
         if self._has_grown:
             return None
-        seen = self.glimpse()
+        seen = self.read_nowait()
         self._take_note(seen)
         return seen
 
-    def _take_note(self, seen: Look | None) -> None:
+    def _take_note(self, seen: EngineStats | None) -> None:
         if seen is not None:
             now = trio.current_time()
             if seen.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._looked_at) > 0:
