@@ -559,7 +559,7 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
         ("file:///etc/passwd", "cannot be used"),
         ("https://127.1/", "cannot be used"),
         ("gopher://x/", "cannot be used"),
-        ("http://other.example/a.gguf", "redirects to http://other.example, where anybody"),
+        ("http://other.example/a.gguf", "redirects to http://other.example, where every host on the way"),
     ],
 )
 async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, says):

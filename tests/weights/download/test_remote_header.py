@@ -366,7 +366,7 @@ async def test_plain_http_is_never_reached_from_https(autojump_clock):
         await wire.answer(302, location="http://other.example/a.gguf")
 
     async with open_reading(script) as reading:
-        with pytest.raises(RedirectError, match="anybody on the way"):
+        with pytest.raises(RedirectError, match="every host on the way"):
             await reading.get(policy=AddressPolicy())
 
 
