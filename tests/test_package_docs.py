@@ -21,3 +21,9 @@ def test_a_package_is_described(package):
     assert len(about.splitlines()) <= 14
     named = [name for row in _ROW.findall(about) for name in row.split(", ")]
     assert [name for name in named if not any(package.glob(f"{name}.py")) and not (package / name).is_dir()] == []
+
+
+@pytest.mark.parametrize("package", [SOURCES, *PACKAGES], ids=lambda path: str(path.relative_to(SOURCES)))
+def test_a_package_can_be_taken_in_at_a_glance(package):
+    """A folder has at most twenty modules."""
+    assert len([path for path in package.glob("*.py") if path.name != "__init__.py"]) <= 20
