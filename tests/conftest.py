@@ -9,6 +9,7 @@ import signal
 
 import psutil
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from lengths import EXAMPLES, SOAK
@@ -25,6 +26,12 @@ settings.register_profile(
     print_blob=CI,
 )
 settings.load_profile("suite")
+
+# Without a program's own configuration, structlog prints tracebacks with all local variables: of a simulated world that
+# is gigabytes.
+for processor in structlog.get_config()["processors"]:
+    if isinstance(processor, structlog.dev.ConsoleRenderer):
+        processor.exception_formatter = structlog.dev.plain_traceback
 
 # A shell's background job has SIGINT ignored and nohup SIGHUP, which the programs under test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

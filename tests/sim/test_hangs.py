@@ -241,10 +241,10 @@ async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
 def seen_as(**changes):
     """A `step` that is shown something else than what is there; `None` means as in the look before."""
 
-    def step(watch, look, now, limits, original=liveness.step):
-        before = watch.look or look
+    def step(watch, stats, now, limits, original=liveness.step):
+        before = watch.stats or stats
         shown = {name: getattr(before, name) if given is None else given for name, given in changes.items()}
-        return original(watch, attrs.evolve(look, **shown), now, limits)
+        return original(watch, attrs.evolve(stats, **shown), now, limits)
 
     return step
 
@@ -252,16 +252,16 @@ def seen_as(**changes):
 def judged(change):
     """A `step` with another verdict, which follows from what is remembered, the right verdict, and the limits."""
 
-    def step(watch, look, now, limits, original=liveness.step):
-        after, verdict = original(watch, look, now, limits)
+    def step(watch, stats, now, limits, original=liveness.step):
+        after, verdict = original(watch, stats, now, limits)
         return after, attrs.evolve(verdict, **change(after, verdict, limits))
 
     return step
 
 
-def blind(watch, look, now, limits, original=liveness.step):
-    answer = look.answer and attrs.evolve(look.answer, counters=(0.0,))
-    return original(watch, attrs.evolve(look, answer=answer, cpu_seconds=1.0), now, limits)
+def blind(watch, stats, now, limits, original=liveness.step):
+    answer = stats.answer and attrs.evolve(stats.answer, counters=(0.0,))
+    return original(watch, attrs.evolve(stats, answer=answer, cpu_seconds=1.0), now, limits)
 
 
 def health_is_enough(watch, verdict, limits):
@@ -284,9 +284,9 @@ def no_tokens(watch, verdict, limits):
     return {"ask": liveness.Ask.COUNTERS} if verdict.ask is liveness.Ask.TOKEN else {}
 
 
-def port_unseen(watch, look, now, limits, original=liveness.step):
-    answer = None if look.answer and look.answer.health == "gone" else look.answer
-    return original(watch, attrs.evolve(look, answer=answer, listening=None), now, limits)
+def port_unseen(watch, stats, now, limits, original=liveness.step):
+    answer = None if stats.answer and stats.answer.health == "gone" else stats.answer
+    return original(watch, attrs.evolve(stats, answer=answer, listening=None), now, limits)
 
 
 async def token_denied(engine):
@@ -294,12 +294,12 @@ async def token_denied(engine):
     return liveness.Answer("busy", token=False)
 
 
-def load_with_a_clock(load, look, now, limits, original=liveness.step_load):
-    load, stalled = original(load, look, now, limits)
+def load_with_a_clock(load, stats, now, limits, original=liveness.step_load):
+    load, stalled = original(load, stats, now, limits)
     return load, stalled or ("too long" if now > 1800 else "")
 
 
-def load_without_end(load, look, now, limits):
+def load_without_end(load, stats, now, limits):
     return load, ""
 
 
