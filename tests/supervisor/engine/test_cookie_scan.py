@@ -8,7 +8,7 @@ from waiting import until
 
 
 async def test_who_waits_for_a_scan_that_hangs_can_leave():
-    """A process on a dead disk may hold the look at all cookies for ever, and holds nobody's end."""
+    """A process on a dead disk may block the look at all cookies for ever, and delays the end of no engine."""
     may_end = threading.Event()
     cookies = CookieScan(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(20))
     with trio.fail_after(10):

@@ -60,7 +60,7 @@ async def test_a_program_is_asked_once_for_all(tmp_path):
         for _ in range(20):
             nursery.start_soon(ask)
         await until(asked.exists)
-        scopes[0].cancel()  # whoever asks may be cancelled: another one asks in its place
+        scopes[0].cancel()  # the task that asks may be cancelled: another one asks in its place
     assert len(answers) == 19
     assert sorted(set(asked.read_text().split())) == ["--help", "--version"]
     assert len(asked.read_text().split()) == 3

@@ -62,7 +62,7 @@ def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
     ],
 )
 def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
-    """Another namespace or accelerator makes what was left somebody else's; what runs has still to end in order."""
+    """Another namespace or accelerator takes what was left away from this host; what runs has still to end in order."""
     settings = attrs.evolve(SETTINGS, **changes)
     assert belongs(entry(), settings) is kept
     assert (CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept

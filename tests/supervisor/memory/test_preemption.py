@@ -15,7 +15,7 @@ from supervisor.memory.requests import GIB, busy, holds, waits
         ((holds("a", 20, "critical"), holds("b", 20, "critical")), []),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "normal")), ["b"]),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "low", protected=True)), []),
-        ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # it would not be enough: nobody goes for nothing
+        ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # it would not be enough: no engine ends for nothing
         ((holds("a", 2, "low"), holds("b", 20, "low"), holds("c", 18, "high")), ["b"]),
         ((holds("a", 20, "low"), holds("b", 20, "low", idle_seconds=900.0)), ["b"]),
         ((holds("a", 20, "low", load_seconds=90), holds("b", 20, "low", load_seconds=9)), ["b"]),
@@ -35,7 +35,7 @@ def test_who_makes_room(held, victims):
 
 
 def test_the_cheapest_set_has_nobody_in_it_for_nothing():
-    """A set that is chosen from below loses whoever is not needed for the sum."""
+    """A set that is chosen from below loses each engine that is not needed for the sum."""
     small, large = holds("small", 3, "batch"), holds("large", 20, "low")
     held = {each.key: each for each in (small, large)}
     chosen = cheapest(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB, 0.0)

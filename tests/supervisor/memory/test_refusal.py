@@ -25,7 +25,7 @@ from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
         (waits(gib=29), busy(holds("a", 20)), Block.FULL),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=26 * GIB), Block.HEADROOM),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=27 * GIB), None),
-        # promised to somebody who is still loading: not free twice
+        # promised to an engine that still loads: not free twice
         (waits(gib=20), busy(holds("a", 20, resident=0, loaded_at=None), available_bytes=46 * GIB), Block.HEADROOM),
         # ended, and not seen to be back
         (waits(gib=20), attrs.evolve(EMPTY, releasing_bytes=30 * GIB), Block.FULL),

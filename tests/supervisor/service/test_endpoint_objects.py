@@ -22,7 +22,7 @@ SERVING = FACTS.with_view(LOADED)
     ],
 )
 def test_where_the_engine_is_said_to_be(reach, api, kinds, suffix):
-    """In one object of the form that the host is set to; nowhere while nobody could reach it."""
+    """In one object of the form that the host is set to; none while no client could reach it."""
     slots = endpoint_objects(attrs.evolve(FACTS, reach=reach), api)
     assert [slot.kind for slot in slots] == kinds
     assert all(slot.key.name.endswith(suffix) for slot in slots)

@@ -57,7 +57,7 @@ async def test_a_ready_engine_is_reached_directly():
 
 
 async def test_a_pod_is_reached_directly_and_the_way_from_outside_is_named():
-    """A pod's address is one of the cluster's network; whoever is outside is told the command that forwards a port."""
+    """A pod's address is one of the cluster's network; a user outside is told the command that forwards a port."""
     way = await way_to(service(selector="app=chat"), piece("node-1", "10.0.0.5", ready=True))
     assert (way.host, way.port) == ("10.0.0.5", 51234)
     assert "`kubectl port-forward -n default service/chat 8080:8080`" in way.name
