@@ -96,7 +96,7 @@ def greeted_as_new(original):
 
 def planned_first(original):
     """The planner has spoken before the runner looks for the first time."""
-    return lambda desired, runner, first: original(desired, runner, Idle(Reason.PENDING))
+    return lambda replan, runner, first: original(replan, runner, Idle(Reason.PENDING))
 
 
 async def nothing(*_):

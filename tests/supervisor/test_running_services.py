@@ -99,4 +99,4 @@ def test_the_host_changes_under_every_service():
     running.tell_address()
     running.tell_engine()
     assert [one.runner.changes for one in running.by_key.values()] == [1, 1]
-    assert [one.desired.version for one in running.by_key.values()] == [1, 1]
+    assert [one.replan.version for one in running.by_key.values()] == [1, 1]

@@ -41,7 +41,7 @@ from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service_queue import ServiceQueue
-from llmkube.supervisor.services import SETTLE_SECONDS, Services, conditions_of
+from llmkube.supervisor.services import SETTLE_SECONDS, Services, conditions_of, wish_of
 
 log = structlog.get_logger(__name__)
 
@@ -109,13 +109,22 @@ def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Serv
 
     queue = ServiceQueue()
     hosts = HostMonitor(client, settings.lease_namespace, queue.add_all)
-    claims = ClaimManager(client, settings, hosts, ports.utcnow, ports.rng, ports.weights.has, queue.add)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
     running = RunningServices(Book(settings.memory_rules))
-    ledger = Ledger(running.book, watched=ports.memory is not None, told=running.tell_evicted)
-    applier = Applier(ports.rng, running.tell_refused)
     services, models = Cache[InferenceService](), Cache[Model]()
     services.expect(ports.left)
+    claims = ClaimManager(
+        client,
+        settings,
+        hosts,
+        ports.utcnow,
+        ports.rng,
+        has_file=ports.weights.has,
+        desired=partial(wish_of, services=services, models=models, running=running, settings=settings),
+        enqueue=queue.add,
+    )
+    ledger = Ledger(running.book, watched=ports.memory is not None, told=running.tell_evicted)
+    applier = Applier(ports.rng, running.tell_refused)
     drift_repair = DriftRepair(applier, partial(conditions_of, services, models), ports.rng)
     return Services(
         settings=settings,

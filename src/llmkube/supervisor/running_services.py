@@ -29,16 +29,26 @@ class Running:
     """One service's task.
 
     Attributes:
-        desired: The newest wish, for the planner.
+        replan: Has the planner look again: its version grows with every newer wish.
         scope: Cancel it, and the service ends in order.
         status_manager: What is said of it.
         runner: Keeps its engine in line.
     """
 
-    desired: Mailbox[Desired]
+    replan: Mailbox[None]
     scope: trio.CancelScope
     status_manager: StatusManager
     runner: Runner
+
+    @property
+    def wish(self) -> Desired:
+        """What it serves, or plans to."""
+        return self.status_manager.facts.wish
+
+    def follow(self, wish: Desired) -> None:
+        """Serve a newer wish."""
+        self.status_manager.follow(wish)
+        self.replan.put_nowait(None)
 
 
 @attrs.define(eq=False)
@@ -60,7 +70,7 @@ class RunningServices:
     def tell_engine(self) -> None:
         """The engine program is another one; its flags may be others, so every service is planned again."""
         for running in self.by_key.values():
-            running.desired.put_nowait(running.desired.value)
+            running.replan.put_nowait(None)
 
     def tell_memory(self, decision: Decision, before: Decision | None) -> None:
         """How short of memory the host is, and why nothing is evicted."""

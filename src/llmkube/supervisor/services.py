@@ -164,9 +164,7 @@ class Services:
         running, service = self.running.by_key.get(key), self.services.get(key)
         if service is None and not self.services.synced.is_set():
             return  # added by a claim: what has not been listed yet is not known to be gone
-        current = running.desired.value if running else None
-        model = self.models.get(model_key(service)) if service else None
-        wish = desired_here(service, model, current, self.settings.accelerators)
+        wish = wish_of(key, self.services, self.models, self.running, self.settings)
         ours = wish is not None and self.claims.may_run(wish, running=running is not None)
         if running is not None and wish is not None:
             running.status_manager.speak(ours and self.claims.reports(wish))
@@ -179,8 +177,8 @@ class Services:
                 running.scope.cancel(reason="deleted, or another host's")
         elif running is None:
             self._start(key, wish, nursery)
-        elif not running.scope.cancel_called and not wish.same_wish(current):
-            running.desired.put_nowait(wish)
+        elif not running.scope.cancel_called and not wish.same_wish(running.wish):
+            running.follow(wish)
             self.ledger.follow(key, _terms(wish))
         # A service that comes back while its task ends is added again by the end of that task.
 
@@ -202,7 +200,7 @@ class Services:
             ServiceContext(status_manager, self.ports, self.settings, self.parting, self.ledger), found, kept
         )
         # Listed before its task runs for the first time: it may be reconciled again in between.
-        self.running.by_key[key] = running = Running(Mailbox(wish), trio.CancelScope(), status_manager, runner)
+        self.running.by_key[key] = running = Running(Mailbox(None), trio.CancelScope(), status_manager, runner)
         self.ledger.follow(key, _terms(wish))
         if left is not None and left.engine is not None:
             self.ledger.adopt(key, need_of(left.launch, None))
@@ -213,7 +211,7 @@ class Services:
         running.status_manager.start(adopting=left is not None and left.engine is not None)
         first: Target = left.launch if left else Idle(Reason.PENDING)
         with self._listed(key), running.scope:
-            await run_service(running.desired, running.runner, first)
+            await run_service(running.replan, running.runner, first)
         if running.scope.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
             running.status_manager.finish()
@@ -237,6 +235,19 @@ def conditions_of(services: Cache[InferenceService], models: Cache[Model], slot:
     """Return the conditions of a service or a Model as last seen; None when there is no such object."""
     found = services.get(slot.key) if slot.kind is InferenceService else models.get(slot.key)
     return found.status.conditions if found is not None and found.status is not None else None
+
+
+def wish_of(
+    key: Key,
+    services: Cache[InferenceService],
+    models: Cache[Model],
+    running: RunningServices,
+    settings: AgentSettings,
+) -> Desired | None:
+    """Return what this host should do for a service as last seen; None when the service is not its business."""
+    service, runs = services.get(key), running.by_key.get(key)
+    model = models.get(model_key(service)) if service else None
+    return desired_here(service, model, runs.wish if runs else None, settings.accelerators)
 
 
 def _terms(wish: Desired) -> Terms:

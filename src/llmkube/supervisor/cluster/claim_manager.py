@@ -49,7 +49,7 @@ RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 class _Service:
     """What this host wants of one service."""
 
-    wish: Desired | None = None  # None: nothing, and its claims are given up
+    wanted: bool = False  # if not, its claims are given up
     running: bool = False
     unlisted: bool = False  # no list has named it, so that a read has to confirm that it is gone
     due: tuple[Acquire, float] | None = None  # which slot is acquired next, and when
@@ -67,6 +67,7 @@ class ClaimManager:
         utcnow: The wall clock, for the times in claims.
         rng: Spreads pauses.
         has_file: Whether a Model's file is on this host already.
+        desired: What is wished of a service here; None when it is not this host's business.
         enqueue: Look at a service again; called when its claims have changed.
         name_confirmed: Set once it is certain that no other machine uses this host's name.
         renewed: Set once this host's own Lease is there: a claim counts only while its holder's Lease is renewed.
@@ -78,6 +79,7 @@ class ClaimManager:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     has_file: Callable[[Model], Awaitable[bool]]
+    desired: Callable[[Key], Desired | None]
     enqueue: Callable[[Key], None]
     name_confirmed: trio.Event = attrs.field(factory=trio.Event)
     renewed: trio.Event = attrs.field(factory=trio.Event)
@@ -116,7 +118,7 @@ class ClaimManager:
                 self.release(key)  # of a slot that is no longer there
             return False
         service = self._services.setdefault(key, _Service())
-        service.wish, service.running = wish, running
+        service.wanted, service.running = True, running
         if isinstance(decision, Held):
             if claims.surplus(self._ours(key), decision):
                 self._queue.add_nowait(key)
@@ -140,7 +142,7 @@ class ClaimManager:
         """
         if key in self._services or self._ours(key) or self._orphans(key):
             service = self._services.setdefault(key, _Service())
-            service.wish, service.unlisted, service.due = None, unlisted, None
+            service.wanted, service.unlisted, service.due = False, unlisted, None
             self._queue.add_nowait(key)
 
     def services(self) -> list[Key]:
@@ -201,10 +203,12 @@ class ClaimManager:
         service = self._services.setdefault(key, _Service())
         try:
             with trio.fail_after(WRITE_SECONDS):
-                if service.wish is None:
+                if not service.wanted:
                     await self._give_up(key, service)
-                elif isinstance(decision := self._decide(service.wish), Acquire):
-                    return await self._acquire(service.wish, service, decision)
+                elif (wish := self.desired(key)) is None:
+                    pass  # it has just gone: who looks at it next releases it
+                elif isinstance(decision := self._decide(wish), Acquire):
+                    return await self._acquire(wish, service, decision)
                 else:
                     for claim in claims.surplus(self._ours(key), decision):
                         await self._delete(claim)
@@ -222,7 +226,7 @@ class ClaimManager:
         for claim in claims.surplus(self._ours(key), None):
             await self._delete(claim)
         await self._delete_orphans(key)
-        if service.wish is None:  # it may have come back while we were writing
+        if not service.wanted:  # it may have come back while we were writing
             del self._services[key]
 
     async def _acquire(self, wish: Desired, service: _Service, decision: Acquire) -> float | None:
@@ -244,7 +248,7 @@ class ClaimManager:
             await self._leases.read(lease_key)
             if self._claims.get(lease_key) is None:
                 raise WorldError(f"the Lease {lease_key} exists and is no claim; delete it")
-        if service.wish is None:  # the service has gone while we were writing
+        if not service.wanted:  # the service has gone while we were writing
             return 0.0
         self.enqueue(wish.key)
         return None

@@ -31,7 +31,6 @@ from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
 from llmkube.supervisor.memory.ledger import Grant, Ledger
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import Need
-from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
@@ -117,8 +116,7 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
-    _record: EngineRecord | None = None  # what the journal says of its process
-    _wish: Desired | None = None  # what it says was asked for
+    _entry: Entry | None = None  # what the journal says of its process, or will say
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -164,14 +162,12 @@ class Attempt:
         """Have the next agent know that this has served, and that newer plans could not start since."""
         if self.kept is None:
             self.kept = self.launch
-            if self._record is not None:
-                await self._noted(self._record)
+            await self._note_again()
 
     async def follow(self) -> None:
         """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
-        known = self._wish is None or self._wish is self.context.status_manager.facts.wish
-        if self._record is not None and not known:
-            await self._noted(self._record)
+        if self._entry is not None and self._entry.wish is not self.context.status_manager.facts.wish:
+            await self._note_again()
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +199,8 @@ class Attempt:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         context, found = self.context, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
-            self.child, self._record = child, record
+            self.child = child
+            self._entry = self._entry or self._entry_of(record)
             context.ledger.started(grant, child.pid)
             view = ServiceView(
                 Reason.LOADING,
@@ -252,12 +249,12 @@ class Attempt:
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
         context, key = self.context, self.context.status_manager.key
+        self._entry = self._entry_of(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.parting) as child:
             log.info(
                 "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
             )
-            self._wish = context.status_manager.facts.wish
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
@@ -265,7 +262,8 @@ class Attempt:
     async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
         """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
         await child.log_to(self.context.log_path)
-        self._record = record = attrs.evolve(record, next_log=False)
+        record = attrs.evolve(record, next_log=False)
+        self._entry = self._entry_of(record)
         await self._noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
         return record
 
@@ -280,9 +278,17 @@ class Attempt:
         return True
 
     async def _note(self, record: EngineRecord) -> None:
-        wish = self.context.status_manager.facts.wish
-        await self.context.ports.journal.write(Entry(wish, self.launch, record, self.kept))
-        self._record, self._wish = record, wish
+        entry = self._entry_of(record)
+        await self.context.ports.journal.write(entry)
+        self._entry = entry
+
+    async def _note_again(self) -> None:
+        """Note what has changed about a process of which the journal knows."""
+        if self._entry is not None and self._entry.engine is not None:
+            await self._noted(self._entry.engine)
+
+    def _entry_of(self, record: EngineRecord) -> Entry:
+        return Entry(self.context.status_manager.facts.wish, self.launch, record, self.kept)
 
     async def _answers_at_once(self, url: str) -> bool:
         with trio.move_on_after(CONFIRM_SECONDS):

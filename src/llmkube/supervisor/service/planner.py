@@ -40,14 +40,13 @@ PREVIEW_SECONDS: Final = 10.0
 
 
 async def run_planner(
-    desired: Mailbox[Desired], target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger
+    replan: Mailbox[None], target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger
 ) -> None:
-    """Never return: keep the target in line with the newest wish; a newer wish interrupts work on an older one."""
+    """Never return: keep the target in line with the newest wish; a newer one, or engine, interrupts the work."""
     while True:
-        version = desired.version
-        manager.follow(desired.value)
-        await _plan_unless_newer(partial(desired.wait_newer, version), target, manager, ports, ledger)
-        await desired.wait_newer(version)  # the planner of a service at rest is one task that waits
+        version = replan.version
+        await _plan_unless_newer(partial(replan.wait_newer, version), target, manager, ports, ledger)
+        await replan.wait_newer(version)  # the planner of a service at rest is one task that waits
 
 
 async def _plan_unless_newer(

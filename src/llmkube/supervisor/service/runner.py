@@ -3,7 +3,7 @@
 ```
  run_service                         lives until the agent cancels its life scope
  └ nursery
-   ├ run_planner   Desired ─▶ Target        (fetch, read, plan; never touches a process)
+   ├ run_planner   wish ─▶ Target           (fetch, read, plan; never touches a process)
    └ Runner.run    Target ─▶ engine
      └ attempts                             one after the other, and two while one replaces the other
 ```
@@ -34,7 +34,6 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
@@ -51,11 +50,11 @@ CONFIRMED_SECONDS: Final = 1.0
 is replaced, and one that still loads is not waited for."""
 
 
-async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target) -> None:
+async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) -> None:
     """Look after one service until cancelled; a bug in here is reported and costs its siblings nothing.
 
     Args:
-        desired: What is wished; the newest counts.
+        replan: Its version grows whenever the wish, or the engine that would serve it, is another one.
         runner: Keeps the engine in line.
         first: The target until the planner has made one: what an earlier agent left, if it did.
     """
@@ -66,7 +65,7 @@ async def run_service(desired: Mailbox[Desired], runner: "Runner", first: Target
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
-                nursery.start_soon(run_planner, desired, target, manager, context.ports, context.ledger)
+                nursery.start_soon(run_planner, replan, target, manager, context.ports, context.ledger)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             log.exception("service task failed", name=manager.key.name, namespace=manager.key.namespace)
