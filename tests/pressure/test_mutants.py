@@ -14,6 +14,7 @@ from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import Reservation
 from pressure.playing import play
 from pressure.timelines import TIMELINES
+from sim.mutation import fitting
 
 BY_NAME = {each.name: each for each in TIMELINES}
 
@@ -177,7 +178,8 @@ def test_a_deliberate_bug_is_caught(mutant, name, monkeypatch):
     """With this bug its timeline does not end as it should, or an invariant breaks."""
     timeline = BY_NAME[name]
     mutant(monkeypatch)
-    host, books = play(timeline)
+    with fitting():
+        host, books = play(timeline)
     evicted = tuple(mark.name for mark in host.marks if mark.what == "evict")
     displaced = tuple(mark.name for mark in host.marks if mark.what == "displaced")
     seen = (evicted, displaced, tuple(host.running()))

@@ -1,20 +1,63 @@
 """Deliberate bugs: whether a timeline that one of them must not get through has noticed it."""
 
+import logging
+import sys
+from contextlib import contextmanager
+
 import attrs
+import structlog
 
 from llmkube.controller.reconciler import leaves
 from llmkube.k8s.codec import encode
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
 
+MISTAKES = (TypeError, AttributeError, NameError)
+"""What a mutant raises that no longer fits the function which it replaces."""
+
+
+class BrokenMutantError(Exception):
+    """A mutant crashes by a mistake of its own; what the timeline says about that is no proof."""
+
 
 def is_caught(play):
-    """Whether an assertion fails while a timeline is played; what breaks off beside that tells nothing."""
+    """Whether an assertion fails while a timeline is played; what breaks off beside that tells nothing.
+
+    Raises:
+        BrokenMutantError: The mutant has crashed.
+    """
+    found = []
+    with fitting():
+        try:
+            play()
+        except (AssertionError, ExceptionGroup) as error:
+            found = leaves(error)
+            _check(found)
+    return any(isinstance(leaf, AssertionError) for leaf in found)
+
+
+@contextmanager
+def fitting():
+    """Raise `BrokenMutantError` at the end if the mutant has crashed; a program contains its crashes, and logs them."""
+    crashes, before = [], structlog.get_config()
+
+    def collect(logger, method, event):
+        if event.get("exc_info") and (crash := sys.exc_info()[1]) is not None:
+            crashes.extend(leaves(crash))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[collect], wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     try:
-        play()
-    except (AssertionError, ExceptionGroup) as error:
-        return any(isinstance(leaf, AssertionError) for leaf in leaves(error))
-    return False
+        yield
+    finally:
+        structlog.configure(**before)
+    _check(crashes)
+
+
+def _check(crashes):
+    for crash in crashes:
+        if isinstance(crash, MISTAKES):
+            raise BrokenMutantError(f"the mutant does not fit what it replaces: {crash!r}") from crash
 
 
 def keep_what_is_gone(self, listing, original=Cache.replace):

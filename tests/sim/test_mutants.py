@@ -1,12 +1,10 @@
 """Deliberate bugs: each must make a timeline fail, or the timeline proves nothing."""
 
-import logging
 import random
 from functools import partial
 
 import attrs
 import pytest
-import structlog
 import trio
 from trio.testing import MockClock
 
@@ -32,7 +30,7 @@ from sim import score, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
 from sim.machine import Machine, Script, SimChild
-from sim.mutation import is_caught, keep_what_is_gone
+from sim.mutation import BrokenMutantError, fitting, is_caught, keep_what_is_gone
 from sim.world import open_world
 
 
@@ -378,8 +376,7 @@ def test_a_mutant_is_booked(name, monkeypatch):
     owner, attribute, replacement, timeline, column = BOOKED[name]
     with monkeypatch.context() as patched:
         patched.setattr(owner, attribute, replacement)
-        seen = score.play(timeline, quiet_minutes=3).violations
-    assert column in {one.column for one in seen}
+        assert _booked(timeline, column)
     assert not score.play(timeline, quiet_minutes=3).violations
 
 
@@ -399,12 +396,12 @@ def _all_mutants():
 
 
 def _booked(timeline, column):
-    return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
+    with fitting():
+        return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
 
 
 def count(say=print):
     """Run every deliberate bug, say which ones are caught, and return 0 if all are: `python -m tests.sim --mutants`."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     caught = total = 0
     for name, bug, notices in _all_mutants():
         total += 1
@@ -458,3 +455,10 @@ def test_the_same_seed_gives_the_same_run():
         return record
 
     assert spawns() == spawns()
+
+
+def test_a_mutant_that_does_not_fit_is_no_proof(monkeypatch):
+    """One that crashes wherever it is called fails every timeline, whatever that timeline asserts."""
+    monkeypatch.setattr(planner, "check", lambda service: None)  # it is called with two arguments
+    with pytest.raises(BrokenMutantError, match="2 were given"):
+        is_caught(partial(play, run))
