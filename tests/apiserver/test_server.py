@@ -8,6 +8,7 @@ import httpx
 import pytest
 import trio
 import yaml
+from prometheus_client import CollectorRegistry, Gauge
 
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http.listen import PortTakenError
@@ -44,6 +45,18 @@ async def test_only_the_token_opens_the_door(tmp_path):
         assert (answer.json()["kind"], answer.json()["reason"]) == ("Status", "Unauthorized")
         for path in ("/healthz", "/livez", "/readyz"):
             assert (await http.get(path)).text == "ok"
+
+
+async def test_metrics_take_the_token(tmp_path):
+    """A server that was given a registry shows it at /metrics, to those who have the token."""
+    registry = CollectorRegistry()
+    Gauge("llmkube_demo", "A figure.", registry=registry).set(7)
+    async with open_api_server(tmp_path, port=0, registry=registry) as handle:
+        async with open_http(handle, tmp_path, token="wrong") as http:
+            assert (await http.get("/metrics")).status_code == 401
+        async with open_http(handle, tmp_path) as http:
+            assert "llmkube_demo 7.0" in (await http.get("/metrics")).text
+            assert (await http.get("/api/v1/namespaces")).json()["kind"] == "NamespaceList"
 
 
 async def test_plain_http_is_not_spoken(tmp_path):

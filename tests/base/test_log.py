@@ -112,6 +112,13 @@ def test_other_packages_are_heard_from_warnings_up():
     assert (line["msg"], line["token"]) == ("odd answer", REDACTED)
 
 
+def test_a_stack_stands_below_its_console_line():
+    """One call per line, as a traceback has it."""
+    told = lines(lambda log: log.error("stands still", stack="a.py:1 run\nb.py:2 hold", seconds=1), style="console")
+    assert told[0].endswith("ERROR   stands still  seconds=1")
+    assert told[1:] == ["a.py:1 run", "b.py:2 hold"]
+
+
 def test_the_console_line_is_short():
     """On a console a line is a clock, a level, the message and quoted keys."""
     (line,) = lines(lambda log: log.warning("engine exited", name="chat", message='said "no"'), style="console")

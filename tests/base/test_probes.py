@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from http_lab import MemoryListener
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.message import Headers
+from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.base.probes import probes_handler
+from llmkube.base.probes import probes_handler, with_metrics
 
 
 @pytest.fixture
@@ -71,3 +71,18 @@ async def test_nothing_else_is_here(ask, method, path, status):
     assert answer.status == status
     assert (answer.headers.get("allow") == "GET, HEAD") is (status == 405)
     assert (answer.body == b"") is (method == "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/metrics", 200), ("POST", "/metrics", 418), ("GET", "/", 418)]
+)
+async def test_metrics_beside_another_handler(nursery, method, path, status):
+    """A server with a purpose of its own keeps every other path and method."""
+
+    async def brew(exchange):
+        await exchange.respond(Response.text(418, "short and stout"))
+
+    listener = MemoryListener()
+    await nursery.start(run_server, with_metrics(brew, CollectorRegistry()), [listener])
+    async with open_http_client(listener.connect) as client:
+        assert (await client.request(method, f"http://server:1{path}")).status == status

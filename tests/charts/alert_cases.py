@@ -29,6 +29,7 @@ HEALTHY: Mapping[str, str] = {
     f'{AGENT}_evictions_total{{instance="studio", cause="critical"}}': "0x60 1x60",
     f"{AGENT}_memory_estimate_error_ratio{{{CHAT}}}": "-0.1x120",
     'llmkube_download_bytes_per_second{instance="studio", source="hf://o/r"}': "1000000x120",
+    'llmkube_event_loop_stalls_total{instance="studio"}': "0x60 1x60",
     'llamacpp:requests_deferred{instance="studio"}': "0x10 3x5 0x105",
     'vllm:kv_cache_usage_perc{instance="gpu"}': "0.5x120",
 }
@@ -82,6 +83,7 @@ CASES = (
         "LLMKubeDownloadStalled",
         {'llmkube_download_bytes_per_second{instance="studio", source="hf://o/r"}': "0x120"},
     ),
+    Case("LLMKubeEventLoopStalled", {'llmkube_event_loop_stalls_total{instance="studio"}': "0x50 5x70"}),
     Case("LLMKubeRequestsQueued", {'llamacpp:requests_deferred{instance="studio"}': "2x120"}),
     Case("LLMKubeRequestsQueued", {'vllm:num_requests_waiting{instance="gpu"}': "2x120"}),
     Case("LLMKubeRequestsQueued", {'tgi_queue_size{instance="gpu"}': "2x120"}),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
+from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
 from llmkube.supervisor.host.power import DOMAINS, PowerView
 from llmkube.supervisor.host.sample import Level, Sample
@@ -97,5 +98,6 @@ def known_names() -> set[str]:
     controller = CollectorRegistry()
     ReconcileMetrics.on(controller)
     controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
+    controller.register(LoopWatchdog())
     ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory, power=_some_power))}
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

@@ -19,6 +19,7 @@ import attrs
 import httpx
 import structlog
 import trio
+from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
@@ -37,6 +38,7 @@ from llmkube.base.http.exchange import Handler
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
+from llmkube.base.probes import with_metrics
 
 log = structlog.get_logger()
 
@@ -82,6 +84,7 @@ async def open_api_server(
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
     port_field: str = "",
+    registry: CollectorRegistry | None = None,
     utcnow: Callable[[], datetime] = utcnow_real,
     rng: random.Random | None = None,
 ) -> AsyncIterator[ApiServerHandle]:
@@ -92,6 +95,7 @@ async def open_api_server(
         host: Address to listen on, and the server's name in the kubeconfig.
         port: TCP port; 0 takes a free one.
         port_field: The flag that a PortTakenError names.
+        registry: What `/metrics` shows to those who have the token; None for no such path.
         utcnow: The wall clock.
         rng: Draws uids and names; the operating system's by default.
 
@@ -117,7 +121,8 @@ async def open_api_server(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run_housekeeping)
             nursery.start_soon(run_renewal, pki, hosts, context, utcnow)
-            await nursery.start(partial(run_server, guarded(server.handle, token), secured, limits=limits))
+            handler = server.handle if registry is None else with_metrics(server.handle, registry)
+            await nursery.start(partial(run_server, guarded(handler, token), secured, limits=limits))
             try:
                 yield ApiServerHandle(url, kubeconfig, server.handle, server)
             finally:

@@ -54,7 +54,7 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
-        style: `json` is one object per line with `ts`, `level`, `msg`; `console` is one short line.
+        style: `json` is one object per line with `ts`, `level`, `msg`; `console` is one short line, a stack below it.
         stream: Where to write; without it, whatever `sys.stderr` is at that moment (a live display may replace it).
 
     Raises:
@@ -96,15 +96,15 @@ def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a traceback below it if there is one."""
+    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`; a stack or a traceback stands below it."""
     rest = dict(event)
     clock = str(rest.pop("ts", ""))[11:19]
     level = str(rest.pop("level", "info")).upper()
     message = str(rest.pop("msg", ""))
-    trace = rest.pop("exception", "")
+    below = [str(trace) for key in ("stack", "exception") if (trace := rest.pop(key, ""))]
     keys = " ".join(f"{key}={_quoted(value)}" for key, value in rest.items())
     line = f"{clock} {level:<7} {message}" + (f"  {keys}" if keys else "")
-    return f"{line}\n{trace}" if trace else line
+    return "\n".join([line, *below])
 
 
 class _CurrentStderr:

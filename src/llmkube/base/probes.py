@@ -12,6 +12,19 @@ Ready = Callable[[], tuple[bool, str]]
 """Returns whether the process does its work, and why (not)."""
 
 
+def with_metrics(handler: Handler, registry: CollectorRegistry) -> Handler:
+    """Answer `GET /metrics` as `probes_handler` does, and leave everything else to another handler."""
+
+    async def handle(exchange: Exchange) -> None:
+        request = exchange.request
+        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+            await exchange.respond(_metrics(registry, request.headers.get("accept") or ""))
+        else:
+            await handler(exchange)
+
+    return handle
+
+
 def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:
     """Answer `/healthz`, `/readyz` and `/metrics`; nothing here waits for anything.
 
@@ -32,8 +45,7 @@ def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:
             status = "ok" if is_ready else "not ready"
             return Response.json(200 if is_ready else 503, {"status": status, "reason": reason})
         if path == "/metrics":
-            encode, content_type = choose_encoder(accept)
-            return Response(200, Headers.of({"Content-Type": content_type}), encode(registry))
+            return _metrics(registry, accept)
         return Response.json(404, {"error": f"nothing at {path}; there are /healthz, /readyz and /metrics"})
 
     async def handle(exchange: Exchange) -> None:
@@ -45,3 +57,8 @@ def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:
         await exchange.respond(answer(request.path, request.headers.get("accept") or ""))
 
     return handle
+
+
+def _metrics(registry: CollectorRegistry, accept: str) -> Response:
+    encode, content_type = choose_encoder(accept)
+    return Response(200, Headers.of({"Content-Type": content_type}), encode(registry))

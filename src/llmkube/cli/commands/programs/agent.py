@@ -18,6 +18,7 @@ from llmkube import __version__
 from llmkube.base.errors import UserError
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
+from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import probes_handler
 from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_program import find_llama_server
@@ -163,6 +164,7 @@ def selector_of(text: str) -> Selector:
 async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:
     """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
     async with (
+        open_loop_watchdog() as loop_watchdog,
         open_optional_port(config.port, "--port") as probes,
         open_client(cluster) as client,
         open_local_ports(settings, client) as ports,
@@ -177,6 +179,7 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                     rng = random.Random()  # noqa: S311 - jitter, not a secret
                     agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
                 registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
+                registry.register(loop_watchdog)
                 await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
             support.start_soon(_settle_heap_later)
             log.info(

@@ -11,10 +11,12 @@ import click
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import structlog
 import trio
+from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.log import configure_logging
+from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.config import ApiServerConfig, load
 from llmkube.cli.options import HELP, guarded, settings_options
@@ -36,19 +38,22 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def open_server(state_dir: Path, port: int, *, field: str) -> AsyncIterator[Server]:
+async def open_server(
+    state_dir: Path, port: int, *, field: str, registry: CollectorRegistry | None = None
+) -> AsyncIterator[Server]:
     """Run the API server for as long as the block; Models and InferenceServices are known to it when the block begins.
 
     Args:
         state_dir: Holds everything that it keeps.
         port: TCP port on the loopback address; 0 takes a free one.
         field: The flag that an error about the port names.
+        registry: What its `/metrics` shows; None for no such path.
 
     Raises:
         PortTakenError: Another program listens on the port.
     """
     async with (
-        open_api_server(state_dir, host=LOOPBACK, port=port, port_field=field) as running,
+        open_api_server(state_dir, host=LOOPBACK, port=port, port_field=field, registry=registry) as running,
         open_transport(running.handler) as transport,
         # In memory: our own calls need no TLS, and go on when the certificate is renewed.
         httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,  # noqa: S113 (callers')
@@ -68,7 +73,12 @@ def apiserver(**flags: Any) -> None:
     with held_state_dir(config.state_dir, "apiserver.lock") as state_dir:
 
         async def serve(stop: Stop) -> None:
-            async with open_server(state_dir, config.port, field="--port") as server:
+            registry = CollectorRegistry()
+            async with (
+                open_loop_watchdog() as loop_watchdog,
+                open_server(state_dir, config.port, field="--port", registry=registry) as server,
+            ):
+                registry.register(loop_watchdog)
                 with stop.here():
                     command = f"export KUBECONFIG={shlex.quote(str(server.kubeconfig))}"
                     click.echo(f"Kubernetes API on {server.url}\n\n  {command}\n")

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.errors import UserError
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
+from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import probes_handler
 from llmkube.base.units import parse_bytes
 from llmkube.cli.commands.programs.host_name import default_host_name
@@ -61,10 +62,12 @@ def controller(**flags: Any) -> None:
             return True, "acting" if acting.is_set() else "standing by"
 
         async with (
+            open_loop_watchdog() as loop_watchdog,
             open_optional_port(config.port, "--port", EVERY_ADDRESS) as probes,
             open_client(cluster) as client,
             open_service_nursery() as tasks,
         ):
+            registry.register(loop_watchdog)
             if probes is not None:
                 await tasks.start(run_server, probes_handler(ready, registry), probes.listeners)
             await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))

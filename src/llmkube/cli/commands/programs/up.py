@@ -25,6 +25,7 @@ from rich.text import Text
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
+from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import probes_handler
 from llmkube.cli.commands.programs.apiserver import open_server
 from llmkube.cli.commands.programs.download_options import download_settings
@@ -150,6 +151,7 @@ class _Up:
         config, settings = self.plan.config, self.plan.agent_settings
         outcome = None
         async with (
+            open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port") as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
@@ -169,6 +171,7 @@ class _Up:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
                     registry = agent_registry(view, ports.downloads, view.memory)
+                    registry.register(loop_watchdog)
                     control = partial(
                         run_controller,
                         server.client,
