@@ -46,6 +46,8 @@ ORDER: Final = (
     "gguf_header",
     "gguf_verdicts",
     "api_server",
+    "http_proxy",
+    "flood",
     "bench_cache_memory",
 )
 """How the page is ordered; what is not named here comes last."""
@@ -155,6 +157,7 @@ class Run:
     packages: tuple[str, ...]
     seed: int = 0
     quick: bool = False
+    options: frozenset[str] = frozenset()
     load_before: float = attrs.field(factory=lambda: os.getloadavg()[0])
 
     @property
@@ -193,14 +196,16 @@ class Run:
             (RESULTS / f"{self.name}.json").write_text(text + "\n", "utf-8")
 
 
-def begin(name: str, *packages: str) -> Run:
-    """Read the options that every benchmark has, and note the conditions."""
+def begin(name: str, *packages: str, options: Mapping[str, str] = {}) -> Run:
+    """Read the options that every benchmark has, and those of this one, and note the conditions."""
     parser = argparse.ArgumentParser(f"benchmarks/{name}.py")
     text = f"what all randomness comes from (default: {DEFAULT_SEED})"
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help=text)
     parser.add_argument("--quick", action="store_true", help="a few rounds to see that it works; nothing is kept")
+    for option, about in options.items():
+        parser.add_argument(f"--{option}", action="append_const", dest="options", const=option, default=[], help=about)
     given = parser.parse_args()
-    return Run(name, ("llmkube", *packages), given.seed, given.quick)
+    return Run(name, ("llmkube", *packages), given.seed, given.quick, frozenset(getattr(given, "options", ())))
 
 
 def interleaved(contenders: Mapping[str, Callable[[], Any]], rounds: int, rng: random.Random) -> dict[str, list[Any]]:

@@ -1,0 +1,10 @@
+"""What the benchmarks of HTTP share: tools, contenders, load.
+
+tools       wrk and nginx out of Debian's packages, and a venv with aiohttp, uvicorn and httpx
+nginx       nginx as the backend and as a reverse proxy
+contenders  the proxies in Python
+processes   all proxies that can be had, running
+sse         a backend that streams tokens, and a client that times them
+wrk         requests of varying length as fast as they are answered
+up_program  the real `llmkube up`, with engines of our own making
+"""
