@@ -19,11 +19,11 @@ One answer is not taken at its code: a server-side apply that names a field whic
 a 500 without a reason (seen with Kubernetes 1.36), although asking again cannot help. It is a `SchemaMismatchError`.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from llmkube.base import json_text
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 
 _EXCERPT_CHARACTERS = 160
@@ -235,7 +235,7 @@ def _class_for(code: int, reason: str) -> type[ApiError]:
 
 def _parse_status(body: bytes) -> Mapping[str, Any] | None:
     try:
-        parsed = json.loads(body)
+        parsed = json_text.loads(body)
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) and parsed.get("kind") == "Status" else None

@@ -3,19 +3,17 @@
 Wire facts are those of the Kubernetes API reference ("API Concepts": verbs, paging, watch, patch media types).
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from llmkube.base import json_text
 from llmkube.k8s.resource import Key, Resource
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, and every server since 1.16 knows this media type
 JSON = "application/json"
-
-_COMPACT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 @attrs.frozen
@@ -38,7 +36,7 @@ def any_request(
     method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None, content_type: str = JSON
 ) -> ApiRequest:
     """A request for a kind that is known by its data only; `body` is JSON data or None."""
-    content = b"" if body is None else _json(body)
+    content = b"" if body is None else json_text.dumps(body)
     return ApiRequest(method, path, _params(**(params or {})), content, content_type if content else "")
 
 
@@ -82,7 +80,7 @@ def watch(
 
 def create(resource: Resource, namespace: str, obj: Mapping[str, Any], *, field_manager: str = "") -> ApiRequest:
     """Create an object in its namespace ("" for a cluster-scoped kind)."""
-    return ApiRequest("POST", resource.path(namespace), _params(fieldManager=field_manager), _json(obj), JSON)
+    return ApiRequest("POST", resource.path(namespace), _params(fieldManager=field_manager), json_text.dumps(obj), JSON)
 
 
 def update(
@@ -90,7 +88,7 @@ def update(
 ) -> ApiRequest:
     """Replace an object; the resourceVersion inside makes it fail when another client wrote first."""
     path = _object_path(resource, key, subresource)
-    return ApiRequest("PUT", path, _params(fieldManager=field_manager), _json(obj), JSON)
+    return ApiRequest("PUT", path, _params(fieldManager=field_manager), json_text.dumps(obj), JSON)
 
 
 def merge_patch(
@@ -98,7 +96,7 @@ def merge_patch(
 ) -> ApiRequest:
     """Change the named fields of an object (RFC 7386: null removes)."""
     path = _object_path(resource, key, subresource)
-    return ApiRequest("PATCH", path, _params(fieldManager=field_manager), _json(patch), MERGE_PATCH)
+    return ApiRequest("PATCH", path, _params(fieldManager=field_manager), json_text.dumps(patch), MERGE_PATCH)
 
 
 def apply(
@@ -108,7 +106,7 @@ def apply(
     body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
     path = _object_path(resource, Key.of(manifest), subresource)
     params = _params(fieldManager=field_manager, force="true" if force else "")
-    return ApiRequest("PATCH", path, params, _json(body), APPLY_PATCH)
+    return ApiRequest("PATCH", path, params, json_text.dumps(body), APPLY_PATCH)
 
 
 def delete(
@@ -121,7 +119,7 @@ def delete(
         options["preconditions"] = preconditions
     if propagation:
         options["propagationPolicy"] = propagation
-    return ApiRequest("DELETE", _object_path(resource, key), (), _json(options), JSON)
+    return ApiRequest("DELETE", _object_path(resource, key), (), json_text.dumps(options), JSON)
 
 
 def _object_path(resource: Resource, key: Key, subresource: str = "") -> str:
@@ -132,7 +130,3 @@ def _object_path(resource: Resource, key: Key, subresource: str = "") -> str:
 
 def _params(**params: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in params.items() if value)
-
-
-def _json(data: Any) -> bytes:
-    return _COMPACT.encode(data).encode()
