@@ -15,6 +15,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Listing
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.reflector import Cache
+from llmkube.k8s.versions import VersionDecoder
 from llmkube.k8s.watch import parse_event
 
 COUNT = 10_000
@@ -112,7 +113,7 @@ def measure(kind: Any, make: Callable[[int], dict[str, Any]], count: int) -> dic
     for index in range(count):
         obj = make(index)
         obj["metadata"]["resourceVersion"] = str(200_000 + index)
-        cache.apply(parse_event(kind, json.dumps({"type": "MODIFIED", "object": obj}).encode()))
+        cache.apply(parse_event(kind, json.dumps({"type": "MODIFIED", "object": obj}).encode(), VersionDecoder()))
     watched_bytes = _held()
     tracemalloc.stop()
     return {"json_bytes": json_bytes, "listed_bytes": listed_bytes, "watched_bytes": watched_bytes}

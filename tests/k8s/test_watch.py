@@ -9,9 +9,10 @@ import trio
 
 from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, status, status_object, watching
 from llmkube.k8s.builtins import ConfigMap
-from llmkube.k8s.codec import DecodeError, encode
+from llmkube.k8s.codec import DecodeError
 from llmkube.k8s.errors import ApiError, GoneError, ServerError, TransportError, WatchDataError
 from llmkube.k8s.resource import Key
+from llmkube.k8s.versions import VersionDecoder
 from llmkube.k8s.watch import MAX_LINE_BYTES, READ_IDLE_SECONDS, parse_event
 
 ADDED = event("ADDED", config_map("a", 5, x="1"))
@@ -77,23 +78,15 @@ async def test_a_partial_line_at_the_end_is_no_event():
 def test_a_line_that_is_no_event_is_an_error_of_its_kind(line, expected):
     """ERROR events become the error that they carry, everything else that is no event is a WatchDataError."""
     with pytest.raises(expected):
-        parse_event(ConfigMap, line)
+        parse_event(ConfigMap, line, VersionDecoder())
 
 
 def test_a_malformed_object_does_not_spoil_its_event():
     """The event of an object that cannot be decoded still tells whose it is; only looking at the object raises."""
-    one = parse_event(ConfigMap, event("ADDED", {**config_map("a", 5), "data": "not a map"}))
+    one = parse_event(ConfigMap, event("ADDED", {**config_map("a", 5), "data": "not a map"}), VersionDecoder())
     assert one.key == Key("default", "a")
     with pytest.raises(DecodeError, match="data"):
         _ = one.object
-
-
-def test_whoever_hears_the_same_line_shares_its_object():
-    """Two watches in one process read a change once, without its managedFields; another change is another object."""
-    said = {**config_map("a", 5), "metadata": {"name": "a", "namespace": "default", "managedFields": [{}]}}
-    one, same, other = (parse_event(ConfigMap, event(kind, said)) for kind in ("ADDED", "ADDED", "MODIFIED"))
-    assert one.object is same.object is not other.object
-    assert "managedFields" not in encode(one.object)["metadata"]
 
 
 async def test_silence_is_an_error_after_the_read_idle_deadline(autojump_clock):

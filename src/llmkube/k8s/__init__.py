@@ -4,7 +4,7 @@ client, request, errors, auth, http_sender  one request
 reflector, watch, workqueue                 list and watch into a cache, keys into work
 lease, events, rbac                         leader election, Events, rights beside the code
 live_hosts, host_monitor                    which hosts are alive
-fields, codec, resource                     typed objects to JSON and back
+fields, codec, versions, resource           typed objects to JSON and back
 builtins, workloads, crd                    kinds of Kubernetes, and ours
 wire                                        what agent, controller and CLI say to each other
 """

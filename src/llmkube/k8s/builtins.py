@@ -34,7 +34,7 @@ class Namespace:
     @property
     def key(self) -> Key:
         """The namespace's name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +76,7 @@ class Service:
     @property
     def key(self) -> Key:
         """The Service's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -123,7 +123,7 @@ class Endpoints:
     @property
     def key(self) -> Key:
         """The namespace and name, the same as the Service's."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -141,7 +141,7 @@ class Secret:
     @property
     def key(self) -> Key:
         """The Secret's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -158,7 +158,7 @@ class ConfigMap:
     @property
     def key(self) -> Key:
         """The ConfigMap's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -174,7 +174,7 @@ class ServiceAccount:
     @property
     def key(self) -> Key:
         """The ServiceAccount's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -209,7 +209,7 @@ class Event:
     @property
     def key(self) -> Key:
         """The Event's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- discovery.k8s.io/v1 ----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class EndpointSlice:
     @property
     def key(self) -> Key:
         """The slice's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- coordination.k8s.io/v1 -------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Lease:
     @property
     def key(self) -> Key:
         """The Lease's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- apiextensions.k8s.io/v1 ------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class CustomResourceDefinition:
     @property
     def key(self) -> Key:
         """The definition's name, `<plural>.<group>`."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 BUILTINS: Final[tuple[Resource, ...]] = (

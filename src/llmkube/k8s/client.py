@@ -11,7 +11,6 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 import contextlib
 import errno
 import functools
-import json
 import os
 import sys
 import urllib.parse
@@ -24,6 +23,7 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube import __version__
+from llmkube.base import json_text
 from llmkube.k8s import request as build
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.transport import AuthTransport
@@ -41,7 +41,8 @@ from llmkube.k8s.errors import (
 from llmkube.k8s.http_sender import HttpSender, TransportSender
 from llmkube.k8s.request import ApiRequest
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.watch import Watch, has_name, resource_version_of
+from llmkube.k8s.versions import VersionDecoder, resource_version_of
+from llmkube.k8s.watch import Watch, has_name
 
 T = TypeVar("T", bound=Object)
 
@@ -83,6 +84,7 @@ class Client:
         self._server = str(http.base_url).rstrip("/")
         self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
         self._headers += [(b"Host", http.base_url.netloc), (b"Accept", build.JSON.encode())]
+        self._decoder = VersionDecoder()
         self._url = functools.lru_cache(maxsize=URLS)(self._resolve)
 
     async def get(self, kind: type[T], key: Key) -> T:
@@ -127,11 +129,14 @@ class Client:
         force: bool = True,
         subresource: str = "",
     ) -> T:
-        """Server-side apply of a plain manifest; ConflictError when another manager owns a field and not `force`."""
+        """Server-side apply of a plain manifest; ConflictError when another manager owns a field and not `force`.
+
+        What it returns has no managedFields, and is the very object that a watch of this client brings.
+        """
         request = build.apply(
             kind.RESOURCE, manifest, field_manager=field_manager, force=force, subresource=subresource
         )
-        return await self._send_for(kind, request)
+        return self._decoder.decode(kind, await self._send_for_raw(kind, request))
 
     async def delete(
         self, kind: type[T], key: Key, *, uid: str = "", resource_version: str = "", propagation: str = ""
@@ -200,7 +205,7 @@ class Client:
                 except httpx.HTTPError as error:
                     raise _translated(request, error) from error
 
-            yield Watch(kind, receive)
+            yield Watch(kind, receive, self._decoder)
 
     async def _list(self, kind: type[T], namespace: str | None, selectors: dict[str, str], limit: int) -> Listing[T]:
         items: list[Mapping[str, Any]] = []
@@ -221,7 +226,10 @@ class Client:
             token = next_token
 
     async def _send_for(self, kind: type[T], request: ApiRequest) -> T:
-        return decode(kind, _expect_kind(request, await self._send(request), kind.RESOURCE.kind))
+        return decode(kind, await self._send_for_raw(kind, request))
+
+    async def _send_for_raw(self, kind: type[T], request: ApiRequest) -> dict[str, Any]:
+        return _expect_kind(request, await self._send(request), kind.RESOURCE.kind)
 
     async def _send(self, request: ApiRequest) -> Any:
         attempt = 1
@@ -241,7 +249,7 @@ class Client:
             raise await _refusal(request, response)
         body = await _read_body(request, response)
         try:
-            return json.loads(body)
+            return json_text.loads(body)
         except (ValueError, RecursionError) as error:
             raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
 

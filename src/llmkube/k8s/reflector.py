@@ -29,7 +29,8 @@ from llmkube.k8s.client import Client, Listing
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError, WatchSilentError
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.watch import Watch, WatchEvent, resource_version_of, without_managed_fields
+from llmkube.k8s.versions import resource_version_of, without_managed_fields
+from llmkube.k8s.watch import Watch, WatchEvent
 
 T = TypeVar("T", bound=Object)
 

@@ -9,18 +9,18 @@
 | an endless line, a page of HTML, a wrong kind       | raises `WatchDataError`: do not resume     |
 """
 
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 import attrs
 import trio
 
-from llmkube.k8s.codec import decode
+from llmkube.base import json_text
 from llmkube.k8s.errors import ApiError, WatchDataError, WatchSilentError, error_from_status, excerpt
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.versions import VersionDecoder, resource_version_of
 
 T = TypeVar("T", bound=Object)
 
@@ -40,13 +40,14 @@ SHARED_EVENTS: Final = 16
 """Agent and controller in one process watch the same objects, and get a change at nearly the same time."""
 
 
-@attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
+@attrs.frozen
 class WatchEvent(Generic[T]):
-    """One change; the object is decoded when it is looked at, once, so events that no caller reads cost little."""
+    """One change; the object is decoded when it is looked at, so events that no caller reads cost little."""
 
     kind: type[T]
     type: EventType  # below `kind`: from here on, `type` means this field
     raw: Mapping[str, Any] = attrs.field(repr=False)
+    decoder: VersionDecoder = attrs.field(factory=VersionDecoder, eq=False, repr=False)
 
     @property
     def key(self) -> Key:
@@ -58,14 +59,14 @@ class WatchEvent(Generic[T]):
         """Where to resume after this event."""
         return resource_version_of(self.raw)
 
-    @cached_property
+    @property
     def object(self) -> T:
         """The object after the change, or as it was last when it was deleted, without its managedFields.
 
         Raises:
             DecodeError: It is malformed.
         """
-        return decode(self.kind, without_managed_fields(self.raw))
+        return self.decoder.decode(self.kind, self.raw)
 
 
 class Watch(Generic[T]):
@@ -81,12 +82,14 @@ class Watch(Generic[T]):
         self,
         kind: type[T],
         receive: Receive,
+        decoder: VersionDecoder,
         *,
         read_idle_seconds: float = READ_IDLE_SECONDS,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.kind = kind
         self._receive = receive
+        self._decoder = decoder
         self._read_idle_seconds = read_idle_seconds
         self._max_line_bytes = max_line_bytes
         self._tail = bytearray()
@@ -109,7 +112,7 @@ class Watch(Generic[T]):
             if not chunk:
                 return None
             self._split(chunk)
-        event = parse_event(self.kind, self._lines.popleft())
+        event = parse_event(self.kind, self._lines.popleft(), self._decoder)
         self.heard = True
         return event
 
@@ -118,7 +121,7 @@ class Watch(Generic[T]):
         events: list[WatchEvent[T]] = []
         for line in self._lines:
             try:
-                events.append(parse_event(self.kind, line))
+                events.append(parse_event(self.kind, line, self._decoder))
             except ApiError:
                 break
         return events
@@ -142,12 +145,11 @@ class Watch(Generic[T]):
             )
 
 
-@lru_cache(maxsize=SHARED_EVENTS)
-def parse_event(kind: type[T], line: bytes) -> WatchEvent[T]:
-    """Read one line of a watch; raises what `Watch.next_event` documents. All watches of the same line share it."""
+def parse_event(kind: type[T], line: bytes, decoder: VersionDecoder) -> WatchEvent[T]:
+    """Read one line of a watch; raises what `Watch.next_event` documents."""
     resource = kind.RESOURCE
     try:
-        event = json.loads(line)
+        event = _read_line(line)
     except (ValueError, RecursionError) as error:
         raise WatchDataError(f"watch of {resource.plural} sent something that is not JSON: {excerpt(line)}") from error
     event_type = event.get("type") if isinstance(event, dict) else None
@@ -162,24 +164,15 @@ def parse_event(kind: type[T], line: bytes) -> WatchEvent[T]:
         raise WatchDataError(f"watch of {resource.plural} sent an object of kind {obj.get('kind')!r}")
     if event_type != "BOOKMARK" and not has_name(obj):
         raise WatchDataError(f"watch of {resource.plural} sent an object without a name: {excerpt(line)}")
-    return WatchEvent(kind, cast("EventType", event_type), obj)
+    return WatchEvent(kind, cast("EventType", event_type), obj, decoder)
+
+
+@lru_cache(maxsize=SHARED_EVENTS)
+def _read_line(line: bytes) -> Any:
+    return json_text.loads(line)
 
 
 def has_name(obj: Any) -> bool:
     """Say whether JSON data is an object that `Key.of` can name."""
     metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
     return isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) and metadata["name"] != ""
-
-
-def without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out who owns which field: half of an object's size, and an update without it leaves it alone."""
-    metadata = raw.get("metadata")
-    if not isinstance(metadata, Mapping) or "managedFields" not in metadata:
-        return raw
-    return {**raw, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
-
-
-def resource_version_of(obj: Mapping[str, Any]) -> str:
-    """The resourceVersion of a JSON object or list, or empty."""
-    metadata = obj.get("metadata")
-    return str(metadata.get("resourceVersion") or "") if isinstance(metadata, Mapping) else ""

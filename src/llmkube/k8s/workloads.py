@@ -101,7 +101,7 @@ class Pod:
     @property
     def key(self) -> Key:
         """The pod's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +126,7 @@ class PersistentVolumeClaim:
     @property
     def key(self) -> Key:
         """The claim's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- apps/v1 and batch/v1 ---------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Deployment:
     @property
     def key(self) -> Key:
         """The Deployment's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -200,7 +200,7 @@ class Job:
     @property
     def key(self) -> Key:
         """The Job's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- autoscaling/v2, policy/v1, monitoring.coreos.com/v1 --------------------------------------------------------------
@@ -225,7 +225,7 @@ class HorizontalPodAutoscaler:
     @property
     def key(self) -> Key:
         """The autoscaler's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -246,7 +246,7 @@ class PodDisruptionBudget:
     @property
     def key(self) -> Key:
         """The budget's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -262,7 +262,7 @@ class PodMonitor:
     @property
     def key(self) -> Key:
         """The monitor's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- pyrra.dev/v1alpha1, gateway.networking.k8s.io/v1 ------------------------------------------------------------------
@@ -281,7 +281,7 @@ class ServiceLevelObjective:
     @property
     def key(self) -> Key:
         """The objective's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -314,7 +314,7 @@ class HTTPRoute:
     @property
     def key(self) -> Key:
         """The route's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
 
 
 WORKLOADS: Final[tuple[Resource, ...]] = (

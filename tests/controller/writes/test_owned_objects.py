@@ -167,7 +167,8 @@ async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
         manifest = kubernetes_service(await owner(cluster), plan())
         made = await OwnedObjects(cluster.client, InferenceService, Informer(Service)).ensure(manifest)
         client = Recording(cluster.client)
-        assert await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest) == made
+        found = await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest)
+        assert found.metadata.resource_version == made.metadata.resource_version
         assert client.calls == ["apply", "get"]
 
 

@@ -233,4 +233,4 @@ class InferenceService:
     @property
     def key(self) -> Key:
         """The service's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)

@@ -129,4 +129,4 @@ class Model:
     @property
     def key(self) -> Key:
         """The Model's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)

@@ -445,4 +445,4 @@ class ModelRouter:
     @property
     def key(self) -> Key:
         """The router's namespace and name."""
-        return Key.of(self)
+        return Key(self.metadata.namespace, self.metadata.name)
