@@ -6,5 +6,6 @@ contenders  the proxies in Python
 processes   all proxies that can be had, running
 sse         a backend that streams tokens, and a client that times them
 wrk         requests of varying length as fast as they are answered
+attacks     clients that want too much
 up_program  the real `llmkube up`, with engines of our own making
 """

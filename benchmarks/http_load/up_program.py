@@ -32,12 +32,12 @@ class Up:
 
     Attributes:
         process: The program, without its engines.
-        state_dir: Holds its kubeconfig.
+        kubeconfig: How to reach its API.
         urls: The API's, the gateway's and the probes'.
     """
 
     process: psutil.Process
-    state_dir: Path
+    kubeconfig: Path
     urls: dict[str, str]
 
     def port(self, name: str) -> int:
@@ -45,8 +45,15 @@ class Up:
         return int(self.urls[name].rpartition(":")[2])
 
 
-def write_engines(folder: Path, nginx: Sequence[str]) -> Path:
-    """Write the engine program: it becomes nginx for one service, the streaming backend for all others."""
+def write_engines(folder: Path, nginx: Sequence[str], reports: Path | None) -> Path:
+    """Write the engine program: it becomes nginx for one service, the streaming backend for all others.
+
+    Args:
+        folder: Where it lies.
+        nginx: How that is started; without it, all are the streaming backend.
+        reports: A named pipe into which each engine writes its service's name first.
+    """
+    report = f'echo "$alias" >{shlex.quote(str(reports))}\n' if reports else ""
     python, sse = (shlex.quote(each) for each in (sys.executable, str(_HERE / "sse.py")))
     find = (
         'host=; port=; alias=; take=; for word in "$@"; do case "$take" in --host) host=$word;; --port) port=$word;; '
@@ -54,22 +61,22 @@ def write_engines(folder: Path, nginx: Sequence[str]) -> Path:
     find += "--alias) alias=$word;; esac; take=$word; done\n"
     plain = shlex.join([sys.executable, str(_HERE / "nginx.py")])
     become = f'case "$alias" in *{PLAIN}*) exec {plain} "$port" {shlex.join(nginx)};; esac\n' if nginx else ""
-    return write_engine(folder, f'{find}{become}exec {python} {sse} backend "$host" "$port"\n')
+    return write_engine(folder, f'{find}{report}{become}exec {python} {sse} backend "$host" "$port"\n')
 
 
 @asynccontextmanager
-async def open_up(folder: Path, nginx: Sequence[str], *names: str) -> AsyncIterator[Up]:
-    """Run it until the block ends; these services answer when it begins."""
+async def open_up(folder: Path, nginx: Sequence[str], *names: str, reports: Path | None = None) -> AsyncIterator[Up]:
+    """Run it until the block ends; these services answer when it begins, and `reports` is as for `write_engines`."""
     (folder / "up").mkdir()
     model, service = (manifest.body for manifest in demo_manifests())
     manifests = [model, *({**service, "metadata": {"name": name, "namespace": "default"}} for name in names)]
     (folder / "models.yaml").write_text(yaml.safe_dump_all(manifests), "utf-8")
     ports = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
-    engine = str(write_engines(folder, nginx))
+    engine = str(write_engines(folder, nginx, reports))
     running = await start(folder / "up", "up", *ports, "-f", str(folder / "models.yaml"), "--llama-server", engine)
     try:
         urls = {name: re.findall(r"https?://\S+", await running.line_with(name))[0] for name in _URLS}
-        up = Up(psutil.Process(running.process.pid), folder / "up", urls)
+        up = Up(psutil.Process(running.process.pid), folder / "up" / "kubeconfig", urls)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.drain)
             for name in names:
