@@ -11,10 +11,17 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, ProtocolError
+from llmkube.base.http.bodies import BodyDecoder, response_body
+from llmkube.base.http.errors import (
+    BodyTooLargeError,
+    BrokenOffError,
+    ConnectError,
+    MalformedError,
+    ProtocolError,
+)
+from llmkube.base.http.heads import FinalHeadReader, ResponseHead
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head
-from llmkube.base.http.parser import BodyDecoder, FinalHeadReader, MalformedError, ResponseHead, response_body
 
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a connection to a host and port, or raises OSError."""

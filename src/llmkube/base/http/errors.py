@@ -25,3 +25,11 @@ class BodyTooLargeError(HttpError):
 
 class ClientGoneError(HttpError):
     """The client went away, and the handler was shielded: without a shield it is cancelled instead."""
+
+
+class MalformedError(Exception):
+    """The peer's bytes are refused; `status` is what a server answers."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status

@@ -18,11 +18,12 @@ import structlog
 import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES, WorldError
-from llmkube.base.http.errors import ClientGoneError
+from llmkube.base.http.bodies import request_body
+from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import Handler, StreamExchange
+from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Request, Response, encode_response_head
-from llmkube.base.http.parser import HeadReader, MalformedError, RequestHead, request_body
 
 _RECEIVE_BYTES = 64 * 1024
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)

@@ -10,17 +10,11 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.base.http.errors import BrokenOffError, ProtocolError
+from llmkube.base.http.bodies import BodyDecoder, LengthBody, response_body
+from llmkube.base.http.errors import BrokenOffError, MalformedError, ProtocolError
+from llmkube.base.http.heads import FinalHeadReader, ResponseHead
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, encode_request_head
-from llmkube.base.http.parser import (
-    BodyDecoder,
-    FinalHeadReader,
-    LengthBody,
-    MalformedError,
-    ResponseHead,
-    response_body,
-)
 
 _LIMITS: Final = Limits(max_headers=256)
 _PIECE_BYTES: Final = 64 * 1024
