@@ -30,7 +30,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         apiserver/writes/request_objects apiserver/writes/rest_handlers apiserver/writes/write_options
         apiserver/writes/write_planner""",
     "tests/apiserver/schema/test_cel.py": "apiserver/schema/cel_functions apiserver/schema/cel_rules",
-    "tests/base/http/test_server.py": "base/http/exchange base/http/listen",
+    "tests/base/http/test_client.py": "base/http/pool",
+    "tests/base/http/test_server.py": "base/http/connection base/http/exchange base/http/listen",
     "tests/cli/job/test_termination_message.py": "k8s/wire/termination_message",
     "tests/cli/commands/inference/test_chat_turns.py": "cli/commands/inference/chat",
     "tests/cli/commands/inference/test_tcp_proxy.py": "cli/commands/inference/port_forward",

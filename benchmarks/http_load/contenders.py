@@ -59,29 +59,25 @@ def run_bare(backend: int) -> None:
     """Server and client of this project, and nothing between them."""
     import trio
 
-    from llmkube.base.http.client import HttpClient, open_http_client
-    from llmkube.base.http.exchange import Exchange, Handler
+    from llmkube.base.http.client import open_http_client
+    from llmkube.base.http.exchange import StreamExchange
+    from llmkube.base.http.forward import forward
+    from llmkube.base.http.hub import open_sockets
     from llmkube.base.http.listen import open_listeners
     from llmkube.base.http.server import run_server
 
-    def handler(client: HttpClient) -> Handler:
-        async def handle(exchange: Exchange) -> None:
-            request = exchange.request
-            url = f"http://{HOST}:{backend}{request.origin_target}"
-            headers = request.headers.end_to_end().without("host", "content-length", "expect")
-            async with (
-                client.open_stream(request.method, url, headers=headers, body=request.body) as answer,
-                exchange.stream(answer.status, answer.headers.end_to_end()) as send,
-            ):
-                while piece := await answer.receive_some():
-                    await send(piece)
-
-        return handle
-
     async def serve() -> None:
-        async with open_http_client() as client, trio.open_nursery() as nursery:
+        async with (
+            open_sockets() as sockets,
+            open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as client,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def handle(exchange: StreamExchange) -> None:
+                await forward(exchange, client, (HOST, backend), exchange.request.body)
+
             listeners = await open_listeners(HOST, 0)
-            await nursery.start(run_server, handler(client), listeners)
+            await nursery.start(run_server, handle, sockets.listen(listeners))
             tell(listeners[0].socket.getsockname()[1])
 
     trio.run(serve)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from functools import partial
 
 import pytest
 import structlog.testing
@@ -13,7 +14,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
-from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler
+from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, refuse_foreign_pages
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -81,7 +82,7 @@ async def world(nursery):
             for engine in by_port.values():
                 await nursery.start(run_server, engine.handle, [engine.listener])
             handler = gateway_handler(world.directory, upstream, lambda: BORN)
-            await nursery.start(run_server, handler, [world.front])
+            await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages))
             return world
 
         yield make
@@ -102,7 +103,7 @@ NONE = Models()
         (TWO, b'{"model": "chat" , "x":1}', 1, b'{"model": "chat" , "x":1}'),
         (TWO, b'{"model": "embed", "x": 1}', 2, b'{"model": "embed-alias", "x": 1}'),
         (ONE, b'{"model": "only"}', 1, b'{"model": "only"}'),
-        (ONE, b'{"x": 1.5}', 1, b'{"x": 1.5, "model": "only"}'),
+        (ONE, b'{"x": 1.5}', 1, b'{"model":"only","x": 1.5}'),
         (ONE, b'{"model": null}', 1, b'{"model": "only"}'),
     ],
 )

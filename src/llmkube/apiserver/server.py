@@ -33,7 +33,7 @@ from llmkube.apiserver.storage.write_ahead_log import (
     move_aside,
     open_write_ahead_log,
 )
-from llmkube.apiserver.token_auth import ensure_token, guarded, write_kubeconfig
+from llmkube.apiserver.token_auth import ensure_token, token_judge, write_kubeconfig
 from llmkube.base.http.exchange import Handler
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
@@ -122,7 +122,7 @@ async def open_api_server(
             nursery.start_soon(server.run_housekeeping)
             nursery.start_soon(run_renewal, pki, hosts, context, utcnow)
             handler = server.handle if registry is None else with_metrics(server.handle, registry)
-            await nursery.start(partial(run_server, guarded(handler, token), secured, limits=limits))
+            await nursery.start(partial(run_server, handler, secured, limits=limits, judge=token_judge(token)))
             try:
                 yield ApiServerHandle(url, kubeconfig, server.handle, server)
             finally:

@@ -9,7 +9,8 @@ from typing import Final
 import yaml
 
 from llmkube.apiserver.values.api_errors import unauthorized
-from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.connection import Judge
+from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.private_files import write_private
 
@@ -31,20 +32,18 @@ def ensure_token(path: Path) -> str:
     return token
 
 
-def guarded(handler: Handler, token: str) -> Handler:
-    """Return a handler that passes on only requests with the token; others get a 401 Status."""
+def token_judge(token: str) -> Judge:
+    """Let in only requests with the token; others get a 401 Status, before their bodies are read."""
     expected = token.encode("ascii")
 
-    async def handle(exchange: Exchange) -> None:
-        request = exchange.request
-        scheme, _, given = (request.headers.get("authorization") or "").partition(" ")
+    def judge(head: RequestHead) -> Response | None:
+        scheme, _, given = (head.headers.get("authorization") or "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), expected)
-        if known or request.path in OPEN_PATHS:
-            await handler(exchange)
-        else:
-            await exchange.respond(Response.json(401, unauthorized().to_status()))
+        if known or head.path in OPEN_PATHS:
+            return None
+        return Response.json(401, unauthorized().to_status())
 
-    return handle
+    return judge
 
 
 def write_kubeconfig(path: Path, *, url: str, ca_certificate: Path, token: str) -> None:

@@ -1,12 +1,16 @@
 """What an operator's tools ask a process: is it alive, is it ready, how is it doing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final, Never
 
+import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
 
 Ready = Callable[[], tuple[bool, str]]
 """Returns whether the process does its work, and why (not)."""
@@ -23,6 +27,21 @@ def with_metrics(handler: Handler, registry: CollectorRegistry) -> Handler:
             await handler(exchange)
 
     return handle
+
+
+LIMITS: Final = Limits(max_connections=16, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0)
+"""A handful of operators' tools, and no bodies: a crowd at this port gives way to the next one that asks."""
+
+
+async def run_probes(
+    ready: Ready,
+    registry: CollectorRegistry,
+    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> Never:
+    """Never return: answer operators' tools."""
+    await run_server(probes_handler(ready, registry), listeners, limits=LIMITS, task_status=task_status)
 
 
 def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:

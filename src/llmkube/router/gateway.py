@@ -3,7 +3,6 @@
 Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -12,9 +11,13 @@ import attrs
 import structlog
 
 from llmkube.base.http.client import HttpClient
+from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.exchange import Exchange, Handler
-from llmkube.base.http.message import Headers, Request, Response
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.forward import forward
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.message import Headers, Response
+from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.origin_policy import is_foreign_origin
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -75,7 +78,7 @@ class _RefusedError(Exception):
         self.response = response
 
 
-def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime]) -> Handler:
+def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime]) -> StreamHandler:
     """Route `/v1` requests to engines by model name.
 
     Args:
@@ -85,12 +88,11 @@ def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Calla
     """
     created = int(utcnow().timestamp())  # a model has no birthday here; the gateway's is as good and never changes
 
-    async def handle(exchange: Exchange) -> None:
+    async def handle(exchange: StreamExchange) -> None:
         try:
-            _refuse_foreign(exchange.request)
-            local = _answer_locally(exchange.request, directory, created)
+            local = _answer_locally(exchange.head, directory, created)
             if local is None:
-                backend, body = _route(exchange.request, directory)
+                backend, body = await _route(exchange.body, directory)
                 await _forward(exchange, client, backend, body)
                 return
         except _RefusedError as refused:
@@ -100,22 +102,24 @@ def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Calla
     return handle
 
 
-def _refuse_foreign(request: Request) -> None:
-    """Let web pages from elsewhere use nothing here."""
-    if is_foreign_origin(request):
-        page = request.headers.get("origin")
-        ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
-        raise _refused(403, f"the web page {page} may not use this gateway; {ways}", "origin_refused")
+def refuse_foreign_pages(head: RequestHead) -> Response | None:
+    """Let web pages from elsewhere use nothing here: the `Judge` of the gateway's server."""
+    if not is_foreign_origin(head.lines):
+        return None
+    ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
+    message = f"the web page {head.lines.get('origin')} may not use this gateway; {ways}"
+    return _refused(403, message, "origin_refused").response
 
 
-def _answer_locally(request: Request, directory: ModelDirectory, created: int) -> Response | None:
+def _answer_locally(head: RequestHead, directory: ModelDirectory, created: int) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
-    path, reading = request.path.rstrip("/") or "/", request.method in ("GET", "HEAD")
+    path, method = head.path.rstrip("/") or "/", head.method
+    reading = method in ("GET", "HEAD")
     if path == "/" and reading:
         return Response.text(200, _HINT)
     if path == "/v1/models" or path.startswith("/v1/models/"):
         if not reading:
-            raise _refused(405, f"{request.method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")
+            raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")
         models = [_model_object(model_id, created) for model_id in directory.model_ids()]
         if path == "/v1/models":
             return Response.json(200, {"object": "list", "data": models})
@@ -126,8 +130,8 @@ def _answer_locally(request: Request, directory: ModelDirectory, created: int) -
         return Response.json(200, found)
     if not path.startswith("/v1/"):
         raise _refused(404, f"nothing at {path}; the API is under /v1, for instance /v1/chat/completions", "not_found")
-    if request.method != "POST":
-        raise _refused(405, f"{request.method} is not allowed on {path}", "method_not_allowed", allow="POST")
+    if method != "POST":
+        raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="POST")
     return None
 
 
@@ -135,17 +139,13 @@ def _model_object(model_id: str, created: int) -> dict[str, Any]:
     return {"id": model_id, "object": "model", "created": created, "owned_by": "llmkube"}
 
 
-def _route(request: Request, directory: ModelDirectory) -> tuple[Backend, bytes]:
+async def _route(body: bytes, directory: ModelDirectory) -> tuple[Backend, bytes]:
     """Choose the engine by the body's `model` and return the body as that engine wants it."""
     try:
-        payload = json.loads(request.body)
-    except (ValueError, RecursionError):
-        payload = None
-    if not isinstance(payload, dict):
-        raise _refused(400, "the body must be a JSON object", "invalid_json")
-    model_id = payload.get("model")
-    if model_id is None:
-        model_id = _only_model(directory)
+        named, spans = await read_model(body)
+    except BodyError as exc:
+        raise _refused(400, str(exc), "invalid_json") from exc
+    model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
         raise _refused(400, '"model" must be a string', "invalid_model")
     found = directory.lookup(model_id)
@@ -153,9 +153,9 @@ def _route(request: Request, directory: ModelDirectory) -> tuple[Backend, bytes]
         raise _no_such_model(model_id, directory)
     if isinstance(found, UnavailableModel):
         raise _not_ready(model_id, found)
-    if payload.get("model") == found.alias:
-        return found, request.body  # untouched: what a client wrote is what its engine reads
-    return found, json.dumps({**payload, "model": found.alias}).encode()
+    if named == found.alias:
+        return found, body  # untouched: what a client wrote is what its engine reads
+    return found, await replace_model(body, found.alias, spans)
 
 
 def _only_model(directory: ModelDirectory) -> str:
@@ -165,24 +165,15 @@ def _only_model(directory: ModelDirectory) -> str:
     raise _refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
 
 
-async def _forward(exchange: Exchange, client: HttpClient, backend: Backend, body: bytes) -> None:
+async def _forward(exchange: StreamExchange, client: HttpClient, backend: Backend, body: bytes) -> None:
     """Pass the request on and the answer back, each byte as it comes.
 
     The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
     """
-    request = exchange.request
-    host = f"[{backend.host}]" if ":" in backend.host else backend.host
-    url = f"http://{host}:{backend.port}{request.origin_target}"
-    headers = request.headers.end_to_end().without("host", "content-length", "expect")
-    answering = False
     try:
-        async with client.open_stream(request.method, url, headers=headers, body=body) as upstream:
-            answering = True
-            async with exchange.stream(upstream.status, upstream.headers.end_to_end()) as send:
-                while piece := await upstream.receive_some():
-                    await send(piece)
+        await forward(exchange, client, (backend.host, backend.port), body)
     except HttpError as exc:
-        if answering:
+        if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
         _log.warning("engine did not answer", model=backend.alias, error=str(exc))
         raise _refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc

@@ -12,19 +12,19 @@ import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
 
-from llmkube.base.http.message import Request
+from llmkube.base.http.message import Headers
 
 _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Names that are not in the internet's DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
 
-def is_foreign_origin(request: Request) -> bool:
+def is_foreign_origin(headers: Headers) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
     A page that came over https by the very name that it asks is behind a proxy of the user's: no attacker moves a name
     to a server that has no certificate for it. Other schemes are those of desktop programs and browser extensions.
     """
-    origin, host = request.headers.get("origin"), request.headers.get("host")
+    origin, host = headers.get("origin"), headers.get("host")
     if origin is None:
         return False
     try:

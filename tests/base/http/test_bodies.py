@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import cut
-from llmkube.base.http.bodies import ChunkedBody, EofBody, LengthBody
+from llmkube.base.http.bodies import ChunkedBody, ChunkedEnd, EofBody, LengthBody
 from llmkube.base.http.errors import MalformedError
 
 BAD_CHUNKS = {
@@ -64,3 +64,53 @@ def test_the_end_of_the_stream_is_clean_only_at_the_end_of_the_body(decoder, dat
     else:
         with pytest.raises(MalformedError, match=r"early|before"):
             decoder.feed_eof()
+
+
+def find_end(pieces):
+    """Where a body in these pieces ends, counted from its beginning; None if it does not, or "refused"."""
+    finder, before = ChunkedEnd(), 0
+    try:
+        for piece in pieces:
+            if (end := finder.feed(piece)) >= 0:
+                return before + end
+            before += len(piece)
+    except MalformedError:
+        return "refused"
+    return None
+
+
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=5),
+    extension=st.sampled_from([b"", b";a", b";a=b;c"]),
+    trailers=st.sampled_from([b"", b"A: b\r\n", b"A:\r\nB: c d\r\n"]),
+    after=st.binary(max_size=10),
+    positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
+)
+def test_the_end_of_chunks_is_found_without_taking_them_apart(chunks, extension, trailers, after, positions):
+    """Any bytes in any chunks in any pieces: the end is where it is."""
+    wire = b"".join(b"%X%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
+    wire += b"0\r\n" + trailers + b"\r\n"
+    assert find_end(cut(wire + after, positions)) == len(wire)
+
+
+@pytest.mark.parametrize("data", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
+def test_what_finds_the_end_refuses_malformed_chunks(data):
+    """Framing that this proxy's client could read differently does not pass."""
+    assert find_end([data]) == "refused"
+    assert find_end([data[i : i + 1] for i in range(len(data))]) == "refused"
+
+
+@given(
+    at=st.integers(min_value=0, max_value=60),
+    noise=st.binary(max_size=2),
+    positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=4),
+)
+def test_what_passes_is_read_alike_by_a_parser(at, noise, positions):
+    """Whatever this finds an end in, llhttp reads, and ends at the same byte."""
+    wire = b"3\r\nabc\r\n10;x=y\r\n0123456789abcdef\r\n0\r\nTrailer: 1\r\n\r\nNEXT"
+    broken = wire[:at] + noise + wire[at + len(noise) :]
+    end = find_end(cut(broken, positions))
+    if isinstance(end, int):
+        decoder = ChunkedBody()
+        decoder.feed(broken)
+        assert decoder.rest == broken[end:]

@@ -92,7 +92,7 @@ async def failure(*scripts, method="GET", **kwargs):
         with pytest.raises(HttpError) as caught:
             await peer.client.request(method, URL, **kwargs)
         nursery.cancel_scope.cancel()
-    assert not peer.client._idle
+    assert not list(peer.client.pool)
     return caught.value
 
 
@@ -256,9 +256,9 @@ async def test_the_pool_is_bounded():
                 holders.start_soon(hold, port)
             await trio.testing.wait_all_tasks_blocked()
             barrier.set()
-        kept = [str(idle.origin) for idle in client._idle]
+        kept = list(client.pool)
         assert len(kept) == 3
-        assert max(kept.count("h:1"), kept.count("h:2")) == 2
+        assert max(kept.count(("h", 1)), kept.count(("h", 2))) == 2
         nursery.cancel_scope.cancel()
 
 
@@ -289,7 +289,7 @@ async def test_a_stream_left_early_closes_its_connection(way):
             except KeyError:
                 pass
             await peer_saw_end.wait()
-            assert not peer.client._idle
+            assert not list(peer.client.pool)
             nursery.cancel_scope.cancel()
 
 
@@ -347,7 +347,7 @@ async def test_an_answer_to_an_unfinished_request_is_read():
 
     client = HttpClient(connect)
     assert (await client.request("POST", URL, body=b"x" * 1000)).status == 413
-    assert not client._idle
+    assert not list(client.pool)
 
 
 async def test_late_words_on_an_idle_connection_are_not_an_answer():
@@ -398,7 +398,7 @@ async def outcome(pieces):
             result = await client.request("GET", URL)
         except BrokenOffError as exc:
             result = str(exc)
-        kept = len(client._idle)
+        kept = len(list(client.pool))
         nursery.cancel_scope.cancel()
     return result, kept
 

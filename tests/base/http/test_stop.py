@@ -110,20 +110,90 @@ async def test_drain_has_an_end(autojump_clock):
 
 
 async def test_a_crowd_waits_at_the_door(autojump_clock):
-    """No more connections than the limit are served; the next one is served when one of them ends."""
-    listener = MemoryListener()
+    """No more connections than the limit are served; while handlers work, the next one waits for one to end."""
+    listener, go_on = MemoryListener(), trio.Event()
+
+    async def slow(exchange):
+        await go_on.wait()
+        await echo(exchange)
+
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2)))
+        await nursery.start(partial(run_server, slow, [listener], limits=Limits(max_connections=2)))
         clients = [await listener.connect("h", 1) for _ in range(3)]
         for client in clients:
             await client.send_all(GET)
-        for client in clients[:2]:
-            await receive_until(client, ANSWER_END)
         with trio.move_on_after(1) as patience:
             await clients[2].receive_some()
         assert patience.cancelled_caught
         await clients[0].aclose()
+        go_on.set()
         await receive_until(clients[2], ANSWER_END)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("said", [b"", GET[:9], b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1"])
+async def test_who_waits_makes_room(autojump_clock, said):
+    """A crowd that says nothing, or half a request, keeps no other client out, and no handler is interrupted."""
+    listener, started, go_on = MemoryListener(), trio.Event(), trio.Event()
+
+    async def handler(exchange):
+        if exchange.request.path == "/slow":
+            started.set()
+            await go_on.wait()
+        await echo(exchange)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, handler, [listener], limits=Limits(max_connections=4)))
+        busy = await listener.connect("h", 1)
+        await busy.send_all(b"GET /slow HTTP/1.1\r\nHost: h\r\n\r\n")
+        await started.wait()
+        for _ in range(50):
+            crowd = await listener.connect("h", 1)
+            await crowd.send_all(said)
+            await trio.testing.wait_all_tasks_blocked()
+        client = await listener.connect("h", 1)
+        await client.send_all(GET)
+        with trio.fail_after(0.1):
+            await receive_until(client, ANSWER_END)
+        go_on.set()
+        await receive_until(busy, b"GET /slow ")
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_bodies_together_are_bounded():
+    """Held bodies cost no more memory than the bound; the one that would is refused, and what it held is given back."""
+    listener = MemoryListener()
+    post = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_bodies_bytes=15)))
+        held, refused, later = [await listener.connect("h", 1) for _ in range(3)]
+        await held.send_all(post + b"123456789")
+        await trio.testing.wait_all_tasks_blocked()
+        await refused.send_all(post + b"123456789")
+        assert (await receive_all(refused)).startswith(b"HTTP/1.1 503 ")
+        await later.send_all(post + b"12345")
+        await trio.testing.wait_all_tasks_blocked()
+        await held.send_all(b"0")
+        await receive_until(held, b"1234567890")
+        await later.send_all(b"67890")
+        await receive_until(later, b"1234567890")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_judge_refuses_before_the_body_is_read():
+    """A request that its head condemns is answered at once; nothing of its body is waited for."""
+    listener = MemoryListener()
+
+    def judge(head):
+        return Response.text(401, "no") if head.headers.get("authorization") is None else None
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, echo, [listener], judge=judge))
+        stranger, known = [await listener.connect("h", 1) for _ in range(2)]
+        await stranger.send_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+        assert b"401 Unauthorized" in await receive_all(stranger)
+        await known.send_all(GET[:-2] + b"Authorization: me\r\n\r\n")
+        await receive_until(known, ANSWER_END)
         nursery.cancel_scope.cancel()
 
 

@@ -1,12 +1,13 @@
 """Bytes in, bodies out, no I/O: which framing a body has, and where it ends."""
 
+import re
 from typing import Protocol
 
 import httptools
 
 from llmkube.base.http.errors import MalformedError
 from llmkube.base.http.heads import RequestHead, ResponseHead
-from llmkube.base.http.message import Headers, status_allows_body
+from llmkube.base.http.message import status_allows_body
 
 _MAX_FRAMING_BYTES = 16 * 1024  # chunk extensions and trailers between two pieces of data
 
@@ -102,6 +103,78 @@ class ChunkedBody:
             raise MalformedError(400, "the body ends before its last chunk")
 
 
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # RFC 9110, 5.6.2
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%b(?:=%b)?)*" % (_TOKEN, _TOKEN))
+_TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*" % _TOKEN)
+
+
+class ChunkedEnd:
+    """Finds the end of a body in chunks without taking it apart, for a proxy that passes it on as it is.
+
+    It refuses whatever two readers could understand in two ways, and some things that they would understand in one.
+    """
+
+    def __init__(self) -> None:
+        self._payload = 0  # bytes of the chunk that are still to come
+        self._after_payload = False
+        self._trailers = False
+        self._line = b""  # the beginning of a line of framing
+        self._framing_bytes = 0
+
+    def feed(self, data: bytes) -> int:
+        """Take the next bytes and return where among them the body ends, or -1.
+
+        Raises:
+            MalformedError: The framing is not clear.
+        """
+        at, size = 0, len(data)
+        while True:
+            if self._payload:
+                step = min(self._payload, size - at)
+                self._payload -= step
+                at += step
+                if self._payload:
+                    return -1
+                self._after_payload = True
+            end = data.find(b"\n", at) + 1
+            self._framing_bytes += (end or size) - at
+            if self._framing_bytes > _MAX_FRAMING_BYTES:
+                raise MalformedError(400, f"more than {_MAX_FRAMING_BYTES} bytes of framing between two chunks")
+            if not end:
+                self._line += data[at:]
+                return -1
+            line, self._line, at = self._line + data[at:end], b"", end
+            if line == b"\r\n" and self._trailers:
+                return at
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        text, clear = line[:-2], line.endswith(b"\r\n")
+        if self._after_payload and clear and not text:
+            self._after_payload = False
+        elif self._trailers and clear and _TRAILER.fullmatch(text):
+            pass
+        elif clear and not self._after_payload and not self._trailers and (head := _CHUNK_HEAD.fullmatch(text)):
+            self._payload = int(head[1], 16)
+            self._trailers = not self._payload
+            self._framing_bytes = 0 if self._payload else self._framing_bytes
+        else:
+            raise MalformedError(400, f"malformed chunk: {line[:40]!r}")
+
+
+class LengthEnd:
+    """Finds the end of a body of a known number of bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+
+    def feed(self, data: bytes) -> int:
+        """Take the next bytes and return where among them the body ends, or -1."""
+        end = self._missing
+        self._missing -= len(data)
+        return end if self._missing <= 0 else -1
+
+
 class EofBody:
     """The body of an answer without a length: it lasts until the stream ends."""
 
@@ -123,11 +196,11 @@ def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:
     Raises:
         MalformedError: 413 for a declared length above the bound, 501 for an encoding other than chunked.
     """
-    if "transfer-encoding" in head.headers:  # llhttp has refused one next to Content-Length
-        if not _is_chunked(head.headers):
-            raise MalformedError(501, "the only transfer encoding here is chunked")
+    if head.chunked:  # llhttp has refused one next to Content-Length
         return ChunkedBody()
-    length = int(head.headers.get("content-length") or 0)  # llhttp has refused anything but one number
+    if "transfer-encoding" in head.headers:
+        raise MalformedError(501, "the only transfer encoding here is chunked")
+    length = head.length or 0
     if length > max_body_bytes:
         raise MalformedError(413, f"the body is larger than {max_body_bytes} bytes")
     return LengthBody(length)
@@ -141,13 +214,8 @@ def response_body(method: str, head: ResponseHead) -> BodyDecoder:
     """
     if method == "HEAD" or not status_allows_body(head.status):
         return LengthBody(0)
-    if "transfer-encoding" in head.headers:
-        if not _is_chunked(head.headers):
-            raise MalformedError(400, "the only transfer encoding here is chunked")
+    if head.chunked:
         return ChunkedBody()
-    length = head.headers.get("content-length")
-    return EofBody() if length is None else LengthBody(int(length))
-
-
-def _is_chunked(headers: Headers) -> bool:
-    return [value.lower() for value in headers.get_all("transfer-encoding")] == ["chunked"]
+    if "transfer-encoding" in head.headers:
+        raise MalformedError(400, "the only transfer encoding here is chunked")
+    return EofBody() if head.length is None else LengthBody(head.length)

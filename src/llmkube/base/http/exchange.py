@@ -2,16 +2,26 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from functools import cached_property
+from typing import Final, Protocol
 
 import trio
 
 from llmkube.base.http.errors import ClientGoneError
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.hub import HubStream
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import Headers, Request, Response, encode_response_head, status_allows_body
+from llmkube.base.http.message import Headers, Request, Response, encode_lines, status_allows_body, status_line
 
 SendChunk = Callable[[bytes], Awaitable[None]]
-_JOIN_BELOW_BYTES = 64 * 1024  # a small answer leaves in one packet; a large one is not copied
+
+_JOIN_BELOW_BYTES: Final = 64 * 1024
+"""A small answer leaves in one packet; a large one is not copied."""
+
+_FRAMING: Final = frozenset({"transfer-encoding", "connection"})
+"""What the exchange says of its own answer; a handler's words do not count."""
+
+_FRAMING_AND_LENGTH: Final = _FRAMING | {"content-length"}
 
 
 class Exchange(Protocol):
@@ -36,13 +46,15 @@ class Exchange(Protocol):
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
-"""Answers one request, in a cancel scope of its own: cancelled when the client goes away (half-closing counts)."""
+"""Answers one request; cancelled when the client goes away (half-closing counts)."""
 
 
 class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
     Attributes:
+        head: The request's head.
+        body: Its body.
         scope: The handler's cancel scope; a write to a client that is gone cancels it.
         begun: Bytes of the answer may be on the wire.
         complete: The answer is on the wire, to its clean end.
@@ -51,58 +63,63 @@ class StreamExchange:
 
     def __init__(
         self,
-        request: Request,
+        head: RequestHead,
+        body: bytes,
         stream: trio.abc.SendStream,
         limits: Limits,
         *,
         scope: trio.CancelScope,
         keep_alive: bool,
-        chunks_allowed: bool,
     ) -> None:
+        self.head = head
+        self.body = body
         self.scope = scope
         self.begun = False
         self.complete = False
         self.keep_alive = keep_alive
-        self._request = request
         self._stream = stream
+        self._hub_stream = stream if isinstance(stream, HubStream) else None
         self._limits = limits
-        self._chunks_allowed = chunks_allowed
+
+    @cached_property
+    def request(self) -> Request:
+        """What the client asked, as a value; a proxy needs none."""
+        return Request(self.head.method, self.head.target, self.head.headers, self.body)
 
     @property
-    def request(self) -> Request:
-        """What the client asked."""
-        return self._request
+    def chunks_allowed(self) -> bool:
+        """Whether the client understands chunks."""
+        return self.head.version == "1.1"
 
     async def respond(self, response: Response) -> None:
         """Answer at once."""
-        headers, body = response.headers.without("transfer-encoding", "connection"), response.body
+        headers, body, silent = response.headers, response.body, self.head.method == "HEAD"
         if not status_allows_body(response.status):
-            headers, body = headers.without("content-length"), b""
-        elif self._request.method == "HEAD":
-            headers = headers if "content-length" in headers else headers.with_("Content-Length", str(len(body)))
-            body = b""
+            lines, body = headers.lines_without(_FRAMING_AND_LENGTH), b""
+        elif silent and "content-length" in headers:
+            lines, body = headers.lines_without(_FRAMING), b""
         else:
-            headers = headers.with_("Content-Length", str(len(body)))
-        head = self._begin(response.status, headers)
+            lines = headers.lines_without(_FRAMING_AND_LENGTH)
+            lines.append(("Content-Length", str(len(body))))
+            body = b"" if silent else body
+        head = self.begin(response.status, encode_lines(lines))
         if len(body) < _JOIN_BELOW_BYTES:
-            await self._send(head + body)
+            await self.send(head + body)
         else:
-            await self._send(head)
-            await self._send(body)
+            await self.send(head)
+            await self.send(body)
         self.complete = True
 
     @asynccontextmanager
     async def stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
         """Answer piece by piece."""
-        headers = headers.without("transfer-encoding", "connection")
-        silent = self._request.method == "HEAD" or not status_allows_body(status)
+        silent = self.head.method == "HEAD" or not status_allows_body(status)
         length = headers.get("content-length")
-        chunked = length is None and not silent and self._chunks_allowed
-        if chunked:
-            headers = headers.with_("Transfer-Encoding", "chunked")
-        elif length is None and not silent:
+        chunked = length is None and not silent and self.chunks_allowed
+        if length is None and not silent and not chunked:
             self.keep_alive = False  # the end of the connection is the end of the body
-        await self._send(self._begin(status, headers))
+        lines = encode_lines(headers.lines_without(_FRAMING))
+        await self.send(self.begin(status, lines + b"Transfer-Encoding: chunked\r\n" if chunked else lines))
         sent_bytes = 0
 
         async def send_chunk(data: bytes) -> None:
@@ -111,33 +128,58 @@ class StreamExchange:
             if not data or silent:  # an empty chunk would be the end
                 await trio.lowlevel.checkpoint()
             elif chunked:
-                await self._send(b"%x\r\n%b\r\n" % (len(data), data))
+                await self.send(b"%x\r\n%b\r\n" % (len(data), data))
             else:
-                await self._send(data)
+                await self.send(data)
 
         yield send_chunk
         if length is not None and not silent and sent_bytes != int(length):
             raise RuntimeError(f"the answer promised {length} bytes and has {sent_bytes}")
         if chunked:
-            await self._send(b"0\r\n\r\n")
+            await self.send(b"0\r\n\r\n")
         self.complete = True
 
-    def _begin(self, status: int, headers: Headers) -> bytes:
-        if self.begun:
-            raise RuntimeError(f"{self._request.method} {self._request.target} is answered twice")
-        head = encode_response_head(status, headers if self.keep_alive else headers.with_("Connection", "close"))
-        self.begun = True
-        return head
+    def begin(self, status: int, lines: bytes) -> bytes:
+        """Return the head of the answer, to be sent before anything else; `lines` frame the body.
 
-    async def _send(self, data: bytes) -> None:
+        Raises:
+            RuntimeError: There is an answer already.
+        """
+        if self.begun:
+            raise RuntimeError(f"{self.head.method} {self.head.target} is answered twice")
+        self.begun = True
+        return b"%b%b%b\r\n" % (status_line(status), lines, b"" if self.keep_alive else b"Connection: close\r\n")
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes of the answer as they are.
+
+        Raises:
+            ClientGoneError: The client is gone, and this task is shielded: without a shield it is cancelled instead.
+        """
+        if self._hub_stream is not None:
+            try:
+                sent = self._hub_stream.send_nowait(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._give_up()
+                return
+            if sent == len(data):
+                return
+            await self._send_slowly(self._hub_stream.send_rest(memoryview(data)[sent:]))
+        else:
+            await self._send_slowly(self._stream.send_all(data))
+
+    async def _send_slowly(self, sending: Awaitable[None]) -> None:
         with trio.move_on_after(self._limits.send_stall_seconds):
             try:
-                await self._stream.send_all(data)
+                await sending
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             else:
                 return
-        # The client is gone, or reads so slowly that it may as well be: one behaviour for both, the scope is cancelled.
-        self.scope.cancel()
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """The client is gone, or reads so slowly that it may as well be: one behaviour for both."""
+        self.scope.cancel(reason="the client has gone, or does not read")
         await trio.lowlevel.checkpoint()
         raise ClientGoneError("the client closed the connection during its answer")  # only a shielded handler gets here

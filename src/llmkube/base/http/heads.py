@@ -3,36 +3,95 @@
 llhttp alone does not tell where in its input a message ended, skips bodies after `Upgrade`, and cannot be told that an
 answer belongs to HEAD. So each head gets a parser of its own that is fed line by line (a head can only end at a line
 feed), and a body is decoded separately (`bodies`). The result never depends on how the network cut the bytes.
+
+A head is a pure function of its bytes, and peers repeat themselves: `HeadMemory` keeps what was made of the last ones.
 """
+
+import re
+from functools import cached_property
+from typing import Final, TypeVar
 
 import attrs
 import httptools
 
 from llmkube.base.http.errors import MalformedError
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import Headers
+from llmkube.base.http.message import Headers, encode_lines, origin_form, path_of
 
 _Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
 
+MAX_KEPT_BYTES: Final = 4096
+"""The longest head that is kept."""
 
-@attrs.frozen
-class RequestHead:
+MAX_KEPT_HEADS: Final = 1024
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r\n)", re.IGNORECASE)
+
+
+@attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
+class _Head:
+    """What both kinds of heads share.
+
+    Attributes:
+        lines: The header lines as parsed, of this head or of the one that it is like.
+        keep_alive: Whether the connection may carry another exchange.
+        length: What Content-Length says; None without one.
+        chunked: Whether Transfer-Encoding says `chunked`, and nothing else.
+        like: The head that this one differs from in nothing but its length.
+    """
+
+    lines: Headers
+    keep_alive: bool
+    length: int | None = attrs.field(default=None, kw_only=True)
+    chunked: bool = attrs.field(default=False, kw_only=True)
+    like: "_Head | None" = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+
+    @cached_property
+    def headers(self) -> Headers:
+        """The header lines as sent."""
+        return self.lines if self.like is None else self.lines.with_value("content-length", str(self.length))
+
+    @cached_property
+    def end_to_end(self) -> bytes:
+        """The header lines that a proxy passes on, ready to send; not those that frame the body or name the host."""
+        if self.like is not None:
+            return self.like.end_to_end
+        return encode_lines(self.headers.end_to_end().without("host", "content-length", "expect"))
+
+
+@attrs.frozen(slots=False)
+class RequestHead(_Head):
     """Request line and headers, checked; `keep_alive` is what the client wishes."""
 
-    method: str
-    target: str
-    headers: Headers
-    version: str
-    keep_alive: bool
+    method: str = attrs.field(kw_only=True)
+    target: str = attrs.field(kw_only=True)
+    version: str = attrs.field(kw_only=True)
+
+    @cached_property
+    def path(self) -> str:
+        """The percent-decoded path without the query."""
+        return self.like.path if isinstance(self.like, RequestHead) else path_of(self.target)
+
+    @cached_property
+    def request_line(self) -> bytes:
+        """What a proxy says first: the method, and the target in origin form."""
+        if isinstance(self.like, RequestHead):
+            return self.like.request_line
+        return f"{self.method} {origin_form(self.target)} HTTP/1.1\r\n".encode("ascii")
+
+    @cached_property
+    def expectations(self) -> frozenset[str]:
+        """What the client waits for before it sends the body; HTTP/1.0 knows no such thing."""
+        if isinstance(self.like, RequestHead):
+            return self.like.expectations
+        return self.headers.tokens("expect") if self.version == "1.1" else frozenset()
 
 
-@attrs.frozen
-class ResponseHead:
-    """Status line and headers, checked; `keep_alive` tells whether the connection may carry another exchange."""
+@attrs.frozen(slots=False)
+class ResponseHead(_Head):
+    """Status line and headers, checked."""
 
-    status: int
-    headers: Headers
-    keep_alive: bool
+    status: int = attrs.field(kw_only=True)
 
 
 class _Collector:
@@ -62,6 +121,11 @@ class HeadReader:
         self._limits = limits
         self._room = limits.max_head_bytes
 
+    @classmethod
+    def of_requests(cls, limits: Limits) -> "HeadReader":
+        """Return a reader of a request's head."""
+        return cls(httptools.HttpRequestParser, limits)
+
     def feed(self, data: bytes) -> bytes | None:
         """Take the next bytes; None while the head is incomplete, then the bytes that came after it.
 
@@ -76,17 +140,32 @@ class HeadReader:
             line = data[position : min(end, position + self._room)]
             position += len(line)
             self._room -= len(line)
-            try:
-                self._parser.feed_data(line)
-            except httptools.HttpParserUpgrade:
-                pass  # a wish to change the protocol, which a server may ignore (RFC 9110, 7.8)
-            except httptools.HttpParserError as exc:
-                raise MalformedError(400, f"malformed head: {exc}") from exc
+            self._feed(line)
             if len(self._seen.lines) > self._limits.max_headers:
                 raise MalformedError(431, f"more than {self._limits.max_headers} headers")
             if self._seen.complete:
                 return data[position:]
         return None
+
+    def feed_whole(self, head: bytes) -> None:
+        """Take a head of which it is known where it ends: a call of llhttp for all lines, and not one for each.
+
+        Raises:
+            MalformedError: Refused, with the status to answer.
+        """
+        self._feed(head)
+        if len(self._seen.lines) > self._limits.max_headers:
+            raise MalformedError(431, f"more than {self._limits.max_headers} headers")
+        if not self._seen.complete:
+            raise MalformedError(400, "malformed head: it does not end where its empty line is")
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # a wish to change the protocol, which a server may ignore (RFC 9110, 7.8)
+        except httptools.HttpParserError as exc:
+            raise MalformedError(400, f"malformed head: {exc}") from exc
 
     def request(self) -> RequestHead:
         """Return the complete head of a request, checked beyond what llhttp checks.
@@ -104,8 +183,15 @@ class HeadReader:
             raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
         if version == "1.0" and "transfer-encoding" in headers:
             raise MalformedError(400, "HTTP/1.0 has no Transfer-Encoding")
-        keep_alive = version == "1.1" and "close" not in headers.tokens("connection")
-        return RequestHead(method, self._seen.target.decode("ascii"), headers, version, keep_alive)
+        return RequestHead(
+            headers,
+            keep_alive=version == "1.1" and "close" not in headers.tokens("connection"),
+            length=_length(headers),
+            chunked=_is_chunked(headers),
+            method=method,
+            target=self._seen.target.decode("ascii"),
+            version=version,
+        )
 
     def response(self) -> ResponseHead:
         """Return the complete head of an answer, checked beyond what llhttp checks.
@@ -116,8 +202,13 @@ class HeadReader:
         assert isinstance(self._parser, httptools.HttpResponseParser)
         headers = Headers(self._seen.lines)
         version, connection = self._checked_version(), headers.tokens("connection")
-        keep_alive = "close" not in connection if version == "1.1" else "keep-alive" in connection
-        return ResponseHead(self._parser.get_status_code(), headers, keep_alive)
+        return ResponseHead(
+            headers,
+            keep_alive="close" not in connection if version == "1.1" else "keep-alive" in connection,
+            length=_length(headers),
+            chunked=_is_chunked(headers),
+            status=self._parser.get_status_code(),
+        )
 
     def _checked_version(self) -> str:
         version: str = self._parser.get_http_version()
@@ -147,3 +238,98 @@ class FinalHeadReader:
                 raise MalformedError(400, "the answer switches to a protocol that the request did not ask for")
             data, self._reader = rest, HeadReader(httptools.HttpResponseParser, self._limits)
         return None
+
+
+_H = TypeVar("_H", RequestHead, ResponseHead)
+
+
+class HeadMemory:
+    """What was made of the last heads, found by their bytes; Content-Length may differ, as it does between chats.
+
+    It takes a head that came whole, and ends where it seems to. Every other one is for a reader.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._requests: dict[bytes, RequestHead] = {}
+        self._responses: dict[bytes, ResponseHead] = {}
+
+    def request(self, data: bytes) -> tuple[RequestHead, bytes] | None:
+        """Return the head at the beginning of these bytes and what comes after it; None of one for a reader.
+
+        Raises:
+            MalformedError: Refused, with the status to answer.
+        """
+        raw = self._whole(data)
+        if raw is None:
+            return None
+        key, length = _cut_length(raw)
+        head = self._requests.get(key)
+        if head is None:
+            reader = HeadReader.of_requests(self._limits)
+            reader.feed_whole(raw)
+            head = reader.request()
+            _keep(self._requests, key, head)
+        elif head.length != length:
+            head = _with_length(head, length)
+        return head, data[len(raw) :]
+
+    def response(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
+        """Return the head of the final answer at the beginning of these bytes and what comes after it.
+
+        Raises:
+            MalformedError: Not an answer that this client understands.
+        """
+        raw = self._whole(data)
+        if raw is None:
+            return None
+        key, length = _cut_length(raw)
+        head = self._responses.get(key)
+        if head is None:
+            reader = HeadReader(httptools.HttpResponseParser, self._limits)
+            reader.feed_whole(raw)
+            head = reader.response()
+            if head.status < 200:
+                return None
+            _keep(self._responses, key, head)
+        elif head.length != length:
+            head = _with_length(head, length)
+        return head, data[len(raw) :]
+
+    def _whole(self, data: bytes) -> bytes | None:
+        """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
+        end = data.find(b"\r\n\r\n")
+        if end <= 0 or end + 4 > min(MAX_KEPT_BYTES, self._limits.max_head_bytes):
+            return None
+        raw = data[: end + 4]
+        clear = raw[0] not in b"\r\n" and raw.find(b"\n\n") < 0 and raw.find(b"\n\r\n") == end + 1
+        return raw if clear else None
+
+
+def _keep(heads: dict[bytes, _H], key: bytes, head: _H) -> None:
+    if len(heads) >= MAX_KEPT_HEADS:
+        heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
+    heads[key] = head
+
+
+def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
+    """Return a head whose Content-Length has no digits, and what they said."""
+    found = _LENGTH.search(raw)
+    return (raw, None) if found is None else (raw[: found.start(1)] + raw[found.end(1) :], int(found[1]))
+
+
+def _with_length(head: _H, length: int | None) -> _H:
+    """Return a head with the same lines but for its length: else their keys would differ."""
+    twin: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
+    twin.__dict__.update(head.__dict__, length=length, like=head)
+    twin.__dict__.pop("headers", None)  # the cached one has the other length
+    return twin
+
+
+def _length(headers: Headers) -> int | None:
+    length = headers.get("content-length")
+    return None if length is None else int(length)  # llhttp has refused anything but one number
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return [value.lower() for value in headers.get_all("transfer-encoding")] == ["chunked"]

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
@@ -74,12 +74,21 @@ class Headers:
 
     def without(self, *names: str) -> Self:
         """Return a copy that lacks every line with one of these names."""
-        folded = {name.lower() for name in names}
-        return type(self)(item for item, name in zip(self._items, self._names, strict=True) if name not in folded)
+        return type(self)(self.lines_without({name.lower() for name in names}))
+
+    def lines_without(self, folded: Collection[str]) -> list[tuple[str, str]]:
+        """Return the lines that have none of these names, which are in lower case."""
+        return [item for item, name in zip(self._items, self._names, strict=True) if name not in folded]
 
     def with_(self, name: str, value: str) -> Self:
         """Return a copy in which this is the only line with this name; it comes last."""
         return type(self)((*self.without(name), (name, value)))
+
+    def with_value(self, name: str, value: str) -> Self:
+        """Return a copy in which the first line with this name, which there must be, has another value."""
+        at, items = self._names.index(name.lower()), list(self._items)
+        items[at] = items[at][0], value
+        return type(self)(items)
 
     def end_to_end(self) -> Self:
         """Return a copy that a proxy may pass on: without hop-by-hop headers and those that `Connection` names."""
@@ -101,6 +110,21 @@ class Headers:
 NO_HEADERS = Headers()
 
 
+def origin_form(target: str) -> str:
+    """Return a target in origin form (`/path?query`); an absolute one (RFC 9112, 3.2.2) loses scheme and host."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    authority_and_path = target.partition("://")[2]
+    cut = re.search(r"[/?]", authority_and_path)
+    rest = authority_and_path[cut.start() :] if cut else ""
+    return rest if rest.startswith("/") else f"/{rest}"
+
+
+def path_of(target: str) -> str:
+    """Return the percent-decoded path of a target, without its query."""
+    return unquote(origin_form(target).partition("?")[0], errors="replace")
+
+
 @attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class Request:
     """One whole request; `target` is what stood in the request line."""
@@ -112,13 +136,8 @@ class Request:
 
     @cached_property
     def origin_target(self) -> str:
-        """The target in origin form (`/path?query`); an absolute target (RFC 9112, 3.2.2) loses scheme and host."""
-        if self.target.startswith("/") or "://" not in self.target:
-            return self.target
-        authority_and_path = self.target.partition("://")[2]
-        cut = re.search(r"[/?]", authority_and_path)
-        rest = authority_and_path[cut.start() :] if cut else ""
-        return rest if rest.startswith("/") else f"/{rest}"
+        """The target in origin form."""
+        return origin_form(self.target)
 
     @property
     def raw_path(self) -> str:
@@ -128,7 +147,7 @@ class Request:
     @cached_property
     def path(self) -> str:
         """The percent-decoded path without the query."""
-        return unquote(self.raw_path, errors="replace")
+        return path_of(self.target)
 
     @cached_property
     def query(self) -> tuple[tuple[str, str], ...]:
@@ -173,7 +192,7 @@ def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
     """
     if not _TOKEN.fullmatch(method) or not re.fullmatch(r"[!-~]+", target):
         raise ValueError(f"not a request line: {method!r} {target!r}")
-    return _encode(f"{method} {target} HTTP/1.1\r\n", headers)
+    return f"{method} {target} HTTP/1.1\r\n".encode("latin-1") + encode_lines(headers) + b"\r\n"
 
 
 def encode_response_head(status: int, headers: Headers) -> bytes:
@@ -182,14 +201,24 @@ def encode_response_head(status: int, headers: Headers) -> bytes:
     Raises:
         ValueError: A name or value would break out of its line: a bug of the caller.
     """
-    return _encode(f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n", headers)
+    return status_line(status) + encode_lines(headers) + b"\r\n"
 
 
-def _encode(first_line: str, headers: Headers) -> bytes:
-    lines = [first_line]
+@cache
+def status_line(status: int) -> bytes:
+    """Return the first line of an answer."""
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii")
+
+
+def encode_lines(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return header lines, ready to send.
+
+    Raises:
+        ValueError: A name or value would break out of its line: a bug of the caller.
+    """
+    lines = []
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or _UNSAFE_VALUE.search(value):
             raise ValueError(f"not a header: {name!r}: {value!r}")
         lines.append(f"{name}: {value}\r\n")
-    lines.append("\r\n")
     return "".join(lines).encode("latin-1")

@@ -16,10 +16,9 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.errors import UserError
-from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
-from llmkube.base.probes import probes_handler
+from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
@@ -180,7 +179,7 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                     agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
                 registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
                 registry.register(loop_watchdog)
-                await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
+                await support.start(run_probes, view.ready, registry, probes.listeners)
             support.start_soon(_settle_heap_later)
             log.info(
                 "agent started",

@@ -12,10 +12,9 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
-from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
-from llmkube.base.probes import probes_handler
+from llmkube.base.probes import run_probes
 from llmkube.base.units import parse_bytes
 from llmkube.cli.commands.programs.host_name import default_host_name
 from llmkube.cli.config import ControllerConfig, load
@@ -69,7 +68,7 @@ def controller(**flags: Any) -> None:
         ):
             registry.register(loop_watchdog)
             if probes is not None:
-                await tasks.start(run_server, probes_handler(ready, registry), probes.listeners)
+                await tasks.start(run_probes, ready, registry, probes.listeners)
             await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))
             acting.set()
             settle_heap()

@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.text import Text
 
 from llmkube.base.http.client import open_http_client
+from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
-from llmkube.base.probes import probes_handler
+from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.apiserver import open_server
 from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_program import find_llama_server
@@ -57,7 +58,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health
-from llmkube.router.gateway import gateway_handler
+from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -155,7 +156,8 @@ class _Up:
             open_port(config.gateway_port, "--gateway-port") as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
-            open_http_client() as http,
+            open_sockets() as sockets,
+            open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
             open_follow(server.client, self.rng) as followed,
             open_service_nursery() as support,
             open_local_ports(settings, server.client) as ports,
@@ -183,8 +185,14 @@ class _Up:
                     )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
-                    await support.start(run_server, gateway_handler(directory, http, ports.utcnow), gateway.listeners)
-                    await support.start(run_server, probes_handler(view.ready, registry), probes.listeners)
+                    gateway_server = partial(
+                        run_server,
+                        gateway_handler(directory, http, ports.utcnow),
+                        sockets.listen(gateway.listeners),
+                        judge=refuse_foreign_pages,
+                    )
+                    await support.start(gateway_server)
+                    await support.start(run_probes, view.ready, registry, probes.listeners)
                     settle_heap()
                     outcome = await self._visit(visit, target, before)
         return outcome

@@ -1,0 +1,298 @@
+"""One client's connection: requests are taken and answered strictly one after the other.
+
+```
+ run ─ scope                     its deadline is that of the silence between two requests
+       ├ head                    the `judge` may refuse it before a byte of the body is read
+       ├ body                    bounded in size, in time by its length, and in memory together with all others
+       └ handler                 the client's end cancels the scope
+```
+
+A stream of a hub tells of its client's end. With any other stream a task reads ahead while the handler works.
+"""
+
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.base.http.bodies import request_body
+from llmkube.base.http.errors import ClientGoneError, MalformedError
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
+from llmkube.base.http.hub import RECEIVE_BYTES, HubStream
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import Headers, Response, encode_response_head
+
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+StreamHandler = Callable[[StreamExchange], Awaitable[None]]
+"""A `Handler` that may use what only a real connection has."""
+
+Judge = Callable[[RequestHead], Response | None]
+"""Refuses a request by its head alone, with the answer to give; None lets it in."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+def let_in(head: RequestHead) -> None:
+    """Refuse no request."""
+
+
+@attrs.define(eq=False)
+class Service:
+    """What the connections of one server share.
+
+    Attributes:
+        handler: Answers requests.
+        limits: What clients may cost.
+        judge: Refuses requests by their heads.
+        heads: What was made of the last heads.
+        body_bytes: How much of requests' bodies is in memory now.
+    """
+
+    handler: StreamHandler
+    limits: Limits
+    judge: Judge = let_in
+    heads: HeadMemory = attrs.field(init=False)
+    body_bytes: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.heads = HeadMemory(self.limits)
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    IDLE = "the next request"
+    RECEIVING = "the rest of a request"
+    ANSWERING = "its handler"
+
+
+class Connection:
+    """One client's connection.
+
+    Attributes:
+        phase: What it waits for.
+    """
+
+    def __init__(self, service: Service, stream: trio.abc.Stream) -> None:
+        self.phase = Phase.IDLE
+        self._service = service
+        self._limits = service.limits
+        self._stream = stream
+        self._early = b""  # received, and belongs to the next request
+        self._body_bytes = 0  # of this request, in memory
+        self._stopping = False
+        self._scope = trio.CancelScope()
+        self._answer: StreamExchange | None = None
+
+    def stop_nowait(self) -> None:
+        """End the connection: at once when it is idle, else after the answer in progress."""
+        self._stopping = True
+        if self.phase is Phase.IDLE:
+            self._scope.cancel(reason="the server stops, or makes room")
+        if self._answer is not None:
+            self._answer.keep_alive = False
+
+    def make_room(self) -> None:
+        """End the connection, for another one: it waits for its client."""
+        self._stopping = True
+        self._scope.cancel(reason="it waits while others have something to say")
+
+    async def run(self) -> None:
+        """Serve until either side ends the connection; no client can make this raise, and the stream ends closed."""
+        if isinstance(self._stream, HubStream):
+            self._stream.on_end = self._scope.cancel
+        linger = False
+        try:
+            with self._scope:
+                linger = await self._converse()
+            if linger:
+                await self._linger()
+        except BROKEN:
+            pass  # the client is gone
+        finally:
+            await trio.aclose_forcefully(self._stream)
+
+    async def _converse(self) -> bool:
+        """Answer requests until one is the last; True when the client should get the time to read that answer."""
+        try:
+            while not self._stopping:
+                head = await self._receive_head()
+                if head is None:
+                    return False
+                refusal = self._service.judge(head)
+                if refusal is not None:
+                    await self._respond_last(refusal)
+                    return True
+                try:
+                    answer = await self._serve(head, await self._receive_body(head))
+                finally:
+                    self._release_body()
+                if not answer.complete:
+                    return False  # broken off: the client must not see a clean end
+                if not answer.keep_alive:
+                    return True
+        except MalformedError as exc:
+            await self._respond_last(Response.text(exc.status, f"{exc}\n"))
+            return True
+        return False
+
+    async def _receive(self) -> bytes:
+        return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+
+    # -- the request --------------------------------------------------------------------------------------------------
+
+    async def _receive_head(self) -> RequestHead | None:
+        """Wait for the next request's head; None when the client has no more requests, or dawdles between them."""
+        data, self._early = self._early, b""
+        if not data:
+            self.phase = Phase.IDLE
+            self._scope.deadline = trio.current_time() + self._limits.idle_seconds
+            data = await self._receive()
+            self._scope.deadline = float("inf")
+            if not data:
+                return None
+        found = self._service.heads.request(data)
+        if found is not None:
+            head, self._early = found
+            return head
+        self.phase = Phase.RECEIVING
+        reader = HeadReader.of_requests(self._limits)
+        with trio.move_on_after(self._limits.head_seconds):
+            while data:
+                rest = reader.feed(data)
+                if rest is not None:
+                    self._early = rest
+                    return reader.request()
+                data = await self._receive()
+            return None
+        raise MalformedError(408, f"the request head took longer than {self._limits.head_seconds:g} seconds")
+
+    async def _receive_body(self, head: RequestHead) -> bytes:
+        limits = self._limits
+        decoder = request_body(head, limits.max_body_bytes)
+        if head.expectations - {"100-continue"}:
+            raise MalformedError(417, "the only expectation met here is 100-continue")
+        if head.expectations and decoder.rest is None and not self._early:
+            await self._stream.send_all(encode_response_head(100, Headers()))
+        data, self._early = self._early, b""
+        body = decoder.feed(data)
+        if decoder.rest is None:
+            self.phase, started_at, pieces = Phase.RECEIVING, trio.current_time(), [body]
+            self._hold_body(len(body))
+            with trio.CancelScope() as patience:
+                while decoder.rest is None and self._body_bytes <= limits.max_body_bytes:
+                    patience.deadline = limits.body_deadline(started_at, trio.current_time(), self._body_bytes)
+                    if not (data := await self._receive()):
+                        decoder.feed_eof()
+                    pieces.append(decoder.feed(data))
+                    self._hold_body(len(pieces[-1]))
+            if patience.cancelled_caught:
+                raise MalformedError(408, limits.slow_body_message)
+            body = b"".join(pieces)
+        if len(body) > limits.max_body_bytes:
+            raise MalformedError(413, f"the body is larger than {limits.max_body_bytes} bytes")
+        self._early = decoder.rest or b""
+        return body
+
+    def _hold_body(self, size: int) -> None:
+        """Count what came of a body that did not come at once."""
+        service, most = self._service, self._limits.max_bodies_bytes
+        self._body_bytes += size
+        service.body_bytes += size
+        if service.body_bytes > most:
+            raise MalformedError(503, f"the bodies of all requests together are larger than {most} bytes; try again")
+
+    def _release_body(self) -> None:
+        self._service.body_bytes -= self._body_bytes
+        self._body_bytes = 0
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    async def _serve(self, head: RequestHead, body: bytes) -> StreamExchange:
+        """Run the handler while watching the client; ends in every case, with what became of the answer."""
+        self.phase = Phase.ANSWERING
+        keep_alive = head.keep_alive and not self._stopping
+        if isinstance(self._stream, HubStream):
+            answer = self._answer = StreamExchange(
+                head, body, self._stream, self._limits, scope=self._scope, keep_alive=keep_alive
+            )
+            await self._handle(answer)
+        else:
+            async with trio.open_nursery() as nursery:
+                answer = self._answer = StreamExchange(
+                    head, body, self._stream, self._limits, scope=nursery.cancel_scope, keep_alive=keep_alive
+                )
+                nursery.start_soon(self._watch, nursery.cancel_scope)
+                await self._handle(answer)
+                nursery.cancel_scope.cancel(reason="the answer is complete")
+        self._answer = None
+        return answer
+
+    async def _watch(self, handling: trio.CancelScope) -> None:
+        """Cancel the handler when the client goes away; what it sends ahead is kept, up to a bound."""
+        while len(self._early) < self._limits.max_early_bytes:
+            try:
+                data = await self._receive()
+            except BROKEN:
+                data = b""
+            if not data:
+                handling.cancel(reason="the client has gone")
+                return
+            self._early += data
+
+    async def _handle(self, answer: StreamExchange) -> None:
+        """Contain a failing handler: it costs its own request and nothing else.
+
+        This is the server's one broad catch. A request is a unit of failure: a bug that one client can trigger must not
+        take every other client's connection with it. `except*` takes the errors out of a group and leaves a `Cancelled`
+        in it to travel on.
+        """
+        try:
+            await self._service.handler(answer)
+            if not answer.begun:
+                raise RuntimeError("the handler returned without an answer")
+        except* ClientGoneError:
+            _log_of(answer).debug("the client went away")
+        except* WorldError as errors:
+            answer.keep_alive = False
+            _log_of(answer).warning("request failed", error="; ".join(map(str, _leaves(errors))))
+        except* Exception:
+            answer.keep_alive = False
+            log = _log_of(answer)
+            log.exception("request handler crashed")
+        if not answer.begun:
+            await answer.respond(Response.text(500, "internal error; the server's log has the details\n"))
+
+    async def _respond_last(self, response: Response) -> None:
+        """Answer a request of which nothing more is read."""
+        headers = response.headers.with_("Content-Length", str(len(response.body))).with_("Connection", "close")
+        with trio.move_on_after(self._limits.send_stall_seconds):
+            await self._stream.send_all(encode_response_head(response.status, headers) + response.body)
+
+    async def _linger(self) -> None:
+        """Let the client read the last answer: a socket closed with unread input sends a reset that can destroy it."""
+        with trio.move_on_after(self._limits.linger_seconds):
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+                while await self._receive():
+                    pass
+            else:  # TLS says goodbye in its own words
+                await self._stream.aclose()
+
+
+def _log_of(answer: StreamExchange) -> structlog.stdlib.BoundLogger:
+    bound: structlog.stdlib.BoundLogger = _log.bind(method=answer.head.method, path=answer.head.path)
+    return bound
+
+
+def _leaves(group: BaseExceptionGroup[WorldError]) -> list[Exception]:
+    """Return the errors in a group without their grouping."""
+    found: list[Exception] = []
+    for member in group.exceptions:
+        found.extend(_leaves(member) if isinstance(member, BaseExceptionGroup) else [member])
+    return found

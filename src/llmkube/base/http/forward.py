@@ -1,0 +1,73 @@
+"""A proxy's data path: a request is passed on and its answer passed back, with nothing taken apart that need not be.
+
+Header lines pass as they were parsed, and a body in its own framing, which is followed to find the end.
+"""
+
+from typing import Final
+
+import trio
+
+from llmkube.base.http.bodies import ChunkedEnd, LengthEnd
+from llmkube.base.http.client import HttpClient, StreamedResponse, netloc
+from llmkube.base.http.errors import BrokenOffError, MalformedError
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.message import status_allows_body
+from llmkube.base.http.pool import Origin
+
+_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
+
+
+async def forward(exchange: StreamExchange, client: HttpClient, origin: Origin, body: bytes) -> None:
+    """Have another server answer a request, with this body.
+
+    The client's disconnect cancels this, which closes the connection to that server: it stops what it does.
+
+    Raises:
+        ConnectError: No connection.
+        BrokenOffError: The server broke off; if `exchange.begun`, in the middle of its answer.
+        ProtocolError: It does not speak HTTP/1.1.
+    """
+    asked = exchange.head
+    lines = (asked.request_line, netloc(origin).encode("ascii"), asked.end_to_end, len(body))
+    head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
+    answer = await client.start(origin, asked.method, head, body)
+    try:
+        await _pass_back(answer, exchange)
+    finally:
+        if not client.keep_nowait(answer):
+            await trio.aclose_forcefully(answer.stream)
+
+
+async def _pass_back(answer: StreamedResponse, exchange: StreamExchange) -> None:
+    head = answer.head
+    silent = exchange.head.method == "HEAD" or not status_allows_body(head.status)
+    clear = head.length is not None or (head.chunked and exchange.chunks_allowed)
+    if silent or not clear:
+        await _frame_anew(answer, exchange)
+        return
+    end = ChunkedEnd() if head.chunked else LengthEnd(head.length or 0)
+    framing = _CHUNKED if head.chunked else b"Content-Length: %d\r\n" % (head.length or 0)
+    front, piece = exchange.begin(head.status, head.end_to_end + framing), answer.early
+    answer.early = b""
+    while True:
+        try:
+            at = end.feed(piece)
+        except MalformedError as exc:
+            raise BrokenOffError(f"{netloc(answer.origin)} sent a {exc}") from exc
+        if 0 <= at < len(piece):
+            piece = piece[:at]  # what comes after an answer is no part of it, and spoils the connection
+        else:
+            answer.reusable = at >= 0 and head.keep_alive
+        await exchange.send(front + piece if front else piece)
+        if at >= 0:
+            exchange.complete = True
+            return
+        front = b""
+        piece = await answer.receive_raw()
+
+
+async def _frame_anew(answer: StreamedResponse, exchange: StreamExchange) -> None:
+    """Pass back an answer that ends with its connection, or is for a client that does not know its framing."""
+    async with exchange.stream(answer.status, answer.headers.end_to_end()) as send:
+        while piece := await answer.receive_some():
+            await send(piece)

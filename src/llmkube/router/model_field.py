@@ -1,0 +1,228 @@
+"""The `model` of a request's JSON body: read and replaced where it stands, at a bounded price.
+
+A small body is parsed. A large one, of pictures for instance, is scanned in slices: no tree is built, and between two
+slices other tasks run. What is nested inside is passed over and left to the engine to judge.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+PARSE_BYTES: Final = 256 * 1024
+"""Up to this size a body is parsed: at worst ten milliseconds, which no other task can use."""
+
+SLICE_BYTES: Final = 512 * 1024
+SLICE_TOKENS: Final = 2_000
+"""How much is scanned at a time: some milliseconds."""
+
+MAX_TOKENS: Final = 250_000
+"""Strings, and beginnings and ends of objects and arrays, in a body: at most a second of scanning."""
+
+MAX_SPACE_BYTES: Final = 64 * 1024
+"""Space in a row between two members."""
+
+_MAX_KEY_BYTES: Final = 32  # "model" with every letter written as \\uXXXX, and its quotes
+_MAX_NAME_BYTES: Final = 4096
+_SPACE: Final = re.compile(rb"[ \t\n\r]*")
+_TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
+_SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]+")
+
+
+class BodyError(Exception):
+    """The body is no JSON object, or has more in it than is scanned; says so to the client."""
+
+
+@attrs.frozen
+class Span:
+    """Where a value of `model` stands among the body's bytes, and what it is.
+
+    Attributes:
+        start: Its first byte.
+        end: The byte after its last.
+        value: The string, None for `null`, and 0 for whatever else stands there.
+    """
+
+    start: int
+    end: int
+    value: str | int | None
+
+
+async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
+    """Return the value of `model`, None without one, and where it stands if that was looked for.
+
+    Of several the last one counts, as parsers have it.
+
+    Raises:
+        BodyError: The body is not a JSON object, or has too many parts.
+    """
+    if len(body) <= PARSE_BYTES:
+        payload = _parsed(body)
+        if not isinstance(payload, dict):
+            raise BodyError("the body must be a JSON object")
+        return payload.get("model"), None
+    spans = await find_model(body)
+    return (spans[-1].value if spans else None), spans
+
+
+async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None) -> bytes:
+    """Return the body with another value of `model`; every other byte stays as the client wrote it."""
+    spans = await find_model(body) if spans is None else spans
+    written = orjson.dumps(value)
+    if not spans:  # a request that names none, where there is only one
+        start = body.index(b"{") + 1
+        rest = body[start:]
+        comma = b"" if rest.lstrip(b" \t\n\r").startswith(b"}") else b","
+        return b'%b"model":%b%b%b' % (body[:start], written, comma, rest)
+    pieces, at = [], 0
+    for span in spans:
+        pieces += [body[at : span.start], written]
+        at = span.end
+    return b"".join([*pieces, body[at:]])
+
+
+async def find_model(body: bytes) -> tuple[Span, ...]:
+    """Return every `model` of the object that the body is, without building it.
+
+    Raises:
+        BodyError: The body is not a JSON object as far as one can see without parsing it, or has too many parts.
+    """
+    scanner = _Scanner(body)
+    for _ in scanner.scan():
+        await trio.lowlevel.checkpoint()
+    return tuple(scanner.found)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise BodyError("the body must be a JSON object") from exc
+
+
+class _Scanner:
+    """Reads the members of an object; yields whenever a slice is done."""
+
+    def __init__(self, body: bytes) -> None:
+        self.found: list[Span] = []
+        self._body = body
+        self._at = 0
+        self._tokens = 0
+        self._slice_at = 0
+        self._slice_tokens = 0
+
+    def scan(self) -> Iterator[None]:
+        """Find every `model`, yielding in between."""
+        self._space()
+        self._expect(b"{")
+        self._space()
+        if self._peek() == b"}":
+            self._at += 1
+        else:
+            while True:
+                yield from self._member()
+                self._space()
+                if self._peek() != b",":
+                    break
+                self._at += 1
+                self._space()
+            self._expect(b"}")
+        self._space()
+        if self._at != len(self._body):
+            raise BodyError("the body must be one JSON object; something comes after it")
+
+    def _member(self) -> Iterator[None]:
+        start = self._at
+        yield from self._string()
+        key = self._body[start : self._at]
+        self._space()
+        self._expect(b":")
+        self._space()
+        start = self._at
+        yield from self._value()
+        if len(key) <= _MAX_KEY_BYTES and _parsed(key) == "model":
+            self.found.append(Span(start, self._at, self._name(start)))
+
+    def _name(self, start: int) -> str | int | None:
+        raw = self._body[start : self._at]
+        if not raw.startswith(b'"'):
+            return None if raw == b"null" else 0
+        if len(raw) > _MAX_NAME_BYTES:
+            raise BodyError(f'"model" is longer than {_MAX_NAME_BYTES} bytes')
+        name: str = _parsed(raw)
+        return name
+
+    def _value(self) -> Iterator[None]:
+        first = self._peek()
+        if first == b'"':
+            yield from self._string()
+        elif first in {b"{", b"["}:
+            yield from self._nested()
+        else:
+            scalar = _SCALAR.match(self._body, self._at, self._at + 1024)
+            if scalar is None:
+                raise BodyError(f"the body is not JSON at byte {self._at}")
+            self._at = scalar.end()
+
+    def _nested(self) -> Iterator[None]:
+        depth = 0
+        while True:
+            yield from self._pause()
+            plain = _PLAIN.match(self._body, self._at, self._at + SLICE_BYTES)
+            assert plain is not None  # it matches nothing, too
+            self._at = plain.end()
+            mark = self._peek()
+            if mark == b'"':
+                yield from self._string()
+            elif mark in {b"{", b"["}:
+                depth += 1
+                self._at += 1
+            elif mark in {b"}", b"]"}:
+                depth -= 1
+                self._at += 1
+                if depth == 0:
+                    return
+            elif not mark:
+                raise BodyError("the body ends too early")
+
+    def _string(self) -> Iterator[None]:
+        self._expect(b'"')
+        while True:
+            yield from self._pause()
+            text = _TEXT.match(self._body, self._at, self._at + SLICE_BYTES)
+            assert text is not None  # it matches nothing, too
+            stuck, self._at = text.end() == self._at, text.end()
+            if self._peek() == b'"':
+                self._at += 1
+                return
+            if stuck:
+                raise BodyError("the body ends in a string")
+
+    def _pause(self) -> Iterator[None]:
+        """Count a part of the body, and yield if the slice is done."""
+        self._tokens += 1
+        self._slice_tokens += 1
+        if self._tokens > MAX_TOKENS:
+            raise BodyError(f"the body has more than {MAX_TOKENS} strings, objects and arrays")
+        if self._slice_tokens >= SLICE_TOKENS or self._at - self._slice_at >= SLICE_BYTES:
+            self._slice_at, self._slice_tokens = self._at, 0
+            yield
+
+    def _space(self) -> None:
+        space = _SPACE.match(self._body, self._at, self._at + MAX_SPACE_BYTES)
+        assert space is not None  # it matches nothing, too
+        self._at = space.end()
+        if self._at - space.start() == MAX_SPACE_BYTES:
+            raise BodyError(f"the body has {MAX_SPACE_BYTES} bytes of space in a row")
+
+    def _peek(self) -> bytes:
+        return self._body[self._at : self._at + 1]
+
+    def _expect(self, mark: bytes) -> None:
+        if self._peek() != mark:
+            raise BodyError(f"the body must be a JSON object; byte {self._at} should be {mark.decode()}")
+        self._at += 1

@@ -1,0 +1,266 @@
+"""Real sockets in a hub, and the same with Trio's own: servers and clients cannot tell them apart."""
+
+import socket
+import sys
+from functools import partial
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from http_lab import echo, receive_all, receive_until
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.forward import forward
+from llmkube.base.http.hub import HubStream, TrioSockets, open_sockets
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+
+LOOPBACK = "127.0.0.1"
+GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+CHUNKED = Headers.of({"X-Engine": "yes"})
+
+
+@pytest.fixture(params=["hub", "trio"])
+async def sockets(request):
+    """Both ways to wait for sockets; every test passes with either."""
+    if request.param == "trio":
+        yield TrioSockets()
+    elif sys.platform == "linux":
+        async with open_sockets() as hub:
+            yield hub
+
+
+@pytest.fixture
+async def serve(sockets, nursery):
+    """Start servers over the sockets; gives their port."""
+
+    async def start(handler, **kwargs):
+        listeners = await open_listeners(LOOPBACK, 0)
+        port = listeners[0].socket.getsockname()[1]
+        await nursery.start(partial(run_server, handler, sockets.listen(listeners), **kwargs))
+        return port
+
+    return start
+
+
+async def test_large_bodies_go_both_ways(sockets, serve):
+    """Ten megabytes come back as they were, over one connection, and again."""
+    body = bytes(range(256)) * 40_000
+
+    async def mirror(exchange):
+        await exchange.respond(Response(200, body=exchange.request.body))
+
+    port = await serve(mirror)
+    async with open_http_client(sockets.connect) as client:
+        for _ in range(2):
+            answer = await client.request("POST", f"http://{LOOPBACK}:{port}/", body=body)
+            assert answer.body == body
+        assert list(client.pool) == [(LOOPBACK, port)]
+
+
+async def test_requests_that_come_together_are_answered_in_order(serve):
+    """Several requests in one packet, the last with the client's end, are answered one after the other."""
+    port = await serve(echo)
+    async with await trio.open_tcp_stream(LOOPBACK, port) as client:
+        await client.send_all(GET * 30 + GET[:-2] + b"Connection: close\r\n\r\n")
+        assert (await receive_all(client)).count(b"HTTP/1.1 200 OK") == 31
+
+
+@pytest.mark.parametrize("way", ["close", "half-close", "reset"])
+async def test_a_client_that_leaves_cancels_its_handler(serve, way):
+    """Whatever the handler waits for, the client's end reaches it at once."""
+    started, cancelled = trio.Event(), trio.Event()
+
+    async def endless(exchange):
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    port = await serve(endless)
+    client = await trio.open_tcp_stream(LOOPBACK, port)
+    await client.send_all(GET)
+    with trio.fail_after(5):
+        await started.wait()
+        if way == "half-close":
+            await client.send_eof()
+        else:
+            if way == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            await client.aclose()
+        await cancelled.wait()
+    await client.aclose()
+
+
+async def test_a_client_that_does_not_read_is_given_up(serve):
+    """A write that is not read for so long ends the connection; the handler is cancelled, and others are served."""
+    ended = trio.Event()
+
+    async def pour(exchange):
+        if exchange.request.path != "/pour":
+            await echo(exchange)
+            return
+        try:
+            async with exchange.stream(200, Headers()) as send:
+                while True:
+                    await send(bytes(100_000))
+        finally:
+            ended.set()
+
+    port = await serve(pour, limits=Limits(send_stall_seconds=0.2))
+    async with await trio.open_tcp_stream(LOOPBACK, port) as deaf, await trio.open_tcp_stream(LOOPBACK, port) as client:
+        with trio.fail_after(10):
+            await deaf.send_all(b"GET /pour HTTP/1.1\r\nHost: h\r\n\r\n")
+            await client.send_all(GET)
+            await receive_until(client, b"GET /a ")
+            await ended.wait()
+
+
+async def test_a_connection_that_ended_in_the_pool_is_not_used(sockets, serve):
+    """A server that closes idle connections costs its clients nothing."""
+    port = await serve(echo, limits=Limits(idle_seconds=0.05))
+    async with open_http_client(sockets.connect) as client:
+        for _ in range(3):
+            assert (await client.request("GET", f"http://{LOOPBACK}:{port}/")).status == 200
+            await trio.sleep(0.2)
+
+
+async def test_an_engine_that_streams_is_passed_on(sockets, serve):
+    """A proxy passes pieces on as they come, in the engine's own framing, and keeps both connections."""
+    go_on = [trio.Event(), trio.Event()]
+
+    async def engine(exchange):
+        async with exchange.stream(200, CHUNKED) as send:
+            await send(b"one")
+            await go_on[int(exchange.request.body)].wait()
+            await send(b"two")
+
+    back = await serve(engine)
+    async with open_http_client(sockets.connect) as upstream, open_http_client(sockets.connect) as client:
+
+        async def proxy(exchange: StreamExchange) -> None:
+            await forward(exchange, upstream, (LOOPBACK, back), exchange.request.body)
+
+        front = await serve(proxy)
+        with trio.fail_after(5):
+            for n in range(2):
+                url = f"http://{LOOPBACK}:{front}/"
+                async with client.open_stream("POST", url, body=b"%d" % n) as answer:
+                    assert answer.headers.get("x-engine") == "yes"
+                    assert await answer.receive_some() == b"one"
+                    go_on[n].set()
+                    assert await answer.receive_some() == b"two"
+                    assert await answer.receive_some() == b""
+        assert (list(client.pool), list(upstream.pool)) == ([(LOOPBACK, front)], [(LOOPBACK, back)])
+
+
+async def test_a_server_drains_over_a_hub_that_is_cancelled_with_it(autojump_clock):
+    """Whatever is cancelled around both, a request in flight is answered to its end."""
+    started = trio.Event()
+
+    async def slow(exchange):
+        started.set()
+        await trio.sleep(3)
+        await echo(exchange)
+
+    async def program(*, task_status):
+        async with open_sockets() as sockets, trio.open_nursery() as servers:
+            listeners = await open_listeners(LOOPBACK, 0)
+            await servers.start(run_server, slow, sockets.listen(listeners))
+            task_status.started(listeners[0].socket.getsockname()[1])
+
+    async def ask(client):
+        async with client:
+            await client.send_all(GET)
+            assert (await receive_all(client)).endswith(b"GET /a ")
+
+    async with trio.open_nursery() as clients, trio.open_nursery() as nursery:
+        port = await nursery.start(program)
+        clients.start_soon(ask, await trio.open_tcp_stream(LOOPBACK, port))
+        await started.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_task_reads():
+    """A second reader is a bug, and hears of it; the first one is not disturbed."""
+    if sys.platform != "linux":
+        return
+    async with open_sockets() as hub:
+        mine, theirs = socket.socketpair()
+        stream = hub.add(trio.SocketStream(trio.socket.from_stdlib_socket(mine)))
+        async with trio.open_nursery() as nursery:
+
+            async def read():
+                assert await stream.receive_some() == b"x"
+
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(trio.BusyResourceError):
+                await stream.receive_some()
+            theirs.send(b"x")
+        stream.close()
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.receive_some()
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.send_all(b"x")
+        theirs.close()
+
+
+async def test_a_reader_hears_that_its_stream_is_closed():
+    """Closing wakes the task that waits for data."""
+    if sys.platform != "linux":
+        return
+    async with open_sockets() as hub:
+        mine, theirs = socket.socketpair()
+        stream = hub.add(trio.SocketStream(trio.socket.from_stdlib_socket(mine)))
+        async with trio.open_nursery() as nursery:
+
+            async def read():
+                with pytest.raises(trio.ClosedResourceError):
+                    await stream.receive_some()
+
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            stream.close()
+        theirs.close()
+
+
+async def test_a_busy_peer_does_not_keep_the_loop():
+    """A stream on which something is always there lets other tasks run now and then."""
+    if sys.platform != "linux":
+        return
+    async with open_sockets() as hub:
+        mine, theirs = socket.socketpair()
+        stream, others = hub.add(trio.SocketStream(trio.socket.from_stdlib_socket(mine))), 0
+        theirs.send(b"x" * 1000)
+        async with trio.open_nursery() as nursery:
+
+            async def other():
+                nonlocal others
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    others += 1
+
+            nursery.start_soon(other)
+            for _ in range(1000):
+                assert await stream.receive_some(1) == b"x"
+            nursery.cancel_scope.cancel()
+        assert others >= 30
+        assert isinstance(stream, HubStream)
+        stream.close()
+        theirs.close()
+
+
+async def test_nothing_is_logged_of_clients_that_come_and_go(serve):
+    """A hundred connections that say nothing and leave are no event."""
+    port = await serve(echo)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(100):
+            await (await trio.open_tcp_stream(LOOPBACK, port)).aclose()
+        await trio.sleep(0.05)
+    assert logs == []

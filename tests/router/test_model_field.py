@@ -1,0 +1,161 @@
+"""The `model` of a body, found where it stands: the same answer as a parser's, without building what it parses."""
+
+import contextlib
+import json
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmkube.router import model_field
+from llmkube.router.model_field import BodyError, find_model, read_model, replace_model
+
+NAMES = st.text(max_size=12) | st.sampled_from(["chat", "日本", 'a "b"', "\\", "😀"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.just("model"), inner, max_size=4),
+    max_leaves=12,
+)
+MEMBERS = st.lists(st.tuples(NAMES | st.just("model"), VALUES | NAMES), max_size=6)
+SPACE = st.text(" \t\r\n", max_size=3)
+
+
+@st.composite
+def texts(draw):
+    """An object as text: members that repeat, escapes of any kind, space anywhere between them."""
+    ascii_only = draw(st.booleans())
+    written = []
+    for key, value in draw(MEMBERS):
+        name = json.dumps(key, ensure_ascii=ascii_only)
+        if key == "model" and draw(st.booleans()):
+            name = '"\\u006dode\\u006C"'
+        space = [draw(SPACE) for _ in range(4)]
+        body = json.dumps(value, ensure_ascii=ascii_only, indent=draw(st.sampled_from([None, 1])))
+        written.append(f"{space[0]}{name}{space[1]}:{space[2]}{body}{space[3]}")
+    return (draw(SPACE) + "{" + ",".join(written) + "}" + draw(SPACE)).encode()
+
+
+def run(asynchronous, *args):
+    return trio.run(asynchronous, *args)
+
+
+def scanned(body):
+    """What a scan says of a body: its model, or that it is refused."""
+    try:
+        spans = run(find_model, body)
+    except BodyError:
+        return "refused"
+    return spans[-1].value if spans else None
+
+
+def parsed(body):
+    """What a parser says; whatever is no string and not null counts alike."""
+    try:
+        payload = json.loads(body.decode("utf-8"))
+    except ValueError:
+        return "refused"
+    if not isinstance(payload, dict):
+        return "refused"
+    model = payload.get("model")
+    return model if model is None or isinstance(model, str) else 0
+
+
+@given(texts())
+def test_a_scan_finds_what_a_parser_finds(body):
+    """Members that repeat, escaped names, nesting, any space: the last `model` counts."""
+    assert scanned(body) == parsed(body)
+
+
+@given(texts(), st.integers(min_value=0), st.binary(min_size=1, max_size=2))
+def test_a_broken_body_is_refused_or_understood_alike(body, at, noise):
+    """Whatever a parser accepts, the scan understands as it does; it may leave more to the engine than that."""
+    at %= len(body)
+    broken = body[:at] + noise + body[at + 1 :]
+    if (truth := parsed(broken)) != "refused":
+        assert scanned(broken) in {truth, "refused"}
+
+
+@given(texts(), NAMES.filter(lambda name: name.isprintable()))
+def test_a_replaced_model_is_all_that_changes(body, name):
+    """With another name every other member is as it was, and each `model` says the new one."""
+    replaced = run(replace_model, body, name, None)
+    pairs = json.loads(body, object_pairs_hook=list)
+    expected = [(key, name if key == "model" else value) for key, value in pairs]
+    if not any(key == "model" for key, _ in pairs):
+        expected.insert(0, ("model", name))
+    assert json.loads(replaced, object_pairs_hook=list) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b"{}", None),
+        (b' {"model" : null} ', None),
+        (b'{"model": 3}', 0),
+        (b'{"model": ["chat"]}', 0),
+        (b'{"x": {"model": "inner"}, "model": "chat"}', "chat"),
+        (b'{"model": "one", "model": "two"}', "two"),
+        (b'{"x": "\\"model\\": \\"y\\"", "model": "chat"}', "chat"),
+        (b"", "refused"),
+        (b"[1]", "refused"),
+        (b'{"model": "chat"', "refused"),
+        (b'{"model": "chat', "refused"),
+        (b'{"model": "chat"} x', "refused"),
+        (b'{"x": [', "refused"),
+        (b"{'model': 1}", "refused"),
+    ],
+)
+def test_bodies_of_every_kind(monkeypatch, body, model):
+    """Small bodies are parsed and large ones scanned; both say the same."""
+
+    def said():
+        try:
+            value, _ = run(read_model, body)
+        except BodyError:
+            return "refused"
+        return value if value is None or isinstance(value, str) else 0
+
+    assert said() == model
+    monkeypatch.setattr(model_field, "PARSE_BYTES", 0)
+    assert said() == model
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (b'{"model": "chat", "x": [' + b"[]," * 3_000_000 + b"[]]}", 50),
+        (b'{"model": "chat", "x": "' + b"y" * 40_000_000 + b'"}', 50),
+        (b'{"model": "chat", "x": "' + b"\\n" * 20_000_000 + b'"}', 50),
+        (b"[" + b"[]," * 3_000_000 + b"[]]", 0),
+        (b'{"model": "chat"' + b',"x":1' * 1_500_000 + b"}", 50),
+        (b'{"model": "chat", "x": ' + b"[" * 2_000_000, 50),
+        (b'{"model": "chat", ' + b" " * 20_000_000 + b"}", 0),
+    ],
+    ids=["arrays", "a long string", "escapes", "no object", "members", "depth", "space"],
+)
+def test_a_large_body_is_scanned_in_slices(body, least):
+    """Between two slices other tasks run; how long one takes does not depend on what the client sends."""
+    slices = 0
+
+    async def count():
+        nonlocal slices
+        while True:
+            await trio.lowlevel.checkpoint()
+            slices += 1
+
+    async def scan():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            with contextlib.suppress(BodyError):
+                await find_model(body)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scan)
+    assert slices >= least
+
+
+def test_too_many_parts_are_refused():
+    """The refusal names the bound."""
+    with pytest.raises(BodyError, match="more than 250000 strings, objects and arrays"):
+        run(find_model, b'{"x": [' + b"[]," * 150_000 + b"[]]}")
