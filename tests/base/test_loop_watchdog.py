@@ -7,7 +7,7 @@ import trio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from llmkube.base import loop_watchdog
-from llmkube.base.loop_watchdog import TICK_SECONDS, WORKING_SECONDS, Look, is_at_work, open_loop_watchdog
+from llmkube.base.loop_watchdog import TICK_SECONDS, Look, is_at_work, open_loop_watchdog
 from waiting import until
 
 STANDS, MOVES = "the event loop stands still", "the event loop moves again"
@@ -64,18 +64,18 @@ async def test_a_slow_loop_is_none_that_stands_still():
 
 async def test_an_idle_loop_is_left_alone(monkeypatch):
     """It is not told, and the thread asks nothing once the work is over: only the tick is compared with the clock."""
-    monkeypatch.setattr(loop_watchdog, "WORKING_SECONDS", 0.0)
+    monkeypatch.setattr(loop_watchdog, "WINDOW_SECONDS", 0.0)
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog() as watchdog:
             await trio.sleep(1.5)
             measured = counted(watchdog)
     assert logs == []
-    assert measured <= 1  # by a tick that came along
+    assert measured <= 5  # at the start, and by a tick that came along
 
 
 async def test_an_idle_program_that_stands_still_is_told_by_its_tick(monkeypatch):
     """A tick that does not come is enough."""
-    monkeypatch.setattr(loop_watchdog, "WORKING_SECONDS", 0.0)
+    monkeypatch.setattr(loop_watchdog, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(loop_watchdog, "TICK_SECONDS", 0.3)
     monkeypatch.setattr(loop_watchdog, "ANSWER_SECONDS", 0.2)
     with structlog.testing.capture_logs() as logs:
@@ -111,4 +111,3 @@ def test_a_twentieth_of_a_core_is_work():
     """Below that, a program counts as idle."""
     assert is_at_work(Look(0.0, 1.0), Look(1.0, 1.06))
     assert not is_at_work(Look(0.0, 1.0), Look(10.0, 1.4))
-    assert WORKING_SECONDS < TICK_SECONDS

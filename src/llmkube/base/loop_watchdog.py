@@ -35,8 +35,8 @@ ANSWER_SECONDS: Final = 0.9
 WORKING_SHARE: Final = 0.05
 """Of a core. An idle agent with 500 services takes 0.01."""
 
-WORKING_SECONDS: Final = 5.0
-"""How long a process counts as working after it has worked; work comes in pieces."""
+WINDOW_SECONDS: Final = 5.0
+"""Over how long that is measured at least; a Lease that is renewed in 20 ms is no work."""
 
 JOIN_SECONDS: Final = 1.0
 _SCHEDULER: Final = "trio._core._run"
@@ -143,19 +143,17 @@ class _Watch:
 
     def run(self) -> None:
         """Look after the loop until the end. For the thread."""
-        before = Look.now()
-        worked_at = before.at
+        before, at_work = Look.now(), True
         while True:
-            at_work = before.at - worked_at < WORKING_SECONDS
-            self.ended.wait(ASK_SECONDS if at_work else max(ASK_SECONDS, self._overdue_at - before.at))
+            overdue_in = self._overdue_at - time.monotonic()
+            self.ended.wait(ASK_SECONDS if at_work else max(ASK_SECONDS, overdue_in))
             if self.ended.is_set():
                 return
             now = Look.now()
-            if is_at_work(before, now):
-                worked_at = now.at
+            if now.at - before.at >= WINDOW_SECONDS:
+                at_work, before = is_at_work(before, now), now
             if at_work or now.at > self._overdue_at:
                 self._ask()
-            before = now
 
     @property
     def _overdue_at(self) -> float:
