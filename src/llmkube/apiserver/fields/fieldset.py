@@ -6,13 +6,13 @@ a keyed list), `v:"x"` (an item of a set), `i:0` (an index). Texts are canonical
 Facts: `sigs.k8s.io/structured-merge-diff`, packages `fieldpath` and `value`.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final, Self
 
 import attrs
 
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.json_values import compact, is_object
 from llmkube.base.errors import UserError
 
@@ -182,7 +182,7 @@ def _dotted_element(element: str) -> str:
     if kind == "f":
         return f".{text}"
     if kind == "k":
-        keys = json.loads(text)
+        keys = json_text.read(text)
         return "[" + ",".join(f"{name}={compact(item)}" for name, item in keys.items()) + "]"
     return f"[={text}]" if kind == "v" else f"[{text}]"
 
@@ -196,7 +196,7 @@ def _canonical(text: str) -> str:
     if prefix == "f:":
         return text
     try:
-        content = json.loads(body)
+        content = json_text.read(body)
     except ValueError as error:
         raise FieldSetError(f"expected JSON after {prefix!r} in the path element {text!r}") from error
     if prefix == "k:" and isinstance(content, dict):

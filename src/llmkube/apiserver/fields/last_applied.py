@@ -16,6 +16,7 @@ from llmkube.apiserver.fields.fieldset import FieldSet
 from llmkube.apiserver.fields.merge import MergeError, compare, misfits, paths_of
 from llmkube.apiserver.fields.ownership import ApplyConflictError, Written, same_but_for_times, server_side_apply
 from llmkube.apiserver.schema.structural import JsonObject, Schema
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.json_values import is_object
 from llmkube.apiserver.values.metadata import MAX_ANNOTATION_BYTES, annotations_size
 
@@ -73,7 +74,7 @@ def _still_as_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
 
 def _last_applied(live: Mapping[str, Any]) -> Mapping[str, Any] | None:
     try:
-        last = json.loads(_annotation(live))
+        last = json_text.read(_annotation(live))
     except ValueError:
         return None
     return last if is_object(last) and last.get("apiVersion") == live.get("apiVersion") else None

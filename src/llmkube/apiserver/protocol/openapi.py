@@ -6,9 +6,10 @@ the schemas, by `x-kubernetes-group-version-kind`; the paths of a kind; and the 
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+import orjson
 
 from llmkube.apiserver.kinds.catalog import Catalog
 from llmkube.apiserver.kinds.kind_info import KindInfo
@@ -29,7 +30,7 @@ def root(catalog: Catalog) -> JsonObject:
     """Return the answer to `/openapi/v3`: where each group version's document is."""
     paths = {}
     for name in sorted({_document_path(kind) for kind in catalog}):
-        document = json.dumps(version_3(catalog, name), sort_keys=True).encode()
+        document = orjson.dumps(version_3(catalog, name), option=orjson.OPT_SORT_KEYS)
         digest = hashlib.sha256(document).hexdigest()[:32].upper()  # clients cache a document under its hash
         paths[name] = {"serverRelativeURL": f"/openapi/v3/{name}?hash={digest}"}
     return {"paths": paths}

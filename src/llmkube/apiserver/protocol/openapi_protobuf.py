@@ -3,11 +3,11 @@
 Facts: field numbers of `openapi.v2` in gnostic's OpenAPIv2.proto. Only what `openapi.version_2` writes is encoded.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from llmkube.apiserver.protocol.protobuf import double, flag, integer, message, text
+from llmkube.apiserver.values.json_text import write
 
 ACCEPTED: Final = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 """What clients ask for."""
@@ -111,7 +111,7 @@ def _extensions(number: int, carrier: Mapping[str, Any]) -> bytes:
 
 
 def _any(value: Any) -> bytes:
-    return text(2, json.dumps(value, ensure_ascii=False))  # the field is called yaml; JSON is YAML
+    return text(2, write(value).decode())  # the field is called yaml; JSON is YAML
 
 
 def _named(name: str, value: bytes) -> bytes:

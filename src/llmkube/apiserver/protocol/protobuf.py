@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT = 2**64 - 1  # what ten bytes hold beyond it is dropped
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -81,7 +82,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value & _MAX_VARINT, at
         shift += 7
         if shift > 63:
             raise ValueError("a number is too long")

@@ -58,7 +58,7 @@ def decode(body: bytes) -> JsonObject:
         if table is None:
             raise unsupported_media_type(["application/json", "application/yaml"])
         return {**kind, **_message(table)(envelope.get("raw", b""))}
-    except (ValueError, IndexError, OverflowError, TypeError, RecursionError) as exc:
+    except (ValueError, IndexError, OverflowError, OSError, TypeError) as exc:
         raise bad_request(f"the protobuf message is malformed: {exc}") from exc
 
 
@@ -82,7 +82,11 @@ def _message(table: Message) -> Read:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode()
+    return bytes.decode(raw)  # a number where a text should be is a TypeError
+
+
+def _as_is(raw: bytes) -> bytes:
+    return memoryview(raw).tobytes()  # of a number, `bytes` would make as many zeros
 
 
 def _base64(raw: bytes) -> str:
@@ -108,7 +112,7 @@ def _time(raw: bytes) -> str | None:
 
 def _int_or_string(raw: bytes) -> int | str:
     arms = dict(fields(raw))
-    return arms.get(3, b"").decode() if arms.get(1) else _integer(arms.get(2, 0))
+    return _text(arms.get(3, b"")) if arms.get(1) else _integer(arms.get(2, 0))
 
 
 def _pair(value: Read) -> Read:
@@ -123,7 +127,7 @@ _MAP: Final = _pair(_text)
 
 _ENVELOPE: Final[Message] = {
     1: Field("typeMeta", _message(_texts(apiVersion=1, kind=2))),
-    2: Field("raw", bytes),
+    2: Field("raw", _as_is),
 }
 _OWNER: Final[Message] = {
     **_texts(kind=1, name=3, uid=4, apiVersion=5),

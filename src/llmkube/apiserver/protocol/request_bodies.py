@@ -1,21 +1,38 @@
 """Bodies are JSON or YAML objects; what is wrong with one is said before anything looks inside."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
+import attrs
 import yaml
 
 from llmkube.apiserver.protocol import protobuf_bodies
 from llmkube.apiserver.schema import parts as schemaparts
 from llmkube.apiserver.schema.string_formats import FORMATS
 from llmkube.apiserver.schema.structural import Schema
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import bad_request, too_large
 from llmkube.apiserver.values.field_errors import at, at_index
+from llmkube.apiserver.values.json_text import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    JsonBoundError,
+    TooDeepError,
+    TooManyValuesError,
+)
 from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object
 
 MAX_BODY_BYTES: Final = 3 * 1024 * 1024
 """The largest body accepted, as in kube-apiserver (etcd's limit of 1.5 MiB applies to what is stored)."""
+
+MAX_YAML_BYTES: Final = 256 * 1024
+"""The largest body in YAML, which is read a thousand times slower than JSON; kubectl sends JSON."""
+
+MAX_COMPLAINTS: Final = 100
+"""Duplicate fields that are named, as in kube-apiserver's decoder."""
 
 
 class DecodeError(Exception):
@@ -36,15 +53,35 @@ def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
     """Return the parsed body and what a strict decoder would complain about: fields that are there twice.
 
     Raises:
-        RequestRefusedError: 400, not JSON (or YAML); 413, too large.
+        RequestRefusedError: 400, not JSON (or YAML), or nested too deeply; 413, too large or too many values.
     """
     check_size(body)
-    if media == protobuf_bodies.MEDIA_TYPE:
-        return protobuf_bodies.decode(body), []
     try:
+        if media == protobuf_bodies.MEDIA_TYPE:
+            content = protobuf_bodies.decode(body)
+            json_text.measure(json_text.write(content))
+            return content, []
         return _yaml(body) if media.endswith("yaml") else _json(body)
-    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as exc:
+    except TooManyValuesError as exc:
+        raise too_large(str(exc)) from exc
+    except (ValueError, TypeError, yaml.YAMLError) as exc:
         raise bad_request(f"couldn't get version/kind; json parse error: {exc}") from exc
+
+
+def check_bounds(content: Any) -> None:
+    """Refuse what a patch has made of an object when a body like it would be refused.
+
+    Raises:
+        RequestRefusedError: 400, nested too deeply; 413, too large or too many values.
+    """
+    try:
+        text = json_text.write(content)
+        check_size(text)
+        json_text.measure(text)
+    except TooManyValuesError as exc:
+        raise too_large(str(exc)) from exc
+    except (TooDeepError, TypeError) as exc:  # TypeError: deeper than the writer goes
+        raise bad_request(f"exceeded max depth: limit is {MAX_DEPTH} levels") from exc
 
 
 def parse_object(body: bytes, media: str) -> tuple[dict[str, Any], list[str]]:
@@ -69,7 +106,7 @@ def check_envelope(content: Any) -> None:
     if not isinstance(content, dict):
         raise bad_request("couldn't get version/kind; json parse error: the body is not an object")
     for name in ("apiVersion", "kind"):
-        if not isinstance(content.get(name) or "", str):
+        if not isinstance(content.get(name), str | None):
             raise bad_request(f"couldn't get version/kind; json parse error: {name} is not a string")
 
 
@@ -143,68 +180,71 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 OBJECT_META: Final = Schema.parse(schemaparts.OBJECT_META)
 
 
-class _Pairs(dict[str, Any]):
-    """An object that says that some of its fields were there twice; JSON readers keep the last."""
-
-    repeated: tuple[str, ...] = ()
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) == len(pairs):
-        return content
-    noted = _Pairs(content)
-    names = [name for name, _ in pairs]
-    noted.repeated = tuple(name for name in content if names.count(name) > 1)
-    return noted
-
-
 def _json(body: bytes) -> tuple[Any, list[str]]:
-    noted: list[bool] = []
+    content = json_text.read(body)
+    if json_text.measure(body).fields == json_text.measure(json_text.write(content)).fields:
+        return content, []
+    return content, list(islice(_duplicates(_pairs(body), ""), MAX_COMPLAINTS))
 
-    def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = _pairs(pairs)
-        if type(content) is _Pairs:
-            noted.append(True)
-        return content
 
-    # as Go reads it: UTF-8, and what is not becomes a question mark
-    content = json.loads(body.decode(errors="replace"), object_pairs_hook=hook, parse_constant=_no_constant)
-    return content, list(_duplicates(content, "")) if noted else []  # nearly no body has any: no need to look
+@attrs.frozen
+class _Pairs:
+    """An object as it was written."""
+
+    pairs: list[tuple[str, Any]]
+
+
+def _pairs(body: bytes) -> Any:
+    """Read a text that is JSON once more, with all the fields of its objects; nearly no body needs it."""
+    return json.loads(json_text.repair(body), object_pairs_hook=_Pairs, parse_int=str, parse_float=str)
 
 
 def _duplicates(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name in getattr(value, "repeated", ()):
-            yield f'duplicate field "{at(path, name)}"'
-        for name, item in value.items():
+    """Yield a complaint for each name that an object has twice, and go on in what its last field of that name holds."""
+    if isinstance(value, _Pairs):
+        counts = Counter(name for name, _ in value.pairs)
+        for name, count in counts.items():
+            if count > 1:
+                yield f'duplicate field "{at(path, name)}"'
+        for name, item in dict(value.pairs).items():
             yield from _duplicates(item, at(path, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _duplicates(item, at_index(path, index))
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"invalid character: {name} is not JSON")
-
-
 def _yaml(body: bytes) -> tuple[Any, list[str]]:
     try:  # kubectl calls an apply patch YAML and sends JSON, which is quick to read
         return _json(body)
+    except JsonBoundError:
+        raise
     except ValueError:
         pass
+    if len(body) > MAX_YAML_BYTES:
+        raise too_large(f"limit is {MAX_YAML_BYTES} for YAML, which takes long to read; send JSON")
     content = yaml.load(body, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader that reads less
     # Through JSON, so that whatever YAML allows beyond it (numbers as keys, sets) is refused or spelled as JSON
-    return json.loads(json.dumps(content, allow_nan=False)), []
+    return json_text.read(json.dumps(content, allow_nan=False)), []
 
 
 class _Loader(yaml.SafeLoader):
     """Reads YAML as Kubernetes does: a date is a text. Aliases are refused: a few lines of them fill a memory."""
 
+    depth = 0
+    values = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not accepted")
-        return super().compose_node(parent, index)
+        self.depth += 1
+        self.values += 1
+        if self.depth > MAX_DEPTH:
+            raise TooDeepError(f"exceeded max depth: limit is {MAX_DEPTH} levels")
+        if self.values > MAX_VALUES:
+            raise TooManyValuesError(f"limit is {MAX_VALUES} values, and there are more")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

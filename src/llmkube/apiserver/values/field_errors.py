@@ -5,11 +5,12 @@ offending value, and how a value is written.
 """
 
 import enum
-import json
 from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
+
+from llmkube.apiserver.values import json_text
 
 
 class ErrorType(enum.StrEnum):
@@ -90,7 +91,7 @@ def show(value: Any) -> str:
         return value.text
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENT_FROM:
         value = int(value)
-    return json.dumps("null" if value is None else value, ensure_ascii=False, separators=(",", ":"))
+    return json_text.write("null" if value is None else value).decode()
 
 
 def at(path: str, name: str) -> str:

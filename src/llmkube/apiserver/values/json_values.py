@@ -1,10 +1,10 @@
 """JSON values compare by kind and content: true is not 1, 1 is 1.0, and an object has no order."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 import attrs
+import orjson
 
 
 @attrs.frozen
@@ -18,7 +18,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 """No value at all, where None is JSON's null."""
 
-_SORTED: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+_INTEGERS_BELOW: Final = 2**63  # a larger number is none, to JSON's readers here
 SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 """The types of JSON's values that hold no others."""
 
@@ -64,9 +64,9 @@ def is_integer(value: Any) -> bool:
 
 def compact(value: Any) -> str:
     """Return the one spelling of a value: no spaces, keys sorted; equal values spell the same."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < _INTEGERS_BELOW:
         value = int(value)
-    return _SORTED.encode(value)
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def json_type(value: Any) -> str:

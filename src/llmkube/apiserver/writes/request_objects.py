@@ -91,7 +91,7 @@ def with_metadata(body: Mapping[str, Any]) -> JsonObject:
 def check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
     """Refuse a configuration that is not of the kind at the URL, or does not say what it is."""
     resource = target.kind.resource
-    version, kind = manifest.get("apiVersion") or "", manifest.get("kind") or ""
+    version, kind = (text if isinstance(text := manifest.get(name), str) else "" for name in ("apiVersion", "kind"))
     if (version, kind) != (resource.api_version, resource.kind):
         raise bad_request(f"invalid object type: {'' if '/' in version else '/'}{version}, Kind={kind}")
 

@@ -1,0 +1,103 @@
+"""JSON text is measured before it is read: a text of a few megabytes can ask for a tree that stops the program.
+
+orjson reads and writes it: four times as fast as `json` with small objects, twenty times when it writes large ones.
+Like `json`, it keeps the interpreter to itself until it is done, so the bounds below are what limits how long that
+takes: 100,000 values take 20 ms. Measuring is done by scans of bytes in C, 2 ms per megabyte.
+"""
+
+import itertools
+import re
+from typing import Any, Final
+
+import attrs
+import orjson
+
+MAX_VALUES: Final = 100_000
+"""Values (objects, lists, texts, numbers) in one text; the largest definitions of kinds in use have 60,000."""
+
+MAX_DEPTH: Final = 200
+"""Lists and objects inside each other; kube-apiserver takes 10,000, the deepest definitions in use have 70."""
+
+_QUOTES_PER_VALUE: Final = 4  # its own two, and those of its name
+_BRACKETS: Final = b"[]{}"
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
+_STEP: Final = {code: 1 if code in b"[{" else -1 for code in _BRACKETS}
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape in a text; the group is one that stands for half a character."""
+
+
+class JsonBoundError(ValueError):
+    """The text is beyond a bound, which the message names."""
+
+
+class TooDeepError(JsonBoundError):
+    """Lists and objects are nested beyond `MAX_DEPTH`."""
+
+
+class TooManyValuesError(JsonBoundError):
+    """There are more than `MAX_VALUES` values."""
+
+
+@attrs.frozen
+class Outline:
+    """What a JSON text holds, counted and not read; of a text that is no JSON it says nothing."""
+
+    values: int
+    fields: int
+
+
+def measure(text: bytes) -> Outline:
+    """Return how many values and fields a text has.
+
+    Raises:
+        TooDeepError: It is nested beyond `MAX_DEPTH`.
+        TooManyValuesError: It has more than `MAX_VALUES` values.
+    """
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
+    if plain.count(b'"') > _QUOTES_PER_VALUE * MAX_VALUES:
+        raise TooManyValuesError(f"limit is {MAX_VALUES} values, and there are more")
+    structure = b'"'.join(plain.split(b'"')[::2])  # a text leaves a quote behind: its list is not empty
+    openers = structure.count(b"[") + structure.count(b"{")
+    values = 1 + structure.count(b",") + openers - structure.count(b"[]") - structure.count(b"{}")
+    if values > MAX_VALUES:
+        raise TooManyValuesError(f"limit is {MAX_VALUES} values, and there are {values}")
+    if openers > MAX_DEPTH and _depth(structure) > MAX_DEPTH:
+        raise TooDeepError(f"exceeded max depth: limit is {MAX_DEPTH} levels")
+    return Outline(values, structure.count(b":"))
+
+
+def _depth(structure: bytes) -> int:
+    return max(itertools.accumulate(map(_STEP.__getitem__, structure.translate(None, _NO_BRACKETS))), default=0)
+
+
+def read(text: bytes | str) -> Any:
+    """Return the value that a text within the bounds spells, as Go reads it: what is no character becomes U+FFFD.
+
+    Raises:
+        ValueError: It is no JSON, or it is beyond a bound (`JsonBoundError`).
+    """
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    measure(raw)
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        repaired = repair(raw)
+        if repaired == raw:
+            raise
+        return orjson.loads(repaired)
+
+
+def repair(text: bytes) -> bytes:
+    """Return a text in which bytes that are no UTF-8, and escapes of half a character, are U+FFFD."""
+    return _ESCAPE.sub(_replaced, text.decode(errors="replace").encode())
+
+
+def _replaced(match: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if match[1] else match[0]
+
+
+def write(value: Any) -> bytes:
+    """Return JSON as bytes, compact, in UTF-8."""
+    return orjson.dumps(value)
