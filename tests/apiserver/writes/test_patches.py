@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from llmkube.apiserver.values.json_values import same
 from llmkube.apiserver.writes.patches import (
+    MAX_COPIED_BYTES,
+    CopiedTooMuchError,
     PatchDocumentError,
     PatchFailedError,
     PatchTooLargeError,
@@ -172,3 +174,28 @@ def test_json_patch_agrees_with_another_implementation(document: Any, operations
         assert not works
     else:
         assert not works or same(got, expected)  # it is stricter, as its RFC is
+
+
+def test_what_a_json_patch_copies_is_counted():
+    """Doubling a list stops at the bound, which the refusal names; copying as much as the bound does not."""
+    doubling = [{"op": "copy", "from": "/a", "path": "/a/-"} for _ in range(27)]
+    with pytest.raises(CopiedTooMuchError, match=f"exceeding the limit {MAX_COPIED_BYTES}"):
+        json_patch({"a": ["x" * 1000]}, doubling)
+    half = {"a": "x" * (MAX_COPIED_BYTES // 2 - 2)}
+    twice = [{"op": "copy", "from": "/a", "path": f"/b{number}"} for number in range(2)]
+    assert json_patch(half, twice)["b1"] == half["a"]
+    with pytest.raises(CopiedTooMuchError):
+        json_patch(half, [*twice, {"op": "copy", "from": "/b0", "path": "/c"}])
+
+
+def test_a_value_that_moves_is_not_copied():
+    """10,000 moves of a large value are as many as of a small one: nothing is counted, nothing is made anew."""
+    large = {"a": ["x"] * 50_000}
+    there_and_back = [{"op": "move", "from": "/a", "path": "/b"}, {"op": "move", "from": "/b", "path": "/a"}]
+    assert json_patch(large, there_and_back * 5_000) == large
+
+
+def test_an_index_of_thousands_of_digits_is_no_index():
+    """Python reads no such number; the patch does not apply, and nothing fails."""
+    with pytest.raises(PatchFailedError):
+        json_patch({"a": [1]}, [{"op": "remove", "path": "/a/" + "9" * 5000}])

@@ -6,6 +6,7 @@ it looks like: maps merge, lists are atomic.
 Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -219,27 +220,26 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
     first_live: dict[str, Any] = {}
     for element, item in zip(left, live, strict=True):
         first_live.setdefault(element, item)
-    rest = dict(zip(right, applied, strict=True))
-    shared = [element for element in right if element in first_live]
+    rest = deque(zip(right, applied, strict=True))
+    shared = deque(element for element in right if element in first_live)
     in_right = frozenset(right)
     inner = schema.items or ANYTHING
     merged: list[Any] = []
 
-    def take(element: str) -> None:
-        below = (*path, element)
-        merged.append(merge(first_live.get(element, ABSENT), rest.pop(element), inner, below))
+    def take() -> str:
+        element, item = rest.popleft()
+        merged.append(merge(first_live.get(element, ABSENT), item, inner, (*path, element)))
+        return element
 
     for element, item in zip(left, live, strict=True):
         if element not in in_right:
             merged.append(item)
         elif shared and element == shared[0]:
-            while element in rest:
-                taken = next(iter(rest))
-                take(taken)
-                if shared and taken == shared[0]:
-                    shared.pop(0)
-    for element in list(rest):
-        take(element)
+            while take() != element:
+                pass  # what is new and stands before it
+            shared.popleft()
+    while rest:
+        take()
     return merged
 
 

@@ -4,11 +4,12 @@ Facts: `k8s.io/apimachinery/pkg/util/strategicpatch` and Kubernetes' "strategic-
 `$patch` (replace, delete, merge), `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.apiserver.schema.structural import ANYTHING, JsonObject, Schema
-from llmkube.apiserver.values.json_values import compact, copy, is_list, is_object, same
+from llmkube.apiserver.values.json_values import compact, copy, is_list, is_object
 from llmkube.base.errors import UserError
 
 _PATCH: Final = "$patch"
@@ -36,7 +37,7 @@ def _merge_maps(target: JsonObject, patch: Mapping[str, Any], schema: Schema) ->
         return {name: copy(value) for name, value in patch.items() if name != _PATCH}
     if directive == "delete":
         return {}
-    if directive not in {None, "merge"}:
+    if directive is not None and directive != "merge":
         raise StrategicPatchError(f"unknown patch type: {directive} in map: {compact(patch)}")
     if _RETAIN in patch:
         target = _retain(target, patch)
@@ -52,7 +53,8 @@ def _arrange(target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Map
     """Obey the directives about whole lists, after their items are merged."""
     for name, unwanted in _lists(patch, _DELETE).items():
         if is_list(target.get(name)):
-            target[name] = [item for item in target[name] if not any(same(item, each) for each in unwanted)]
+            dropped = set(map(compact, unwanted))
+            target[name] = [item for item in target[name] if compact(item) not in dropped]
     for name, order in _lists(patch, _ORDER).items():
         if is_list(target.get(name)):
             inner = schema.child(name) or ANYTHING
@@ -93,9 +95,9 @@ def _patch_map(target: JsonObject, name: str, value: Mapping[str, Any], inner: S
 
 def _retain(target: JsonObject, patch: Mapping[str, Any]) -> JsonObject:
     """Keep the listed keys only; every key that the patch sets must be among them."""
-    kept = patch[_RETAIN]
-    if not is_list(kept):
+    if not is_list(patch[_RETAIN]):
         raise StrategicPatchError(f"{_RETAIN} must be a list")
+    kept = {name for name in patch[_RETAIN] if isinstance(name, str)}
     for name in patch:
         if not name.startswith("$") and name not in kept:
             raise StrategicPatchError(f"{_RETAIN} must contain every field that the patch sets; {name!r} is missing")
@@ -120,17 +122,18 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
             raise StrategicPatchError("an item of a list that merges by key must be an object")
     if any(item.get(_PATCH) == "replace" for item in patch):
         return [copy(item) for item in patch if _PATCH not in item]
-    merged = list(target)
+    merged: dict[str, list[Any]] = {}  # by key: what is there twice is merged as the first, and goes as one
+    for item in target:
+        merged.setdefault(compact(item.get(schema.patch_merge_key)), []).append(item)
     for item in patch:
-        wanted = _key_of(item, schema.patch_merge_key)
-        places = [place for place, each in enumerate(merged) if same(each.get(schema.patch_merge_key), wanted)]
+        wanted = compact(_key_of(item, schema.patch_merge_key))
         if item.get(_PATCH) == "delete":
-            merged = [each for place, each in enumerate(merged) if place not in places]
-        elif places:
-            merged[places[0]] = _merge_maps(merged[places[0]], item, schema.items or ANYTHING)
+            merged.pop(wanted, None)
+        elif wanted in merged:
+            merged[wanted][0] = _merge_maps(merged[wanted][0], item, schema.items or ANYTHING)
         else:
-            merged.append(_merge_maps({}, item, schema.items or ANYTHING))
-    return _ordered(merged, patch, target, schema.patch_merge_key)
+            merged[wanted] = [_merge_maps({}, item, schema.items or ANYTHING)]
+    return _ordered([item for items in merged.values() for item in items], patch, target, schema.patch_merge_key)
 
 
 def _key_of(item: Mapping[str, Any], key: str) -> Any:
@@ -150,11 +153,11 @@ def _ordered(items: Sequence[Any], asked: Sequence[Any], before: Sequence[Any], 
 
     wanted = {spelled(item): place for place, item in reversed(list(enumerate(asked)))}
     stood = {spelled(item): place for place, item in reversed(list(enumerate(before)))}
-    listed = sorted((item for item in items if spelled(item) in wanted), key=lambda item: wanted[spelled(item)])
-    rest = [item for item in items if spelled(item) not in wanted]
+    listed = deque(sorted((item for item in items if spelled(item) in wanted), key=lambda item: wanted[spelled(item)]))
+    rest = deque(item for item in items if spelled(item) not in wanted)
     ordered: list[Any] = []
     while listed and rest:
         left, right = stood.get(spelled(listed[0])), stood.get(spelled(rest[0]))
         first = rest if left is not None and right is not None and right < left else listed
-        ordered.append(first.pop(0))
+        ordered.append(first.popleft())
     return [*ordered, *listed, *rest]

@@ -159,9 +159,10 @@ def unprocessable(message: str) -> RequestRefusedError:
     return RequestRefusedError(422, "Invalid", message)
 
 
-def rejected() -> RequestRefusedError:
-    """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why."""
-    return RequestRefusedError(422, "Invalid", "the server rejected our request due to an error in our request", {})
+def rejected(why: str = "") -> RequestRefusedError:
+    """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why, but for a bound."""
+    said = "the server rejected our request due to an error in our request"
+    return RequestRefusedError(422, "Invalid", f"{said}: {why}" if why else said, {})
 
 
 def forbidden(subject: Subject, why: str, *, cause: StatusCause | None = None) -> RequestRefusedError:

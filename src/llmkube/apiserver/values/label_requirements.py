@@ -5,6 +5,7 @@ Facts: `k8s.io/apimachinery/pkg/labels`.
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -67,14 +68,14 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
 
 class _Tokens:
     def __init__(self, tokens: list[str]) -> None:
-        self._tokens = [*tokens, _END]
+        self._tokens = deque(tokens)
 
     @property
     def next(self) -> str:
-        return self._tokens[0]
+        return self._tokens[0] if self._tokens else _END
 
     def take(self) -> str:
-        return self._tokens.pop(0) if len(self._tokens) > 1 else _END
+        return self._tokens.popleft() if self._tokens else _END
 
 
 def _requirement(tokens: _Tokens) -> Requirement:

@@ -8,11 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 from llmkube.apiserver.fields.strategic_merge import strategic_merge_patch
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.json_values import copy, is_list, is_object, same
 from llmkube.base.errors import UserError
 
 __all__ = [
+    "CopiedTooMuchError",
     "PatchDocumentError",
     "PatchFailedError",
     "PatchTooLargeError",
@@ -23,6 +27,11 @@ __all__ = [
 
 MAX_OPERATIONS: Final = 10_000
 """The most operations that kube-apiserver takes in one JSON patch."""
+
+MAX_COPIED_BYTES: Final = 3 * 1024 * 1024
+"""What the `copy` operations of one JSON patch may copy together, as JSON; kube-apiserver's bound."""
+
+_MAX_INDEX_DIGITS: Final = 18
 
 _END: Final = "-"  # the place behind an array's last item
 _INDEX: Final = re.compile(r"[+-]?[0-9]+")
@@ -38,6 +47,10 @@ class PatchTooLargeError(UserError):
 
 class PatchFailedError(UserError):
     """The patch is well formed and does not apply to this object: an HTTP 422."""
+
+
+class CopiedTooMuchError(PatchFailedError):
+    """The patch copies more than `MAX_COPIED_BYTES`, or something that is nested too deeply."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -65,7 +78,7 @@ def json_patch(target: Any, operations: Any) -> Any:
     Raises:
         PatchDocumentError: The document is no list of operations.
         PatchTooLargeError: There are too many of them.
-        PatchFailedError: An operation does not apply, or a test fails.
+        PatchFailedError: An operation does not apply, a test fails, or too much is copied.
     """
     if not is_list(operations):
         raise PatchDocumentError("error decoding patch: a JSON patch is a list of operations")
@@ -75,10 +88,28 @@ def json_patch(target: Any, operations: Any) -> Any:
         raise PatchTooLargeError(
             f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
         )
-    document = copy(target)
+    document, copied = copy(target), _Copied()
     for operation in operations:
-        document = _apply(document, operation or {})
+        document = _apply(document, operation or {}, copied)
     return document
+
+
+@attrs.define(eq=False)
+class _Copied:
+    """Counts what a patch copies: a few doublings of a list fill any memory."""
+
+    total: int = 0
+
+    def count(self, value: Any) -> None:
+        try:
+            self.total += len(json_text.write(value))
+        except TypeError as exc:  # deeper than the writer goes
+            raise CopiedTooMuchError(f"the value to be copied is nested too deeply: {exc}") from exc
+        if self.total > MAX_COPIED_BYTES:
+            raise CopiedTooMuchError(
+                f"Unable to complete the copy, the accumulated size increase of copy is {self.total},"
+                f" exceeding the limit {MAX_COPIED_BYTES}"
+            )
 
 
 def _check_form(operation: Any) -> None:
@@ -89,7 +120,7 @@ def _check_form(operation: Any) -> None:
             raise PatchDocumentError(f"error decoding patch: {name} is a text")
 
 
-def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
+def _apply(document: Any, operation: Mapping[str, Any], copied: _Copied) -> Any:
     name, path, value = operation.get("op"), operation.get("path"), copy(operation.get("value"))
     if path is None:
         raise PatchFailedError("operation missing path field: missing value")
@@ -105,7 +136,7 @@ def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
         case "remove":
             _remove(document, path, name)
         case "move" | "copy":
-            _transfer(document, operation.get("from"), path, name)
+            _transfer(document, operation.get("from"), path, name, copied)
         case _:
             raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
     return document
@@ -117,12 +148,15 @@ def _test(document: Any, path: str, value: Any) -> None:
         raise PatchFailedError(f"testing value {path} failed: test failed")
 
 
-def _transfer(document: Any, source: str | None, path: str, operation: str) -> None:
+def _transfer(document: Any, source: str | None, path: str, operation: str, copied: _Copied) -> None:
     if source is None:
         raise PatchFailedError("operation, missing from field: missing value")
-    value = copy(_get(document, source, operation))
+    value = _get(document, source, operation)
     if operation == "move":
         _remove(document, source, operation)
+    else:
+        copied.count(value)
+        value = copy(value)
     _put(document, path, value, operation)
 
 
@@ -151,7 +185,7 @@ def _missing(operation: str, path: str) -> PatchFailedError:
 
 def _index(container: Sequence[Any], part: str, operation: str, path: str, *, room: int = 0) -> int:
     """Read the index of an item that is there, or of one of `room` places behind the last."""
-    if not _INDEX.fullmatch(part):
+    if not _INDEX.fullmatch(part) or len(part) > _MAX_INDEX_DIGITS:
         raise PatchFailedError(f"{operation} operation does not apply: {part!r} is no index in {path}")
     index, size = int(part), len(container) + room
     if not -size <= index < size:

@@ -26,6 +26,7 @@ from llmkube.apiserver.values.api_errors import (
 from llmkube.apiserver.writes import strategy
 from llmkube.apiserver.writes.deletion import settle
 from llmkube.apiserver.writes.patches import (
+    CopiedTooMuchError,
     PatchDocumentError,
     PatchFailedError,
     PatchTooLargeError,
@@ -187,6 +188,7 @@ class WritePlanner:
             scaling = target.subresource == "scale"
             live = scale_with_replicas(target.scale_of(stored)) if scaling else in_version(target.kind, stored)
             patched = _patched(target, live, patch, media)
+            request_bodies.check_bounds(patched)
             with decoding(target, patched):
                 check_patched(target, patched)
             check_name(target, patched)
@@ -270,5 +272,5 @@ def _patched(target: Target, current: Object, patch: Any, media: str) -> Any:
     except StrategicPatchError as exc:
         raise plain_internal(str(exc)) from exc
     except PatchFailedError as exc:
-        raise rejected() from exc
+        raise rejected(str(exc) if isinstance(exc, CopiedTooMuchError) else "") from exc
     return patched
