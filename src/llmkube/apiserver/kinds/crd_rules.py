@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.apiserver.schema import cel
+from llmkube.apiserver.schema import cel, patterns
 from llmkube.apiserver.schema import validation as validate
 from llmkube.apiserver.schema.defaults import prune
 from llmkube.apiserver.schema.structural import JsonObject, Schema
@@ -282,8 +282,8 @@ def _check_keywords(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     pattern = raw.get("pattern")
     if pattern:
         try:
-            re.compile(pattern)
-        except re.error as error:
+            patterns.compiled(pattern)
+        except patterns.PatternError as error:
             yield invalid(at(path, "pattern"), pattern, f"must be a valid regular expression, but isn't: {error}")
 
 

@@ -5,12 +5,14 @@ libraries.
 """
 
 import itertools
-import re
+import operator
 import urllib.parse
 from collections.abc import Callable
 from typing import Any, Final
 
 import celpy.celtypes as ct
+
+from llmkube.apiserver.schema import patterns
 
 
 def _text(function: Callable[..., str]) -> Callable[..., Any]:
@@ -21,18 +23,44 @@ def _truth(function: Callable[..., bool]) -> Callable[..., Any]:
     return lambda *given: ct.BoolType(function(*given))
 
 
+MAX_TEXT: Final = 10_000_000
+"""The longest text that a function makes; `"".replace` could multiply two texts of a megabyte."""
+
+
+def _matches(text: str, pattern: str) -> Any:
+    try:
+        return ct.BoolType(patterns.found(pattern, text))
+    except patterns.PatternError as error:
+        raise ValueError(str(error)) from error
+
+
 def _find(text: str, pattern: str) -> str:
-    found = re.search(pattern, text)
+    found = patterns.searching(pattern, text).search(text)
     return found.group() if found else ""
 
 
 def _find_all(text: str, pattern: str, limit: int = -1) -> Any:
-    found = [ct.StringType(match.group()) for match in re.finditer(pattern, text)]
-    return ct.ListType(found if limit < 0 else found[:limit])
+    matches = patterns.searching(pattern, text).finditer(text)
+    return ct.ListType(
+        [ct.StringType(each.group()) for each in itertools.islice(matches, None if limit < 0 else limit)]
+    )
 
 
 def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
+    times = text.count(old) if limit < 0 else min(text.count(old), limit)
+    _check_length(len(text) + times * len(new))
     return text.replace(old, new, limit)
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_TEXT:
+        raise ValueError(f"the text would have {characters} characters; {MAX_TEXT} are allowed")
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    if isinstance(left, str | list) or isinstance(right, str | list):
+        raise TypeError("found no matching overload for '_*_'")  # to Python, 3 times a text is a text
+    return operator.mul(left, right)
 
 
 def _split(text: str, separator: str, limit: int = -1) -> Any:
@@ -68,6 +96,7 @@ def _last_index_of(where: Any, wanted: Any) -> Any:
 
 
 def _join(items: Any, separator: str = "") -> str:
+    _check_length(sum(map(len, items)) + len(separator) * len(items))
     return separator.join(items)
 
 
@@ -91,6 +120,7 @@ def _is_url(text: str) -> bool:
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "_*_": _multiply,
     "charAt": _text(_char_at),
     "find": _text(_find),
     "findAll": _find_all,
@@ -100,6 +130,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "join": _text(_join),
     "lastIndexOf": _last_index_of,
     "lowerAscii": _text(str.lower),
+    "matches": _matches,
     "max": max,
     "min": min,
     "replace": _text(_replace),

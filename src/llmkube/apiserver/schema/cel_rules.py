@@ -13,7 +13,7 @@ import attrs
 import celpy
 import celpy.celtypes as ct
 from celpy.celparser import CELParseError
-from celpy.evaluation import CELEvalError
+from celpy.evaluation import CELEvalError, Evaluator
 
 from llmkube.apiserver.schema import cel_functions
 from llmkube.apiserver.schema.structural import Rule, RuleError, Schema, has_rules
@@ -28,6 +28,36 @@ _REASONS: Final = {
     "FieldValueRequired": ErrorType.REQUIRED,
     "FieldValueDuplicate": ErrorType.DUPLICATE,
 }
+
+
+MAX_STEPS: Final = 100_000
+"""Steps of one evaluation of a rule, as kube-apiserver bounds its cost: half a second."""
+
+
+@attrs.define(eq=False)
+class _Budget:
+    """What an evaluation and those inside it may spend."""
+
+    left: int = MAX_STEPS
+
+
+class _Counted(Evaluator):
+    """Evaluates an expression within a budget: a few nested macros over a list would take for ever."""
+
+    def __init__(self, ast: Any, activation: Any, budget: _Budget) -> None:
+        super().__init__(ast, activation)
+        self._budget = budget
+
+    def sub_evaluator(self, ast: Any) -> "_Counted":
+        """Evaluate what is inside of a macro within the same budget."""
+        return _Counted(ast, self.activation, self._budget)
+
+    def visit_children(self, tree: Any) -> Any:
+        """Take a step."""
+        self._budget.left -= 1
+        if self._budget.left < 0:
+            raise RuleError(f"the rule takes more than {MAX_STEPS} steps")
+        return super().visit_children(tree)
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +76,7 @@ class Expression:
         """
         context = {"self": value} if old is None else {"self": value, "oldSelf": old}
         try:
-            return self.runner.evaluate(context)
+            return _Counted(self.runner.ast, self.runner.new_activation(), _Budget()).evaluate(context)
         except (CELEvalError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
             raise RuleError(str(error.args[0] if error.args else error)) from error
 
@@ -120,8 +150,8 @@ def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
                 below = at(path, name) if name in schema.properties else at_key(path, name)
                 yield from _check(item, before.get(name), inner, below)
     elif is_list(value) and schema.items is not None:
-        for index, item in enumerate(value):
-            yield from _check(item, schema.counterpart(item, old), schema.items, at_index(path, index))
+        for index, (item, was) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
+            yield from _check(item, was, schema.items, at_index(path, index))
 
 
 def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:

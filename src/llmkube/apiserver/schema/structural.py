@@ -4,14 +4,14 @@ The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernet
 built-in kinds use the same form (`kinds.builtin_schemas`), so there is one code path for both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 import attrs
 
 from llmkube.apiserver.schema.parts import OBJECT_META
-from llmkube.apiserver.values.json_values import is_list, is_object, same
+from llmkube.apiserver.values.json_values import compact, is_list, is_object
 from llmkube.base.errors import UserError
 
 JsonObject = dict[str, Any]
@@ -116,15 +116,15 @@ class Schema:
         """Whether the value is filled in when it is left out."""
         return "default" in self.raw
 
-    def counterpart(self, item: Any, old: Any) -> Any:
-        """What an item of a list was before: found by key in a keyed list, unknown (None) in every other."""
-        if self.list_type != "map" or not is_list(old) or not is_object(item):
-            return None
-        keys = [item.get(name) for name in self.list_map_keys]
-        for candidate in old:
-            if is_object(candidate) and same([candidate.get(name) for name in self.list_map_keys], keys):
-                return candidate
-        return None
+    def counterparts(self, items: Sequence[Any], old: Any) -> list[Any]:
+        """What the items of a list were before: found by key in a keyed list, unknown (None) in every other."""
+        if self.list_type != "map" or not is_list(old):
+            return [None] * len(items)
+        known = {self._key(item): item for item in reversed(old) if is_object(item)}
+        return [known.get(self._key(item)) if is_object(item) else None for item in items]
+
+    def _key(self, item: Mapping[str, Any]) -> str:
+        return compact([item.get(name) for name in self.list_map_keys])
 
     def child(self, name: str) -> "Schema | None":
         """The schema of an object's field or a map's value; None where the schema says nothing about it."""

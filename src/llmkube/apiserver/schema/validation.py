@@ -4,13 +4,12 @@ Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/validation` and the OpenAPI
 what, and that the offending value of a type error is the name of the type that was found.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from llmkube.apiserver.schema import cel
+from llmkube.apiserver.schema import cel, patterns
 from llmkube.apiserver.schema.defaults import apply_defaults, prune
 from llmkube.apiserver.schema.string_formats import FORMATS
 from llmkube.apiserver.schema.structural import Schema
@@ -35,8 +34,6 @@ __all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
 
 _BITS: Final = {"int32": 32, "int64": 64}
 _GO_FORMATS: Final = {int: "int64", float: "float64"}
-_DOLLAR: Final = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", re.DOTALL)
-"""A `$` that is an anchor; what is escaped or within brackets is the first group."""
 _EXACT_BELOW: Final = 2**53  # a larger float is no integer, to Go
 _OR_EQUAL: Final = "or equal to "
 _BLOCKING: Final = frozenset(
@@ -95,8 +92,8 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
     if is_object(value):
         yield from _fields(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
-        for index, item in enumerate(value):
-            yield from _judge(item, schema.counterpart(item, old), schema.items, at_index(path, index))
+        for index, (item, before) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
+            yield from _judge(item, before, schema.items, at_index(path, index))
 
 
 def _mistyped(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
@@ -179,11 +176,19 @@ def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[Fiel
         yield too_long(path, longest)
     elif shortest is not None and len(value) < shortest:
         yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
-    elif pattern and not _compiled(pattern).search(value):
-        yield invalid(path, value, _body(path, f"should match '{pattern}'"))
+    elif pattern:
+        yield from _misses(value, pattern, path)
     wanted = raw.get("format", "")
     if wanted in FORMATS and not FORMATS[wanted](value):
         yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
+
+
+def _misses(value: str, pattern: str, path: str) -> Iterator[FieldError]:
+    try:
+        if not patterns.found(pattern, value):
+            yield invalid(path, value, _body(path, f"should match '{pattern}'"))
+    except patterns.PatternError as error:
+        yield invalid(path, Verbatim("a text"), str(error))
 
 
 def _size_bounds(size: int, fewest: int | None, most: int | None, what: str, path: str) -> Iterator[FieldError]:
@@ -200,23 +205,25 @@ def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
         if failed:
             yield from failed
             yield invalid("", "", f'"{path}" must validate all the schemas (allOf)')
-    if schema.any_of and not any(_fits(value, branch, path) for branch in schema.any_of):
-        yield from _nearest(value, schema.any_of, path)
-        yield invalid("", "", f'"{path}" must validate at least one schema (anyOf)')
+    if schema.any_of:
+        failures = [list(_judge(value, None, branch, path)) for branch in schema.any_of]
+        if all(failures):
+            yield from _nearest(failures)
+            yield invalid("", "", f'"{path}" must validate at least one schema (anyOf)')
     if schema.one_of:
-        count = sum(_fits(value, branch, path) for branch in schema.one_of)
+        failures = [list(_judge(value, None, branch, path)) for branch in schema.one_of]
+        count = failures.count([])
         if count != 1:
             found = "none valid" if not count else f"{count} valid alternatives"
             if not count:
-                yield from _nearest(value, schema.one_of, path)
+                yield from _nearest(failures)
             yield invalid("", "", f'"{path}" must validate one and only one schema (oneOf). Found {found}')
     if schema.not_ is not None and _fits(value, schema.not_, path):
         yield invalid("", "", f'"{path}" must not validate the schema (not)')
 
 
-def _nearest(value: Any, branches: tuple[Schema, ...], path: str) -> Iterator[FieldError]:
+def _nearest(failures: Sequence[Sequence[FieldError]]) -> Iterator[FieldError]:
     """The errors of the branch that came closest, so that the user has something to fix."""
-    failures = [list(_judge(value, None, branch, path)) for branch in branches]
     yield from min(failures, key=lambda errors: sum(bool(error.path) for error in errors))
 
 
@@ -261,10 +268,13 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
             yield duplicate(at_index(path, index), marks)
 
 
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern once, as Go reads it: `$` is the very end of the text, and classes of characters are ASCII."""
-    return re.compile(_DOLLAR.sub(lambda match: match[1] or r"\Z", pattern), re.ASCII)
+@lru_cache(maxsize=4096)
+def largest_pattern(schema: Schema) -> int:
+    """Return how large the program of the largest pattern in the schema is (`patterns.size`); 0 without one."""
+    below = (*schema.properties.values(), schema.additional, schema.items, schema.not_)
+    branches = (*schema.all_of, *schema.any_of, *schema.one_of)
+    own = patterns.size(schema.raw["pattern"]) if isinstance(schema.raw.get("pattern"), str) else 0
+    return max(own, *(largest_pattern(inner) for inner in (*below, *branches) if inner is not None), 0)
 
 
 def _plain(number: float) -> str:
