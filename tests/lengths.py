@@ -42,3 +42,6 @@ GGUF_CASES: Final = _length("GGUF_CASES", 400, 5000)
 
 DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 500)
 """Random sequences that both API servers are asked (tests/envtest/test_differential.py)."""
+
+API_OPERATIONS: Final = _length("API_OPERATIONS", 600, 12_000)
+"""Mutated requests to the embedded API server (tests/apiserver/test_fuzzed_operations.py)."""
