@@ -20,7 +20,7 @@ FEW: Final = 10
 SHOWN_BY: Final[Mapping[str, str]] = {
     # what a kube-apiserver answered, field by field
     "tests/contracts": """
-        apiserver/fields/last_applied apiserver/fields/managed_fields apiserver/kinds/catalog apiserver/kinds/scale
+        apiserver/fields/last_applied apiserver/fields/managed_fields apiserver/kinds/scale
         apiserver/kinds/service_families apiserver/protocol/list_query apiserver/protocol/openapi_names
         apiserver/protocol/request_bodies apiserver/protocol/responses apiserver/protocol/server_info
         apiserver/schema/parts apiserver/schema/structural apiserver/values/api_errors apiserver/values/go_text

@@ -17,6 +17,7 @@ from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.apiserver.storage.write_ahead_log import StorageError
+from llmkube.apiserver.values.json_text import MAX_DEPTH
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -196,6 +197,130 @@ JSON_VALUES = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+async def test_half_a_character_is_echoed_as_a_whole_one():
+    """A lone surrogate, which no UTF-8 can hold, is stored and answered as U+FFFD, as kube-apiserver does."""
+    async with open_http() as (http, _):
+        body = rb'{"metadata":{"name":"a"},"data":{"k":"\ud800 and \ud83d\ude00"}}'
+        made = await http.post(CONFIG_MAPS, content=body)
+        assert (made.status_code, made.json()["data"]["k"]) == (201, "\ufffd and \U0001f600")
+        refused = await http.post(CONFIG_MAPS, content=rb'{"metadata":{"name":"\ud800"}}')
+        assert (refused.status_code, refused.json()["reason"]) == (422, "Invalid")
+
+
+async def test_a_directive_that_is_a_list_is_refused():
+    """`$patch: [..]` in a strategic merge patch is no directive: a Status says so."""
+    async with open_http() as (http, _):
+        await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}, "data": {"k": "v"}})
+        headers = {"content-type": "application/strategic-merge-patch+json"}
+        answer = await http.patch(f"{CONFIG_MAPS}/a", json={"data": {"$patch": ["delete"]}}, headers=headers)
+        assert answer.json()["message"].startswith("unknown patch type: ['delete'] in map:")
+
+
+@pytest.mark.parametrize("wrong", [{"apiVersion": -1}, {"kind": []}, {"apiVersion": {}, "kind": 7}])
+async def test_an_apply_whose_type_is_no_text_is_refused(wrong):
+    """A number or a list where the type should stand is a type that is not this one."""
+    async with open_http() as (http, _):
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **wrong}
+        headers = {"content-type": "application/apply-patch+yaml"}
+        answer = await http.patch(f"{CONFIG_MAPS}/a?fieldManager=m", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["message"][:20]) == (400, "invalid object type:")
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 20, 480, 5_000, 50_000])
+async def test_deep_bodies_are_taken_or_refused_by_the_bound(levels):
+    """Lists in lists up to the bound are stored by every kind of write; beyond it the answer names the bound."""
+    crd, things = widget_crd(), f"{WIDGETS}/namespaces/default/widgets"
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["deep"] = {"x-kubernetes-preserve-unknown-fields": True}
+    async with open_http() as (http, server):
+        await server.ensure([crd])
+        kind = '"apiVersion":"check.llmkube.dev/v1","kind":"Widget"'
+        deep = "[" * levels + "]" * levels
+        objects = '{"a":' * levels + "1" + "}" * levels
+        for inside in (deep, objects):
+            await http.post(things, content=f'{{{kind},"metadata":{{"name":"w"}},"spec":{{"size":1}}}}')
+            body = f'{{{kind},"metadata":{{"name":"w"}},"spec":{{"size":1,"deep":{inside}}}}}'
+            answers = [await http.post(things, content=body), await http.put(f"{things}/w", content=body)]
+            for media in ("merge-patch+json", "apply-patch+yaml"):
+                url, headers = f"{things}/w?fieldManager=m", {"content-type": f"application/{media}"}
+                answers.append(await http.patch(url, content=body, headers=headers))
+            for answer in answers:
+                if levels > MAX_DEPTH:
+                    assert (answer.status_code, str(MAX_DEPTH) in answer.json()["message"]) == (400, True), answer.text[
+                        :400
+                    ]
+                else:
+                    assert answer.status_code in {200, 409, 422}, answer.text[:300]
+            stored = (await http.get(f"{things}/w")).json()
+            assert ("deep" in stored["spec"]) is (levels <= MAX_DEPTH)
+            assert (await http.delete(f"{things}/w")).status_code == 200
+
+
+async def test_a_patch_that_digs_deeper_than_a_body_may_is_refused():
+    """Copies of an object into itself reach the bound step by step, and no further."""
+    async with open_http() as (http, server):
+        crd = widget_crd()
+        schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        schema["properties"]["spec"]["x-kubernetes-preserve-unknown-fields"] = True
+        await server.ensure([crd])
+        things = f"{WIDGETS}/namespaces/default/widgets"
+        body = {"apiVersion": "check.llmkube.dev/v1", "kind": "Widget", "metadata": {"name": "w"}}
+        await http.post(things, json={**body, "spec": {"size": 1, "x": {}}})
+        headers = {"content-type": "application/json-patch+json"}
+        operations = [{"op": "copy", "from": "/spec/x", "path": "/spec/x" + "/x" * 2**step} for step in range(9)]
+        answer = await http.patch(f"{things}/w", json=operations, headers=headers)
+        assert (answer.status_code, "kind" in answer.json()) == (422, True)
+        digging = [{"op": "copy", "from": "/spec", "path": "/spec/x/y"} for _ in range(3)]
+        codes = {(await http.patch(f"{things}/w", json=digging, headers=headers)).status_code for _ in range(12)}
+        assert codes <= {200, 400, 413, 422}
+        assert 200 in codes
+
+
+async def test_a_list_holds_the_bytes_that_a_get_answers():
+    """Items of a custom kind's list are byte for byte what a GET answers; a built-in kind's lack their type."""
+    async with open_http() as (http, server):
+        await server.ensure([widget_crd()])
+        things = f"{WIDGETS}/namespaces/default/widgets"
+        for number in range(300):  # several pieces
+            body = {"apiVersion": "check.llmkube.dev/v1", "kind": "Widget", "metadata": {"name": f"w{number:03}"}}
+            await http.post(things, json={**body, "spec": {"size": 1 + number % 10}})
+            await http.post(CONFIG_MAPS, json={"metadata": {"name": f"w{number:03}"}, "data": {"k": "ü" * number}})
+        listed = (await http.get(things)).content
+        for path, opening in ((things, b""), (CONFIG_MAPS, b'"apiVersion":"v1","kind":"ConfigMap",')):
+            listed, one = (await http.get(path)).content, (await http.get(f"{path}/w007")).content
+            assert b"," + one.strip().replace(opening, b"") + b"," in listed
+            assert [item["metadata"]["name"] for item in json.loads(listed)["items"]] == [
+                f"w{n:03}" for n in range(300)
+            ]
+            for number in (0, 299):
+                found = json.loads((await http.get(f"{path}/w{number:03}")).content)
+                item = json.loads(listed)["items"][number]
+                assert {**found, **item} == found
+
+
+async def test_a_page_shows_one_moment_while_others_write():
+    """What is written between the slices of a list is not in it: the items are those of its resourceVersion."""
+    async with open_http() as (http, _server):
+        for number in range(1200):
+            await http.post(CONFIG_MAPS, json={"metadata": {"name": f"m{number:04}"}})
+        answers = []
+
+        async def list_all() -> None:
+            answers.append((await http.get(CONFIG_MAPS)).json())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(list_all)
+            for number in range(20):
+                await http.delete(f"{CONFIG_MAPS}/m{1199 - number:04}")
+                await http.post(CONFIG_MAPS, json={"metadata": {"name": f"a{number:04}"}})
+        revision = answers[0]["metadata"]["resourceVersion"]
+        exact = await http.get(f"{CONFIG_MAPS}?resourceVersion={revision}&resourceVersionMatch=Exact")
+        assert exact.json()["items"] == answers[0]["items"]
+        assert len(answers[0]["items"]) >= 1199
+
+
 TARGETS = [
     CONFIG_MAPS,
     "/api/v1/namespaces/default/services",

@@ -12,24 +12,35 @@ Every write is decided on the state that all writes before it have left, made du
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 import trio
 
+from llmkube.apiserver.heavy_work import LIGHT_MATCHING, Work, inline, is_heavy, is_large
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.kinds.workload_kinds import WORKLOAD_KINDS
 from llmkube.apiserver.protocol import discovery, server_info
-from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
+from llmkube.apiserver.protocol.list_page import read_page
+from llmkube.apiserver.protocol.list_query import ListQuery, check_reached
 from llmkube.apiserver.protocol.negotiation import negotiate
-from llmkube.apiserver.protocol.responses import JSON_HEADERS, EventLines, View, answer, answer_encoded
+from llmkube.apiserver.protocol.responses import (
+    JSON_HEADERS,
+    EventLines,
+    View,
+    answer,
+    answer_encoded,
+    with_warnings,
+)
 from llmkube.apiserver.protocol.routes import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
+from llmkube.apiserver.schema.cel import compile_rules, has_nested_macros
+from llmkube.apiserver.schema.validation import largest_pattern
 from llmkube.apiserver.storage.committer import Committer
-from llmkube.apiserver.storage.encoding import encode
 from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store
 from llmkube.apiserver.storage.write_ahead_log import Durable
@@ -41,6 +52,7 @@ from llmkube.apiserver.values.api_errors import (
     not_found,
     warning,
 )
+from llmkube.apiserver.values.json_text import write
 from llmkube.apiserver.values.selectors import Predicate, field_selector, label_selector, not_known
 from llmkube.apiserver.writes.garbage_collector import GarbageCollector
 from llmkube.apiserver.writes.request_target import Outcome, Target
@@ -68,6 +80,7 @@ class ApiServer:
     Args:
         store: What is there at the start.
         durable: Where writes go before they are shown; None keeps everything in memory.
+        work: Where heavy requests are worked on.
         workloads: Serve the kinds that run things in a cluster (`apiserver.workloads`); nothing here acts on them.
         utcnow: The wall clock, for timestamps.
         rng: Draws uids, generated names and the length of watches.
@@ -78,6 +91,7 @@ class ApiServer:
         store: Store,
         *,
         durable: Durable | None = None,
+        work: Work = inline,
         workloads: bool = False,
         utcnow: Callable[[], datetime],
         rng: random.Random,
@@ -91,9 +105,11 @@ class ApiServer:
         self._rest = RestHandlers(self._catalog, utcnow, rng)
         self._collector = GarbageCollector(self._catalog)
         self._collector.enqueue_all(store)
+        self._compiled: WeakSet[KindInfo] = WeakSet()
         self._littered = trio.Event()
         self._signal = ChangeSignal()
         self._committer = Committer(store, durable, self._show)
+        self._work = work
         self._open = True
 
     @property
@@ -153,7 +169,7 @@ class ApiServer:
             metadata = manifest["metadata"]
             ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
             apply = partial(self._rest.apply_planner.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
-            await self._committer.write(apply)
+            await self._committer.write(apply, run=self._work)
 
     async def ensure_namespaces(self) -> None:
         """Create the namespaces that every cluster has."""
@@ -171,7 +187,7 @@ class ApiServer:
         request = exchange.request
         route = parse_path(request.raw_path)
         if route is None:
-            await exchange.respond(server_info.about(request, self._catalog))
+            await exchange.respond(await self._about(request))
             return
         kind = self._catalog.find(route.group, route.version, route.plural)
         if kind is None:
@@ -182,6 +198,11 @@ class ApiServer:
             await self._read(exchange, kind, route)
         else:
             await exchange.respond(await self._change(request, kind, route))
+
+    async def _about(self, request: Request) -> Response:
+        if request.raw_path.startswith("/openapi"):  # a document about all kinds, made anew each time
+            return await self._work(partial(server_info.about, request, self._catalog))
+        return server_info.about(request, self._catalog)
 
     async def _read(self, exchange: Exchange, kind: KindInfo, route: Route) -> None:
         request = exchange.request
@@ -196,8 +217,8 @@ class ApiServer:
         if query.watch:
             await self._watch(exchange, view, route, query, chosen)
             return
-        page = read_page(self._store, kind.resource.full_name, route.namespace, query, chosen)
-        await exchange.respond(answer(200, view.many(page), _deprecation(kind)))
+        page = await read_page(self._store, kind.resource.full_name, route.namespace, query, chosen)
+        await _respond_in_pieces(exchange, with_warnings(JSON_HEADERS, _deprecation(kind)), view.pieces(page))
 
     async def _watch(self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate) -> None:
         lines = EventLines(view)
@@ -218,13 +239,36 @@ class ApiServer:
             await watch.run(send, seconds)
 
     async def _change(self, request: Request, kind: KindInfo, route: Route) -> Response:
-        view = self._view(request, kind)
+        view, target = self._view(request, kind), _target(kind, route)
+        plan = partial(
+            self._rest.plan,
+            request,
+            target,
+            lambda: self._predicate(kind, route, ListQuery.parse(request.param)),
+        )
+        if kind not in self._compiled:  # which takes a tenth of a second for the first
+            await self._work(partial(compile_rules, kind.schema))
+            self._compiled.add(kind)
+        heavy = is_heavy(request) or self._is_heavy(request, target)
         with warning(_deprecation(kind)):
-            planned = self._rest.plan(
-                request, _target(kind, route), lambda: self._predicate(kind, route, ListQuery.parse(request.param))
+            planned = await self._work(plan) if heavy else plan()
+            done = await self._committer.write(
+                planned.decide, dry_run=planned.dry_run, run=self._work if heavy else None
             )
-            done = await self._committer.write(planned.decide, dry_run=planned.dry_run)
-        return answer_encoded(done.status, _shown(view, done), [*_deprecation(kind), *done.warnings])
+        body = await self._work(partial(_shown, view, done)) if heavy else _shown(view, done)
+        return answer_encoded(done.status, body, [*_deprecation(kind), *done.warnings])
+
+    def _is_heavy(self, request: Request, target: Target) -> bool:
+        """Whether the state makes a small request heavy: a large object, a whole collection, rules to be compiled."""
+        if target.ref.kind == CRDS:
+            return True
+        if has_nested_macros(target.kind.schema):
+            return True
+        if largest_pattern(target.kind.schema) * len(request.body) > LIGHT_MATCHING:
+            return True
+        if not target.ref.key.name:
+            return request.method == "DELETE"
+        return is_large(self._store.get(target.ref))
 
     def _show(self, changes: Sequence[Change]) -> None:
         """Wake all watches for changes that are in the store now."""
@@ -271,8 +315,21 @@ def refusal(exc: RequestRefusedError) -> Response:
     return Response(response.status, Headers([*response.headers, *headers]), response.body)
 
 
+async def _respond_in_pieces(exchange: Exchange, headers: Headers, pieces: Iterator[bytes]) -> None:
+    """Answer with one piece at once, with several as they are made: others have their turns in between."""
+    first, second = next(pieces), next(pieces, None)
+    if second is None:
+        await exchange.respond(Response(200, headers, first))
+        return
+    async with exchange.stream(200, headers) as send:
+        await send(first)
+        await send(second)
+        for piece in pieces:
+            await send(piece)
+
+
 def _shown(view: View, done: Outcome) -> bytes:
-    return view.encoded(done.object) if done.is_object else encode(done.object)
+    return view.encoded(done.object) if done.is_object else write(done.object)
 
 
 def _target(kind: KindInfo, route: Route) -> Target:

@@ -22,6 +22,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.heavy_work import Threaded
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
@@ -155,7 +156,8 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
             moved_to=str(kept),
         )
         write_ahead_log, store = await _open_database(stack, path)
-    server = ApiServer(store, durable=ThreadedWriteAheadLog(write_ahead_log), utcnow=utcnow, rng=rng)
+    durable = ThreadedWriteAheadLog(write_ahead_log)
+    server = ApiServer(store, durable=durable, work=Threaded(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
 

@@ -14,7 +14,7 @@ def test_builtin_kinds_have_their_well_known_columns():
 
     def cells(group, plural, item):
         kind = catalog.find(group, "v1", plural)
-        drawn = table(kind, [item], {}, NOW, include="None", header=True)
+        drawn = table(kind, item, NOW, include="None", header=True)
         return dict(zip([c["name"] for c in drawn["columnDefinitions"]], drawn["rows"][0]["cells"], strict=True))
 
     meta = {"name": "x", "creationTimestamp": "2026-01-01T11:59:00Z"}

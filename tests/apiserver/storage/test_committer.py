@@ -134,3 +134,54 @@ async def test_a_refused_decision_and_a_dry_run_leave_nothing():
     await committer.write(put("dry"), dry_run=True)
     assert await committer.write(lambda tx: (tx.get(ref("refused")), tx.get(ref("dry")))) == (None, None)
     assert disk.synced == []
+
+
+async def test_a_long_decision_holds_up_other_writes_and_nothing_else():
+    """While one write is decided elsewhere the next one waits for it; both rest on all before them."""
+    store, gate = Store(), trio.Event()
+    committer = Committer(store, None, lambda changes: None)
+
+    async def slowly(function):
+        await gate.wait()
+        return function()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: committer.write(put("first"), run=slowly))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(committer.write, put("second"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert names(store) == []
+        gate.set()
+    assert [store.get(ref(name))["metadata"]["resourceVersion"] for name in ("first", "second")] == ["1", "2"]
+
+
+async def test_a_long_decision_is_made_again_when_what_it_rests_on_was_not_written():
+    """A sync that fails meanwhile takes its writes back: the decision sees the state without them."""
+    disk, store, gate, seen = Disk(), Store(), trio.Event(), []
+    committer = Committer(store, disk, lambda changes: None)
+
+    def decide(tx: Transaction) -> Object:
+        seen.append(tx.get(ref("lost")) is not None)
+        return put("kept")(tx)
+
+    async def slowly(function):
+        decision = function()
+        await gate.wait()
+        return decision
+
+    async def lose() -> None:
+        with pytest.raises(RequestRefusedError):
+            await committer.write(put("lost"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lose)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(lambda: committer.write(decide, run=slowly))
+        await trio.testing.wait_all_tasks_blocked()
+        disk.broken = True
+        disk.gate.release()
+        await trio.testing.wait_all_tasks_blocked()
+        disk.broken = False
+        gate.set()
+        disk.gate.release()
+    assert (seen, names(store)) == ([True, False], ["kept"])

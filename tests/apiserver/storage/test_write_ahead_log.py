@@ -25,7 +25,8 @@ REF = Ref("things", Key("ns", "a"))
 
 
 def thing(value):
-    return {"metadata": {"name": "a", "namespace": "ns", "uid": "u"}, "value": value}
+    metadata = {"name": "a", "namespace": "ns", "uid": "u"}
+    return {"apiVersion": "v1", "kind": "Thing", "metadata": metadata, "value": value}
 
 
 def test_what_was_written_is_loaded_again(tmp_path):
@@ -146,7 +147,8 @@ WRITER = textwrap.dedent(
             tx = Transaction(store)
             for name in ("a", "b"):  # one transaction, two objects: both or neither
                 metadata = {"name": name, "uid": name}
-                tx.put(Ref("things", Key("", name)), {"metadata": metadata, "round": store.revision})
+                kind = {"apiVersion": "v1", "kind": "Thing"}
+                tx.put(Ref("things", Key("", name)), {**kind, "metadata": metadata, "round": store.revision})
             journal.write(tx.changes)
             store.apply(tx.changes)
             print(store.revision, flush=True)

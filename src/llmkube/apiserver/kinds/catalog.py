@@ -52,15 +52,11 @@ class Catalog:
     def find_kind(self, api_version: str, kind_name: str) -> KindInfo | None:
         """Return the kind that an object's apiVersion and kind name; the version need not be the stored one."""
         group = api_version.rpartition("/")[0]
-        for kinds in self._by_storage.values():
-            for kind in kinds:
-                if kind.resource.kind == kind_name and kind.resource.group == group:
-                    return kind
-        return None
+        return next((kind for kind in self if (kind.resource.kind, kind.resource.group) == (kind_name, group)), None)
 
     def __iter__(self) -> Iterator[KindInfo]:
-        for kinds in self._by_storage.values():
-            yield from kinds
+        for storage in self.storages():
+            yield from self.versions(storage)
 
     def storages(self) -> Iterable[str]:
         """Return the storage names of everything that is served."""

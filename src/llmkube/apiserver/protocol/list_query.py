@@ -8,12 +8,14 @@ import base64
 import binascii
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 
 from llmkube.apiserver.storage.revisions import CompactedError, Object, Store
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
     Subject,
@@ -24,7 +26,6 @@ from llmkube.apiserver.values.api_errors import (
     too_large_revision,
 )
 from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported
-from llmkube.apiserver.values.selectors import Predicate
 from llmkube.k8s.resource import Key
 
 EXPIRED_PAGE: Final = (
@@ -123,27 +124,37 @@ class Page:
         return metadata
 
 
-def read_page(store: Store, kind: str, namespace: str, query: ListQuery, chosen: Predicate) -> Page:
-    """Return the page that the query asks for, of objects that are chosen, by namespace and name.
+@attrs.frozen
+class Candidates:
+    """What may be on a page, by namespace and name: one moment's objects, from where the page begins."""
+
+    items: Sequence[tuple[Key, Object]]
+    revision: int
+
+    def page(self, matching: Sequence[tuple[Key, Object]], query: ListQuery) -> Page:
+        """Return the page of those that match; with more than the limit, there is another one."""
+        shown = [item for _, item in matching[: query.limit or None]]
+        if not query.limit or len(matching) <= query.limit:
+            return Page(shown, self.revision)
+        counted = not query.label_selector and not query.field_selector
+        remaining = len(self.items) - query.limit if counted else None
+        return Page(shown, self.revision, _token(self.revision, matching[query.limit - 1][0]), remaining)
+
+
+def candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> Candidates:
+    """Return what the page that the query asks for is chosen from.
 
     Raises:
         RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
     """
-    after: Key | None = None
-    if query.token:
-        if query.revision:
-            raise bad_request("specifying resource version is not allowed when using continue")
-        revision, after = _open_token(query.token)
-        items, revision = _continued(store, kind, namespace, revision, after)
-    else:
-        items, revision = _first(store, kind, namespace, query)
-    matching = [(key, item) for key, item in items if (after is None or key > after) and chosen(item)]
-    if not query.limit or len(matching) <= query.limit:
-        return Page([item for _, item in matching], revision)
-    shown = matching[: query.limit]
-    counted = not query.label_selector and not query.field_selector
-    remaining = len(matching) - query.limit if counted else None
-    return Page([item for _, item in shown], revision, _token(revision, shown[-1][0]), remaining)
+    if not query.token:
+        return Candidates(*_first(store, kind, namespace, query))
+    if query.revision:
+        raise bad_request("specifying resource version is not allowed when using continue")
+    revision, after = _open_token(query.token)
+    items, revision = _continued(store, kind, namespace, revision, after)
+    start = bisect_right(items, (after.namespace, after.name), key=lambda item: (item[0].namespace, item[0].name))
+    return Candidates(items[start:], revision)
 
 
 def check_reached(store: Store, revision: int | None) -> None:
@@ -184,7 +195,7 @@ def _token(revision: int, last: Key) -> str:
 
 def _open_token(token: str) -> tuple[int, Key]:
     try:
-        plain = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        plain = json_text.read(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         return int(plain["rv"]), Key(str(plain["namespace"]), str(plain["name"]))
     except (binascii.Error, ValueError, KeyError, TypeError) as exc:
         raise bad_request(f"invalid continue token: continue key is not valid: {type(exc).__name__}") from exc

@@ -1,8 +1,12 @@
-"""An object is one thing and its answer another: JSON, a Table or metadata only, with the warnings in headers."""
+"""An object is one thing and its answer another: JSON, a Table or metadata only, with the warnings in headers.
 
-from collections.abc import Callable, Sequence
+Where an object is shown as it is stored, its bytes are sent as they are stored, in lists and watches too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import attrs
 
@@ -11,18 +15,21 @@ from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.kinds.scale import is_scale
 from llmkube.apiserver.protocol.list_query import Page
 from llmkube.apiserver.protocol.negotiation import Shape
-from llmkube.apiserver.protocol.table import partial_metadata, table
-from llmkube.apiserver.storage.encoding import encode, encoded
+from llmkube.apiserver.protocol.table import columns_of, partial_metadata, table, table_head, table_row
+from llmkube.apiserver.storage.encoding import encoded, fields_of, type_prefix
 from llmkube.apiserver.storage.revisions import Object
+from llmkube.apiserver.values.json_text import write
 from llmkube.base.http.message import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
 _WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
+_PIECE_ITEMS: Final = 128  # of a list: a row of a Table takes 20 µs
+_PIECE_BYTES: Final = 64 * 1024
 
 
 def answer(status: int, content: Any, warnings: Sequence[str] = ()) -> Response:
     """Return the answer with that content."""
-    return answer_encoded(status, encode(content), warnings)
+    return answer_encoded(status, write(content), warnings)
 
 
 def answer_encoded(status: int, body: bytes, warnings: Sequence[str] = ()) -> Response:
@@ -52,43 +59,65 @@ class View:
     include: str  # what rows of a Table carry of their objects
     now: Callable[[], datetime]
 
-    def one(self, stored: Object) -> Any:
-        """Return a single object, or the Scale of one."""
-        shown = stored if is_scale(stored) else in_version(self.kind, stored)
+    def encoded(self, stored: Object) -> bytes:
+        """Return a single object, or the Scale of one, as JSON."""
+        if is_scale(stored):
+            return write(self._one(stored))
+        return write(self._one(in_version(self.kind, stored))) if self.shape else self._as_stored(stored)
+
+    def _one(self, shown: Object) -> Any:
         if self.shape == "Table":
-            metadata = {"resourceVersion": stored["metadata"].get("resourceVersion", "")}
-            return table(self.kind, [shown], metadata, self.now(), include=self.include, header=True)
+            return table(self.kind, shown, self.now(), include=self.include, header=True)
         return partial_metadata(shown) if self.shape else shown
 
-    def encoded(self, stored: Object) -> bytes:
-        """Return `one` as JSON."""
-        shown = self.one(stored)
-        return encoded(shown) if shown is stored else encode(shown)
+    def _as_stored(self, stored: Object) -> bytes:
+        return encoded(stored, self.kind.resource.api_version)
 
-    def many(self, page: Page) -> Any:
-        """Return a list."""
-        items = [in_version(self.kind, item) for item in page.items]
-        metadata = page.metadata()
-        shown: Any
+    def pieces(self, page: Page) -> Iterator[bytes]:
+        """Yield a list as JSON, piece by piece, each made in a few milliseconds."""
+        name, head, items = self._list(page)
+        piece = write(head)[:-1] + b',"%b":' % name
+        if not page.items and self.shape.startswith("Partial") and self.kind.builtin:
+            yield piece + b"null}\n"  # as Go writes an empty list of metadata
+            return
+        piece += b"["
+        batch = _batch(items)
+        while batch:
+            piece += b",".join(batch)
+            batch = _batch(items)
+            if batch:
+                yield piece
+                piece = b","
+        yield piece + b"]}\n"
+
+    def _list(self, page: Page) -> tuple[bytes, dict[str, Any], Iterator[bytes]]:
+        """Return the name of the list's items, the list without them, and the JSON of each."""
+        metadata, resource = page.metadata(), self.kind.resource
         if self.shape == "Table":
-            return table(self.kind, items, metadata, self.now(), include=self.include, header=True)
+            columns, now = columns_of(self.kind), self.now()
+            rows = (table_row(columns, in_version(self.kind, item), now, self.include) for item in page.items)
+            return b"rows", table_head(columns, metadata), map(write, rows)
         if self.shape:
-            kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
-            shown = [partial_metadata(item) for item in items] or (None if self.kind.builtin else [])
-        elif self.kind.builtin:  # the list says what its items are; kube-apiserver leaves it out of each
-            shown = [{name: value for name, value in item.items() if name not in _TYPE} for item in items]
-            kind, version = self.kind.list_kind, self.kind.resource.api_version
+            head = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+            return b"items", head, (write(partial_metadata(item)) for item in page.items)
+        if self.kind.builtin:  # the list says what its items are; kube-apiserver leaves it out of each
+            prefix = b"{"
         else:
             metadata.setdefault("continue", "")
-            shown = [dict(item) for item in items]
-            kind, version = self.kind.list_kind, self.kind.resource.api_version
-        return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": shown}
+            prefix = type_prefix(resource.api_version, resource.kind)
+        head = {"kind": self.kind.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
+        return b"items", head, (prefix + fields_of(item) for item in page.items)
 
 
-_LASTING = frozenset({"ADDED", "MODIFIED"})
-"""Events that show an object as it is stored, where others show one that was made for them."""
-
-_TYPE = frozenset({"apiVersion", "kind"})
+def _batch(items: Iterator[bytes]) -> list[bytes]:
+    """Take so many of the items that they make a piece."""
+    batch, size = [], 0
+    for item in islice(items, _PIECE_ITEMS):
+        batch.append(item)
+        size += len(item)
+        if size >= _PIECE_BYTES:
+            break
+    return batch
 
 
 @attrs.define(eq=False)
@@ -100,18 +129,15 @@ class EventLines:
 
     def render(self, event: str, item: Object) -> bytes:
         """Return one line of a watch."""
-        shown = item if event == "ERROR" else self._shown(item)
-        body = encoded(shown) if shown is item and event in _LASTING else encode(shown)
+        body = write(item) if event == "ERROR" else self._encoded(item)
         return b'{"type":"%b","object":%b}\n' % (event.encode(), body)
 
-    def _shown(self, item: Object) -> Any:
+    def _encoded(self, item: Object) -> bytes:
         view = self.view
         if view.shape != "Table":
-            return view.one(item)
-        metadata = {"resourceVersion": item["metadata"].get("resourceVersion", "")}
-        shown = in_version(view.kind, item)
+            return view.encoded(item)
         header, self._header_sent = not self._header_sent, True
-        return table(view.kind, [shown], metadata, view.now(), include=view.include, header=header)
+        return write(table(view.kind, in_version(view.kind, item), view.now(), include=view.include, header=header))
 
     def bookmark(self, revision: int) -> Object:
         """Return an object that says nothing but how far the watch has come."""

@@ -1,6 +1,5 @@
 """What clients ask about the server itself: is it well, what does it serve, who may do what."""
 
-import json
 from typing import Any, Final
 
 from llmkube.apiserver.kinds.catalog import Catalog
@@ -9,8 +8,8 @@ from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_t
 from llmkube.apiserver.protocol.request_bodies import parse_object
 from llmkube.apiserver.protocol.responses import JSON_HEADERS, answer
 from llmkube.apiserver.protocol.routes import Route
-from llmkube.apiserver.storage.encoding import encode
 from llmkube.apiserver.values.api_errors import method_not_allowed, no_such_path, not_acceptable
+from llmkube.apiserver.values.json_text import write
 from llmkube.base.http.message import Request, Response
 
 _HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
@@ -30,13 +29,13 @@ def about(request: Request, catalog: Catalog) -> Response:
     accept = request.headers.get("accept") or ""
     match path.strip("/").split("/"):
         case ["version"]:
-            return _document(json.dumps(discovery.VERSION, indent=2).encode())
+            return _document(write(discovery.VERSION))
         case ["openapi", "v2"]:
             return _swagger(catalog, accept)
         case ["openapi", "v3"]:
-            return _document(encode(openapi.root(catalog)))
+            return _document(write(openapi.root(catalog)))
         case ["openapi", "v3", *rest]:
-            return _document(encode(_found(openapi.version_3(catalog, "/".join(rest)))))
+            return _document(write(_found(openapi.version_3(catalog, "/".join(rest)))))
         case ["api" | "apis", *rest]:
             return _discovery(catalog, path, accept, aggregates=not rest)
     raise no_such_path()
@@ -47,7 +46,7 @@ def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) ->
     if aggregation:
         media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
         everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
-        return _document(encode(everything) + b"\n", media)
+        return _document(write(everything) + b"\n", media)
     content: Any = None
     match path.strip("/").split("/"):
         case ["api"]:
@@ -60,7 +59,7 @@ def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) ->
             content = discovery.group(catalog, group)
         case ["apis", group, version]:
             content = discovery.resource_list(catalog, group, version)
-    return _document(encode(_found(content)) + b"\n")
+    return _document(write(_found(content)) + b"\n")
 
 
 def _found(content: Any) -> Any:
@@ -79,7 +78,7 @@ def _swagger(catalog: Catalog, accept: str) -> Response:
         if choice.type in {openapi_protobuf.ACCEPTED, openapi_protobuf.MEDIA_TYPE}:
             return _document(openapi_protobuf.encode_document(document), openapi_protobuf.MEDIA_TYPE)
         if choice.accepts(JSON):
-            return _document(encode(document))
+            return _document(write(document))
     raise not_acceptable([JSON, openapi_protobuf.MEDIA_TYPE])
 
 

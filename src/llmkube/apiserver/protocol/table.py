@@ -4,8 +4,7 @@ Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 
 kube-apiserver 1.36 sends them.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,12 +14,13 @@ from llmkube.apiserver.kinds.kind_info import KindInfo, PrinterColumn
 from llmkube.apiserver.kinds.scale import is_scale
 from llmkube.apiserver.protocol.ages import age
 from llmkube.apiserver.storage.revisions import Object
-from llmkube.apiserver.values import jsonpath
+from llmkube.apiserver.values import json_text, jsonpath
 
 JsonObject = dict[str, Any]
 Cell = Callable[[Object, datetime], Any]
 
 _NONE: Final = "<none>"
+_MAX_INTEGER: Final = 2**63  # a cell beyond it stays empty
 
 
 @attrs.frozen
@@ -53,32 +53,34 @@ def columns_of(kind: KindInfo) -> tuple[Column, ...]:
     return own if kind.resource.full_name == "events" else (_NAME, *own)  # an event's name says nothing
 
 
-def table(
-    kind: KindInfo, items: Iterable[Object], metadata: Mapping[str, Any], now: datetime, *, include: str, header: bool
-) -> JsonObject:
-    """Return a Table of the items.
+def table(kind: KindInfo, item: Object, now: datetime, *, include: str, header: bool) -> JsonObject:
+    """Return a Table of one object; `header` defines the columns, which a watch does once."""
+    columns = _SCALE if is_scale(item) else columns_of(kind)
+    metadata = {"resourceVersion": item["metadata"].get("resourceVersion", "")}
+    head = table_head(columns if header else None, metadata)
+    return {**head, "rows": [table_row(columns, item, now, include)]}
 
-    Args:
-        kind: Whose columns to draw.
-        items: The rows' objects.
-        metadata: The list's metadata.
-        now: For ages.
-        include: What each row carries of its object: `None`, `Metadata` (the default) or `Object`.
-        header: Whether to define the columns; a watch does so once.
-    """
-    items = list(items)
-    columns = _SCALE if items and is_scale(items[0]) else columns_of(kind)
-    rows = [
-        {"cells": [column.cell(item, now) for column in columns], "object": _row_object(item, include)}
-        for item in items
-    ]
+
+def table_head(columns: Sequence[Column] | None, metadata: Mapping[str, Any]) -> JsonObject:
+    """Return a Table without its rows."""
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": dict(metadata),
-        "columnDefinitions": [column.definition() for column in columns] if header else None,
-        "rows": rows,
+        "columnDefinitions": None if columns is None else [column.definition() for column in columns],
     }
+
+
+def table_row(columns: Sequence[Column], item: Object, now: datetime, include: str) -> JsonObject:
+    """Return an object's row.
+
+    Args:
+        columns: What to show of it.
+        item: The object.
+        now: For ages.
+        include: What the row carries of its object: `None`, `Metadata` (the default) or `Object`.
+    """
+    return {"cells": [column.cell(item, now) for column in columns], "object": _row_object(item, include)}
 
 
 def partial_metadata(item: Object) -> JsonObject:
@@ -107,7 +109,8 @@ def _as(kind: str, value: Any, now: datetime) -> Any:
         case "date":
             return age(value, now) if isinstance(value, str) and value else None
         case "integer":
-            return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+            whole = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_INTEGER
+            return int(value) if whole else None
         case "number":
             return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
         case "boolean":
@@ -120,7 +123,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return json_text.write(value).decode()
     return "" if value is None else str(value)
 
 

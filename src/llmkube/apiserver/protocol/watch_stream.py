@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 import trio
 
+from llmkube.apiserver.protocol.list_page import SLICE
 from llmkube.apiserver.protocol.list_query import ListQuery
 from llmkube.apiserver.storage.revisions import Change, CompactedError, Object, Store
 from llmkube.apiserver.values.api_errors import RequestRefusedError, expired
@@ -64,16 +65,14 @@ class WatchStream:
     bookmark: Callable[[int], Object]  # an object with that resourceVersion and nothing else
 
     def start(self) -> tuple[list[Object], int]:
-        """Return the objects to show first and the revision to go on from.
+        """Return the objects of which the chosen are shown first, and the revision to go on from.
 
         Raises:
             RequestRefusedError: 410, the log does not reach back that far (or the revision is from another database).
         """
         query = self.query
         if not query.revision or query.initial_events:
-            return [item for _, item in self.store.list(self.kind, self.namespace) if self.chosen(item)], (
-                self.store.revision
-            )
+            return [item for _, item in self.store.list(self.kind, self.namespace)], self.store.revision
         if query.revision > self.store.revision:
             # kube-apiserver would wait; but here it means a database that was replaced, and a list heals it at once
             raise expired(f"too large resource version: {query.revision}, current: {self.store.revision}")
@@ -85,8 +84,11 @@ class WatchStream:
         end = trio.current_time() + timeout_seconds
         try:
             items, at = self.start()
-            for item in [] if self.query.initial_events is False else items:
-                await send(self.render("ADDED", item))
+            for number, item in enumerate([] if self.query.initial_events is False else items):
+                if self.chosen(item):
+                    await send(self.render("ADDED", item))
+                elif number % SLICE == 0:
+                    await trio.lowlevel.checkpoint()
             if self.query.initial_events and self.query.bookmarks:
                 await send(self.render("BOOKMARK", _ending_initial_events(self.bookmark(at))))
             await self._follow(send, at, end)

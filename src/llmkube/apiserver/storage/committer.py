@@ -9,7 +9,8 @@ is on its way to the disk. While one batch is being synced, the next one gathers
 writers slower. A failed sync fails its batch and the one decided on top of it, and the head goes back to what is shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import attrs
@@ -47,26 +48,36 @@ class Committer:
         self._show = show
         self._head = store if durable is None else store.replica()
         self._open = _Batch()
+        self._deciding = trio.Lock()
         self._syncing = trio.Lock()
 
-    async def write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
+    async def write(
+        self,
+        decide: Callable[[Transaction], T],
+        *,
+        dry_run: bool = False,
+        run: Callable[[Callable[[], T]], Awaitable[T]] | None = None,
+    ) -> T:
         """Decide on the state as it is, make the decision durable, show it.
 
         Once it is decided, the write is waited for even when cancelled: its outcome is always known.
 
+        Args:
+            decide: The decision.
+            dry_run: Change nothing.
+            run: Where to decide if it takes long; other writes wait for it, reads do not.
+
         Raises:
             RequestRefusedError: The decision's own; 500, it could not be made durable and nothing was written.
         """
-        await trio.lowlevel.checkpoint()
-        tx = Transaction(self._head, dry_run=dry_run)
-        decision = decide(tx)
-        changes = () if dry_run else tx.changes
-        self._head.apply(changes)
-        if self._durable is None:
-            self._show(changes)
-            return decision
-        batch = self._open
-        batch.changes.extend(changes)
+        async with self._deciding:
+            decision, changes = await self._decided(decide, run, dry_run=dry_run)
+            self._head.apply(changes)
+            if self._durable is None:
+                self._show(changes)
+                return decision
+            batch = self._open
+            batch.changes.extend(changes)
         with trio.fail_after(_PATIENCE_SECONDS, shield=True):
             async with self._syncing:  # also without changes: the decision may rest on some that are on their way
                 if self._open is batch and batch.changes:  # otherwise another task has synced it
@@ -74,6 +85,20 @@ class Committer:
         if batch.error is not None:
             raise internal(str(batch.error)) from batch.error
         return decision
+
+    async def _decided(
+        self,
+        decide: Callable[[Transaction], T],
+        run: Callable[[Callable[[], T]], Awaitable[T]] | None,
+        *,
+        dry_run: bool,
+    ) -> tuple[T, Sequence[Change]]:
+        while True:
+            head = self._head
+            tx = Transaction(head, dry_run=dry_run)
+            decision = decide(tx) if run is None else await run(partial(decide, tx))
+            if self._head is head:  # otherwise a sync has failed meanwhile, of writes that this one rests on
+                return decision, () if dry_run else tx.changes
 
     async def _sync(self, durable: Durable) -> None:
         batch, self._open = self._open, _Batch()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.apiserver.storage.encoding import StoredObject
 from llmkube.k8s.resource import Key
 
 Object = Mapping[str, Any]
@@ -61,6 +62,22 @@ class _KindHistory:
     floor: int
     objects: dict[Key, Object] = attrs.Factory(dict)
     log: deque[Change] = attrs.Factory(deque)
+    _order: list[Key] | None = None
+
+    def put(self, key: Key, stored: Object) -> None:
+        if key not in self.objects:
+            self._order = None
+        self.objects[key] = stored
+
+    def remove(self, key: Key) -> None:
+        self._order = None
+        self.objects.pop(key, None)
+
+    def ordered(self) -> list[Key]:
+        """Return the keys by namespace and name, sorted again only when there are others."""
+        if self._order is None:
+            self._order = sorted(self.objects, key=_by_name)
+        return self._order
 
 
 class Store:
@@ -82,7 +99,7 @@ class Store:
         self._by_uid: dict[str, Ref] = {}
         self._dependents: dict[str, set[Ref]] = {}
         for ref, stored in objects:
-            self._history(ref.kind).objects[ref.key] = stored
+            self._history(ref.kind).put(ref.key, stored)
             self._index(ref, None, stored)
 
     @property
@@ -100,10 +117,8 @@ class Store:
         history = self._histories.get(kind)
         if history is None:
             return []
-        return sorted(
-            ((key, stored) for key, stored in history.objects.items() if not namespace or key.namespace == namespace),
-            key=_by_name,
-        )
+        objects = history.objects
+        return [(key, objects[key]) for key in history.ordered() if not namespace or key.namespace == namespace]
 
     def list_at(self, kind: str, namespace: str, revision: int) -> Sequence[tuple[Key, Object]]:
         """Return what `list` returned at that revision.
@@ -120,7 +135,7 @@ class Store:
                 objects.pop(key, None)
             else:
                 objects[key] = change.before
-        return sorted(objects.items(), key=_by_name)
+        return [(key, objects[key]) for key in sorted(objects, key=_by_name)]
 
     def changes_after(self, kind: str, revision: int) -> Sequence[Change]:
         """Return the kind's changes that are newer than a revision, oldest first; costs as much as it returns.
@@ -146,9 +161,9 @@ class Store:
             assert change.revision > self._revision, "resourceVersions only grow"
             history = self._history(change.ref.kind)
             if change.removed:
-                history.objects.pop(change.ref.key, None)
+                history.remove(change.ref.key)
             else:
-                history.objects[change.ref.key] = change.after
+                history.put(change.ref.key, change.after)
             self._index(change.ref, change.before, None if change.removed else change.after)
             history.log.append(change)
             while len(history.log) > self._window:
@@ -249,16 +264,17 @@ class Transaction:
 
     def _stage(self, ref: Ref, new: Object, *, removed: bool) -> Object:
         revision, before = self.revision + 1, self.get(ref)
-        stored: Object = {**new, "metadata": {**new["metadata"], "resourceVersion": str(revision)}}
+        stored = StoredObject(new)
+        stored["metadata"] = metadata = {**new["metadata"], "resourceVersion": str(revision)}
         if self._dry_run:
-            stored["metadata"].pop("resourceVersion")
+            metadata.pop("resourceVersion")
             if before is not None:
-                stored["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+                metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
         self._changes.append(Change(revision, ref, before, stored, removed))
         self._staged[ref] = None if removed else stored
         return stored
 
 
-def _by_name(item: tuple[Key, Object]) -> tuple[str, str]:
+def _by_name(key: Key) -> tuple[str, str]:
     """The order of lists; plain tuples compare several times faster than keys do."""
-    return item[0].namespace, item[0].name
+    return key.namespace, key.name

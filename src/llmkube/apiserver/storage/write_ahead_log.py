@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import trio
 
-from llmkube.apiserver.storage.encoding import encoded
+from llmkube.apiserver.storage.encoding import StoredObject, encoded
 from llmkube.apiserver.storage.revisions import Change, Ref, Store
 from llmkube.base.errors import WorldError
 from llmkube.k8s.resource import Key
@@ -76,7 +76,10 @@ class WriteAheadLog:
                 raise StorageDamagedError(f"the API server's database is damaged: {found}")
             (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
             rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
-            objects = [(Ref(kind, Key(namespace, name)), json.loads(text)) for kind, namespace, name, text in rows]
+            objects = [
+                (Ref(kind, Key(namespace, name)), StoredObject(json.loads(text)))
+                for kind, namespace, name, text in rows
+            ]
         return Store(revision, objects)
 
     def write(self, changes: Sequence[Change]) -> None:
