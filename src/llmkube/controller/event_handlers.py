@@ -41,16 +41,20 @@ from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 USERS_SETTLE_SECONDS: Final = 0.2
 """How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
 
+HOST_STARTS_SECONDS: Final = 0.05
+"""How long a new service waits where there are only hosts: one in this process starts its engine now, and writes."""
+
 log = structlog.get_logger()
 
 
 @attrs.frozen(eq=False)
 class EventHandlers:
-    """The handlers of what users write and hosts say."""
+    """The handlers of what users write and hosts say; `in_pods` if there are nodes that serve, too."""
 
     informers: Informers
     queues: Queues
     service_writer: StatusWriter[InferenceService]
+    in_pods: bool
 
     def on_model(self, event: Event[Model]) -> None:
         """Reconcile a Model after whatever change: users' claims are not watched, and an edit makes us look at them."""
@@ -68,7 +72,9 @@ class EventHandlers:
             for model in self.informers.services_by_model.values(event):
                 # Who uses a Model decides who brings its weights, and whether it may go.
                 self.queues.models.add_after(model, USERS_SETTLE_SECONDS)
-        if event.now is None or not self.service_writer.is_own(event.now):  # the status is what a reconcile writes last
+        if event.before is None and not self.in_pods:
+            self.queues.services.add_after(event.key, HOST_STARTS_SECONDS)
+        elif event.now is None or not self.service_writer.is_own(event.now):  # a reconcile writes the status last
             self.queues.services.add_nowait(event.key)
 
     def on_router(self, event: Event[ModelRouter]) -> None:

@@ -81,9 +81,10 @@ class Controller:
         self.queues = Queues.empty(self.rng)
         self.model_writer = StatusWriter(self.client, Model)
         self.service_writer = StatusWriter(self.client, InferenceService)
-        self.handlers = EventHandlers(self.informers, self.queues, self.service_writer)
-        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.handlers.wake_all)
         workloads = self.settings.workloads
+        in_pods = workloads is not None
+        self.handlers = EventHandlers(self.informers, self.queues, self.service_writer, in_pods=in_pods)
+        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.handlers.wake_all)
         self.pods = self._pod_context(workloads) if workloads is not None else None
 
     def informer_tasks(self) -> tuple[Task, ...]:

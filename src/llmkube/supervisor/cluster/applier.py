@@ -33,6 +33,10 @@ WRITE_SECONDS = 15.0
 REFUSED_SECONDS = 60.0
 """Until a refused write is tried again, with the same manifest if there is no newer one."""
 
+SETTLE_SECONDS = 0.05
+"""Until news is written that clients do not follow: an engine's start makes several things known within moments, and
+comes before the words about it."""
+
 _PUBLISHED: Final = frozenset({Service, Endpoints, EndpointSlice})
 
 _NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
@@ -55,6 +59,7 @@ class _Record:
     answered: _Wanted | None = None  # the newest that the API server has accepted or refused
     version: str | None = None  # of the object, as our last write has left it
     is_refused: bool = False
+    again: bool = False  # it is to be written once more, although it is answered
     is_last: bool = False  # forgotten once it is answered
 
     @property
@@ -91,12 +96,15 @@ class Applier:
     def _want(self, slot: Slot, wanted: _Wanted) -> None:
         record = self._records.get(slot)
         if record is None:
-            self._records[slot] = _Record(wanted)
+            record = self._records[slot] = _Record(wanted)
         elif record.wanted != wanted:
             record.wanted, record.is_last = wanted, False
         else:
             return
-        self._queue.add_nowait(slot)
+        if _is_urgent(slot) and record.answered is not None:
+            self._queue.add_nowait(slot)
+        else:
+            self._queue.add_after(slot, SETTLE_SECONDS)
 
     def forget(self, slot: Slot) -> None:
         """Write nothing more to a slot, not even what is still pending."""
@@ -139,16 +147,18 @@ class Applier:
                 for slot, record in self._records.items():
                     is_listed = slot.kind is kind and slot.subresource == subresource
                     if is_listed and (stands is None or stands.get(slot.key) != record.version):
-                        self._queue.add_nowait(slot)
+                        self.reapply_nowait(slot)
 
     def reapply_all_nowait(self) -> None:
         """Apply everything once more: other writers may have removed or changed it."""
         for slot in self._records:
-            self._queue.add_nowait(slot)
+            self.reapply_nowait(slot)
 
     def reapply_nowait(self, slot: Slot) -> None:
         """Apply one slot once more."""
-        self._queue.add_nowait(slot)
+        if (record := self._records.get(slot)) is not None:
+            record.again = True
+            self._queue.add_nowait(slot)
 
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
         """The newest manifest of a slot; None while the API server has not answered it."""
@@ -162,9 +172,9 @@ class Applier:
     async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
         """Write the newest manifest of one slot; a refusal is logged once and tried again after `REFUSED_SECONDS`."""
         record = self._records.get(slot)
-        if record is None:
+        if record is None or not (record.is_pending or record.again):
             return
-        wanted, refused, version = record.wanted, None, record.version
+        wanted, refused, version, record.again = record.wanted, None, record.version, False
         try:
             with trio.fail_after(WRITE_SECONDS):
                 version = await self._write(client, field_manager, slot, wanted)
@@ -179,8 +189,10 @@ class Applier:
                 log.error("write refused", object=str(slot), error=str(error))  # noqa: TRY400 - no bug, no traceback
         except WorldError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
+            record.again = True
             raise
         except trio.TooSlowError as slow:
+            record.again = True
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         if self._records.get(slot) is record:  # and was not forgotten while it was written
             record.version = version
@@ -195,6 +207,7 @@ class Applier:
         if is_last and not record.is_pending:
             self.forget(slot)
         elif refused is not None:
+            record.again = True
             self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
 
     async def _write(self, client: Client, field_manager: str, slot: Slot, wanted: _Wanted) -> str | None:

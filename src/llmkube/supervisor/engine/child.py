@@ -141,7 +141,12 @@ class Ending:
 
 @asynccontextmanager
 async def open_child(
-    command: Command, ending: Ending, *, log_cap_bytes: int, sampler: Sampler | None = None
+    command: Command,
+    ending: Ending,
+    *,
+    log_cap_bytes: int,
+    sampler: Sampler | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[OwnedProcess]:
     """Run a process; leaving the context ends it and everything that it has started, in bounded time.
 
@@ -149,15 +154,21 @@ async def open_child(
     and a pipe ends with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
     launchd's sweep of our process group reaches it; ending it is our business alone.
 
+    Args:
+        command: What to run.
+        ending: How it is ended.
+        log_cap_bytes: At which size its log is rotated.
+        sampler: Reads what the kernel says of it.
+        check: Called first, in the thread that opens the log; what it raises is raised here.
+
     Raises:
         SpawnError: There is no such program, it may not be run, or its log cannot be written.
     """
     try:
-        offset, output = await trio.to_thread.run_sync(open_for_append, command.log_path)
+        offset, output = await trio.to_thread.run_sync(_prepare, command, check)
     except OSError as error:
         raise SpawnError(f"cannot write the log {command.log_path}: {error.strerror or error}") from error
     try:
-        command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         process = await trio.lowlevel.open_process(
             command.argv,
             env=dict(command.env),
@@ -179,6 +190,13 @@ async def open_child(
     child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
     async with _owned(child, ending):
         yield child
+
+
+def _prepare(command: Command, check: Callable[[], None]) -> tuple[int, int]:
+    """Return the size of the log and its descriptor; blocks."""
+    check()
+    command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open_for_append(command.log_path)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -136,17 +137,11 @@ class LocalEngines:
             SpawnError: It could not be started.
         """
         service = service_of(command.log_path)
-        engine = await trio.to_thread.run_sync(self._stuck.of, service)
-        if engine is not None:
-            raise EngineStuckError(
-                f"the last engine of {service} (pid {engine.pid}) does not end, not even after SIGKILL: it is stuck in "
-                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the "
-                "disk of the model and at the driver, or restart the machine"
-            )
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
         ending = self._ending(command.cookie, parting, service)
         cap = self.settings.log_cap_bytes
-        async with open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler) as child:
+        check = partial(self._refuse_beside_stuck, service)
+        async with open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check) as child:
             yield child
 
     def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
@@ -154,6 +149,15 @@ class LocalEngines:
         ending = self._ending(record.cookie, parting, service_of(log_path))
         cap = self.settings.log_cap_bytes
         return adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
+
+    def _refuse_beside_stuck(self, service: str) -> None:
+        engine = self._stuck.of(service)
+        if engine is not None:
+            raise EngineStuckError(
+                f"the last engine of {service} (pid {engine.pid}) does not end, not even after SIGKILL: it is stuck in "
+                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the "
+                "disk of the model and at the driver, or restart the machine"
+            )
 
     def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
         def outlived(pid: int, started: str) -> None:
