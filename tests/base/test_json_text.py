@@ -26,6 +26,16 @@ def test_what_is_written_is_read_again_by_both(value):
     assert json_text.loads(text) == value
     assert json.loads(text) == value
     assert json_text.loads(json.dumps(value)) == value
+    assert json.loads(json_text.dumps(value, sort_keys=True)) == value
+
+
+def test_sorted_names_make_equal_texts_of_equal_values():
+    """The order in which names were written does not show, also where the standard library has to help."""
+    for one, other in (
+        ({"b": 1, "a": {"d": 2, "c": 3}}, b'{"a":{"c":3,"d":2},"b":1}'),
+        ({"b": None, "a": 1}, b'{"a":1,"b":null}'),
+    ):
+        assert json_text.dumps(one, sort_keys=True) == other
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, {"a": [2**70]}])

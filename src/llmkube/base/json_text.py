@@ -9,7 +9,10 @@ from typing import Any, Final
 
 import orjson
 
-_EXACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_EXACT: Final = {
+    sort_keys: json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
+    for sort_keys in (False, True)
+}
 
 
 def loads(text: bytes | str) -> Any:
@@ -25,16 +28,16 @@ def loads(text: bytes | str) -> Any:
         return json.loads(text)
 
 
-def dumps(value: Any) -> bytes:
-    """Return a value as compact JSON.
+def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Return a value as compact JSON, with its names as they come or in their order.
 
     Raises:
         TypeError: Something in it is no JSON value.
         ValueError: A number in it is infinite or none, or a text has half a surrogate pair.
     """
     try:
-        text = orjson.dumps(value)
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
-        return _EXACT.encode(value).encode()
+        return _EXACT[sort_keys].encode(value).encode()
     # orjson writes `null` for what is no number; so look once more where there is a null.
-    return _EXACT.encode(value).encode() if b"null" in text else text
+    return _EXACT[sort_keys].encode(value).encode() if b"null" in text else text

@@ -55,6 +55,10 @@ class Index(Generic[T, V]):
         """Return the values that an object has or had: all that its change may concern."""
         return self._values(event.before) | self._values(event.now)
 
+    def count(self, value: V) -> int:
+        """Return how many objects have a value."""
+        return len(self._keys.get(value, ()))
+
     def keys(self, value: V) -> frozenset[Key]:
         """Return the keys of the objects that have a value."""
         return frozenset(self._keys.get(value, ()))

@@ -27,6 +27,7 @@ class ReconcileMetrics:
 
     total: Counter
     duration_seconds: Histogram
+    _series: dict[tuple[str, Result], tuple[Counter, Histogram]] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def on(cls, registry: CollectorRegistry) -> "ReconcileMetrics":
@@ -53,8 +54,13 @@ class ReconcileMetrics:
 
     def observe(self, controller: str, result: Result, seconds: float) -> None:
         """Count one reconcile."""
-        self.total.labels(controller, result).inc()
-        self.duration_seconds.labels(controller).observe(seconds)
+        series = self._series.get((controller, result))
+        if series is None:
+            series = self.total.labels(controller, result), self.duration_seconds.labels(controller)
+            self._series[controller, result] = series
+        count, duration = series
+        count.inc()
+        duration.observe(seconds)
 
 
 @attrs.define(eq=False)

@@ -1,5 +1,6 @@
 """A source is text until this module has read it: a few shapes, and everything else is refused by name."""
 
+import functools
 import re
 import urllib.parse
 from collections.abc import Sequence
@@ -176,6 +177,7 @@ Remote = WebFile | HubFile | HubRepository | BucketFile
 Source = Builtin | LocalFile | Remote | VolumeSource
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_source(text: str) -> Source:
     """Read `spec.source`.
 

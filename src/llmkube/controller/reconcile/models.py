@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Callable
 
 import attrs
-import trio
 
 from llmkube.controller.informers import Informers
 from llmkube.controller.phase_changes import PhaseChanges
@@ -33,7 +32,6 @@ class ModelReconciler:
 
     async def reconcile(self, key: Key) -> None:
         """Bring one Model in line."""
-        await trio.lowlevel.checkpoint()
         cached = self.informers.models.get(key)
         if cached is None:
             self.writer.forget(key)

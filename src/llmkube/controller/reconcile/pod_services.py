@@ -107,8 +107,8 @@ class PodServices:
         """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         wanted = await due_manifests(self.context, service, plan, weights)
-        if wanted.autoscaler is None:  # first, or it would bring back what is scaled down here
-            await owned.autoscalers.remove(key, uid)
+        if wanted.autoscaler is None and owned.autoscalers.knows(key):
+            await owned.autoscalers.remove(key, uid)  # first, or it would bring back what is scaled down here
         if self.context.records[key].deferred_since is not None:
             await self._scale(service)
         else:
@@ -116,13 +116,17 @@ class PodServices:
         await owned.kubernetes_services.ensure(wanted.kubernetes_service)
         if wanted.autoscaler is not None:
             await owned.autoscalers.ensure(wanted.autoscaler)
-        await self._ensure_or_remove(owned.budgets, wanted.budget, key, uid)
-        await self._apply_optional(owned.monitors, wanted.monitor, key, uid)
-        await self._apply_optional(owned.routes, wanted.route, key, uid)
+        if wanted.budget is not None or owned.budgets.knows(key):
+            await self._ensure_or_remove(owned.budgets, wanted.budget, key, uid)
+        if wanted.monitor is not None or owned.monitors.knows(key):
+            await self._apply_optional(owned.monitors, wanted.monitor, key, uid)
+        if wanted.route is not None or owned.routes.knows(key):
+            await self._apply_optional(owned.routes, wanted.route, key, uid)
         named = Key(key.namespace, objective_name(service))
         for old in self.context.pods.objectives_by_service.keys(key) - {named}:
             await self._apply_optional(owned.objectives, None, old, uid)
-        await self._apply_optional(owned.objectives, wanted.objective, named, uid)
+        if wanted.objective is not None or owned.objectives.knows(named):
+            await self._apply_optional(owned.objectives, wanted.objective, named, uid)
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""

@@ -1,11 +1,11 @@
 """What every object of ours carries: who made it, for whom, and from what."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from llmkube.base import json_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Object, Resource
@@ -86,5 +86,4 @@ def owned_manifest(
 
 def digest(manifest: Mapping[str, Any]) -> str:
     """Return the head of the SHA-256 of a manifest, in hex."""
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json_text.dumps(manifest, sort_keys=True)).hexdigest()[:16]

@@ -16,7 +16,18 @@ JOB: Final = "llmkube-inference"
 
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
-_LABELS: Final = (("service", SERVICE_LABEL), ("model", MODEL_LABEL), ("runtime", RUNTIME_LABEL))
+
+
+def _meta(label: str) -> str:
+    return "__meta_kubernetes_pod_label_" + label.replace(".", "_").replace("/", "_").replace("-", "_")
+
+
+_RELABELINGS: Final = (
+    {"targetLabel": "job", "replacement": JOB},
+    {"sourceLabels": [_meta(SERVICE_LABEL)], "targetLabel": "service"},
+    {"sourceLabels": [_meta(MODEL_LABEL)], "targetLabel": "model"},
+    {"sourceLabels": [_meta(RUNTIME_LABEL)], "targetLabel": "runtime"},
+)
 
 
 def pod_monitor(
@@ -38,10 +49,7 @@ def pod_monitor(
         "port": plan.metrics_port_name,
         "path": plan.metrics_path,
         "interval": "30s",
-        "relabelings": [
-            {"targetLabel": "job", "replacement": JOB},
-            *({"sourceLabels": [_meta(label)], "targetLabel": name} for name, label in _LABELS),
-        ],
+        "relabelings": list(_RELABELINGS),
     }
     if metric is not None and metric.exported_as and metric.exported_as != metric.name:
         endpoint["metricRelabelings"] = [
@@ -109,7 +117,3 @@ def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
     if not _NAME.fullmatch(objective_name(service)):
         return "spec.slo.name (not a name of an object: use lower-case letters, digits, - and .)"
     return ""
-
-
-def _meta(label: str) -> str:
-    return "__meta_kubernetes_pod_label_" + label.replace(".", "_").replace("/", "_").replace("-", "_")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
-import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
@@ -105,6 +104,10 @@ class OwnedObjects(Generic[T]):
         position = self.informer.cache.position
         return last.live if not position or is_older(position, version) else None
 
+    def knows(self, key: Key) -> bool:
+        """Whether there is an object of that name, or was at our last write: else there is nothing to remove."""
+        return key in self._records or self.informer.get(key) is not None
+
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
@@ -117,7 +120,6 @@ class OwnedObjects(Generic[T]):
             NotFoundError: Its owner is gone.
             ApiError: The API server could not or would not.
         """
-        await trio.lowlevel.checkpoint()
         key = Key.of(manifest)
         live = self.get(key)
         if live is None:
@@ -149,7 +151,6 @@ class OwnedObjects(Generic[T]):
             ConflictError: It has changed meanwhile, or is another one; look again.
             ApiError: The API server could not or would not.
         """
-        await trio.lowlevel.checkpoint()
         live = self.get(key)
         self.forget(key)
         if live is None or live.metadata.deletion_timestamp or not is_controlled_by(live, owner_uid):

@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
-import trio
 
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -46,13 +45,11 @@ class _Record(Generic[T]):
     Attributes:
         over_version: The version of the object in the cache, from which the status was derived.
         status: The request, as JSON.
-        asked: The request, field by field.
         live: The object: the answer to our write, or what the cache had when it was compared.
     """
 
     over_version: str
     status: Mapping[str, Any]
-    asked: _Fields
     live: T
 
 
@@ -86,25 +83,24 @@ class StatusWriter(Generic[T]):
             NotFoundError: It is no more.
             ApiError: The API server could not or would not.
         """
-        await trio.lowlevel.checkpoint()
         observed = self.newest(cached)
         last, over_version = self._last(cached), cached.metadata.resource_version
         if last is not None and last.status == status and last.live.status == observed.status:
             return False  # found before; what else changes of an object changes nothing in that
-        asked = self._fields(decode(type(observed.status), status), status)
-        held = self._fields(observed.status, status)
-        if held == asked:
-            self._records[cached.key] = _Record(over_version, status, asked, observed)
-            return False
-        if last is not None and last.asked == asked and held == self._fields(last.live.status, status):
-            return False  # asked for before, and the server keeps something else: asking again changes nothing
+        if observed.status.wire.given:  # else there is nothing yet
+            held = self._fields(observed.status, status)
+            if held == self._fields(decode(type(observed.status), status), status):
+                self._records[cached.key] = _Record(over_version, status, observed)
+                return False
+            if last is not None and last.status == status and held == self._fields(last.live.status, status):
+                return False  # asked for before, and the server keeps something else: asking again changes nothing
         answer = await self._client.apply(
             self._kind,
             self._manifest(observed, {**status, **along}),
             field_manager=CONTROLLER_FIELD_MANAGER,
             subresource="status",
         )
-        self._records[cached.key] = _Record(over_version, status, asked, answer)
+        self._records[cached.key] = _Record(over_version, status, answer)
         return True
 
     def is_own(self, obj: T) -> bool:

@@ -1,8 +1,10 @@
 """RFC 3339, as Kubernetes writes moments and as everything else writes them. Pure."""
 
 import datetime
+import functools
 
 
+@functools.lru_cache(maxsize=16)
 def timestamp(moment: datetime.datetime) -> str:
     """Return a moment as `metav1.Time` is written: UTC, whole seconds, `2026-01-01T00:00:05Z`."""
     return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
