@@ -19,11 +19,12 @@ from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import RestartState
+from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
 from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Attempt
+from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
 from sim import score, test_hangs, test_presence_mutants
@@ -87,7 +88,8 @@ def always_ready(*args, original=endpoints.slice_manifest, **kwargs):
 
 def greeted_as_new(original):
     def start(self, *, adopting):
-        original(self, adopting=False)
+        original(self, adopting=adopting)
+        self.update(Facts.with_view, ServiceView(Reason.PENDING, "as if nothing ran"))
 
     return start
 

@@ -2,18 +2,20 @@ import random
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import trio
 
 from llmkube.base.errors import UserError, WorldError
-from llmkube.k8s.builtins import Lease
+from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, Applier
+from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, SETTLE_SECONDS, Applier
 from llmkube.supervisor.nouns.slot import Slot
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
+PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))
 
 
 class Server:
@@ -85,6 +87,42 @@ async def test_the_same_word_twice_is_one_write(autojump_clock):
             applier.apply_nowait(A, {"n": 1})
             await applier.wait_applied(A)
         assert server.heard == [{"n": 1}]
+
+
+async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(autojump_clock):
+    """News waits for SETTLE_SECONDS from the first of it, so that a start is not held up; all of it is one write."""
+    async with running() as (applier, server):
+        start = trio.current_time()
+        for number in range(5):
+            applier.apply_nowait(A, {"n": number})
+            await trio.sleep(SETTLE_SECONDS / 10)
+        assert server.heard == []
+        await applier.wait_applied(A)
+        assert trio.current_time() - start == pytest.approx(SETTLE_SECONDS)
+        assert server.heard == [{"n": 4}]
+
+
+async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump_clock):
+    """An endpoint that was published before is changed without a pause, and no write follows that says the same."""
+    async with running() as (applier, server):
+        applier.apply_nowait(PUBLISHED, {"n": 1})
+        await applier.wait_applied()
+        start = trio.current_time()
+        applier.apply_nowait(PUBLISHED, {"n": 2})
+        await applier.wait_applied()
+        assert trio.current_time() == start
+        await trio.sleep(REFUSED_SECONDS)
+        assert server.heard == [{"n": 1}, {"n": 2}]
+
+
+async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock):
+    """Clients may follow it, so the first word about it does not wait; a deletion neither."""
+    async with running() as (applier, _server):
+        start = trio.current_time()
+        applier.apply_nowait(PUBLISHED, {"n": 1}, followed=True)
+        applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), followed=True)
+        await applier.wait_applied()
+        assert trio.current_time() == start
 
 
 async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock):

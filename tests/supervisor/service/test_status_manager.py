@@ -29,10 +29,10 @@ class Applier:
     def __init__(self):
         self.written = []
 
-    def apply_nowait(self, slot, manifest):
+    def apply_nowait(self, slot, manifest, *, followed=False):
         self.written.append(slot.kind.__name__)
 
-    def delete_nowait(self, slot):
+    def delete_nowait(self, slot, *, followed=False):
         self.written.append(slot.kind.__name__.lower())
 
     def forget(self, slot):

@@ -85,15 +85,21 @@ class Applier:
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
 
-    def apply_nowait(self, slot: Slot, manifest: dict[str, Any]) -> None:
-        """Have a manifest applied; the same one again costs no request."""
-        self._want(slot, _Wanted(manifest))
+    def apply_nowait(self, slot: Slot, manifest: dict[str, Any], *, followed: bool = False) -> None:
+        """Have a manifest applied; the same one again costs no request.
 
-    def delete_nowait(self, slot: Slot) -> None:
-        """Have an object deleted."""
-        self._want(slot, _Wanted(None))
+        Args:
+            slot: Where it goes.
+            manifest: The whole of what this agent says there.
+            followed: Clients may follow what an earlier agent has said there.
+        """
+        self._want(slot, _Wanted(manifest), followed)
 
-    def _want(self, slot: Slot, wanted: _Wanted) -> None:
+    def delete_nowait(self, slot: Slot, *, followed: bool = False) -> None:
+        """Have an object deleted, which clients may follow."""
+        self._want(slot, _Wanted(None), followed)
+
+    def _want(self, slot: Slot, wanted: _Wanted, followed: bool) -> None:
         record = self._records.get(slot)
         if record is None:
             record = self._records[slot] = _Record(wanted)
@@ -101,7 +107,7 @@ class Applier:
             record.wanted, record.is_last = wanted, False
         else:
             return
-        if _is_urgent(slot) and record.answered is not None:
+        if _is_urgent(slot) and (followed or record.answered is not None):
             self._queue.add_nowait(slot)
         else:
             self._queue.add_after(slot, SETTLE_SECONDS)

@@ -49,4 +49,4 @@ async def delete_stale_endpoints(
         slot = Slot(EndpointSlice, piece.key)
         if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
             log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
-            applier.delete_nowait(slot)
+            applier.delete_nowait(slot, followed=True)

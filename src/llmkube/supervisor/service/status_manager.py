@@ -61,6 +61,7 @@ class StatusManager:
     changed: Mailbox[None]
     reach: Mailbox[Reach]
     speaks: bool = True
+    _adopting: bool = False
     _of_service: status.Conditions = ()
     _of_model: status.Conditions = ()
     _said: dict[Slot, dict[str, Any] | None] = attrs.field(factory=dict)  # None: that there is no such object
@@ -99,6 +100,7 @@ class StatusManager:
 
         Except of an engine that it has left: that one serves, and its endpoint stays until something else is known.
         """
+        self._adopting = adopting
         self.refresh()
         if not adopting:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has just started with this service"))
@@ -165,9 +167,9 @@ class StatusManager:
             if slot not in self._said or self._said[slot] != manifest:
                 self._said[slot] = manifest
                 if manifest is None:
-                    self.applier.delete_nowait(slot)
+                    self.applier.delete_nowait(slot, followed=self._adopting)
                 else:
-                    self.applier.apply_nowait(slot, manifest)
+                    self.applier.apply_nowait(slot, manifest, followed=self._adopting)
 
     def _manifests(self) -> dict[Slot, dict[str, Any] | None]:
         facts, now, where = self.facts, self.utcnow(), self._endpoint_slots()
