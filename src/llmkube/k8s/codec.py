@@ -101,9 +101,9 @@ _ABSENT = _Absent()
 
 
 @functools.lru_cache(maxsize=4096)
-def _wire(given: frozenset[str]) -> WireForm:
+def _wire(given: tuple[str, ...]) -> WireForm:
     """Objects that came with the same fields share one memory of it."""
-    return WireForm(given=given)
+    return WireForm(given=frozenset(given))
 
 
 def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
@@ -113,44 +113,38 @@ def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
         for slot in wire_fields(cls)
     }
     required = {slot.attribute: slot.key for slot in wire_fields(cls) if slot.default is REQUIRED}
+    type_meta = _type_meta(cls)
 
     def structure(data: Any, _: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if type(data) is not dict and not isinstance(data, Mapping):
             raise _Mismatch("an object", data)
         values: dict[str, Any] = {}
         unknown: dict[str, Any] = {}
         for key, value in data.items():
             row = table.get(key)
-            if row is None:
-                unknown[key] = value
-            elif value is not None:
+            if row is not None:
+                if value is None:
+                    continue
                 attribute, hook, type_ = row
                 try:
                     values[attribute] = hook(value, type_)
                 except _Mismatch as misfit:
                     raise _at(f".{key}", misfit) from None
-        for attribute, key in required.items():
-            if attribute not in values:
-                raise _at(f".{key}", _Mismatch("a value", _ABSENT))
-        given = frozenset(values)
-        return cls(**values, wire=WireForm(unknown, given) if unknown else _wire(given))
+            elif key not in type_meta:
+                unknown[key] = value
+            elif value != type_meta[key]:
+                raise _at(f".{key}", _Mismatch(_shown(type_meta[key]), value))
+        if not required.keys() <= values.keys():
+            raise _missing(required, values)
+        wire = WireForm(unknown, frozenset(values)) if unknown else _wire(tuple(values))
+        return cls(**values, wire=wire)
 
-    type_meta = _type_meta(cls)
-    return _structure_kind(type_meta, structure) if type_meta else structure
+    return structure
 
 
-def _structure_kind(type_meta: Mapping[str, str], structure: _Hook) -> _Hook:
-    """Check that the object says it is of the kind asked for, if it says anything."""
-
-    def structure_kind(data: Any, kind: Any) -> Any:
-        if not isinstance(data, Mapping):
-            raise _Mismatch("an object", data)
-        for key, word in type_meta.items():
-            if data.get(key, word) != word:
-                raise _at(f".{key}", _Mismatch(_shown(word), data[key]))
-        return structure({key: value for key, value in data.items() if key not in type_meta}, kind)
-
-    return structure_kind
+def _missing(required: Mapping[str, str], values: Mapping[str, Any]) -> _Mismatch:
+    key = next(key for attribute, key in required.items() if attribute not in values)
+    return _at(f".{key}", _Mismatch("a value", _ABSENT))
 
 
 def _type_meta(cls: Any) -> dict[str, str]:
