@@ -3,6 +3,7 @@
 It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
 """
 
+import functools
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,9 @@ BEAT_SECONDS: Final = 2.0
 
 PREVIEW_SECONDS: Final = 10.0
 """How long the header of a remote file may take; after that the download shows what is wrong."""
+
+_estimate = functools.lru_cache(maxsize=16)(estimate)
+"""Milliseconds for a large model, before its engine can start; services of one Model need the same."""
 
 
 async def run_planner(
@@ -114,7 +118,7 @@ async def _plan(
 async def _launch(wish: Desired, ports: Ports, weights: WeightsFile, facts: GGUFFacts) -> Launch:
     engine = await ports.engines.info()
     plan = plan_for(wish.service, wish.model, weights, facts, engine, alias=wish.key.name)
-    expected = estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
+    expected = _estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
     return Launch(plan, weights, expected, facts.shape)
 
 

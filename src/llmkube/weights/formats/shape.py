@@ -19,7 +19,7 @@ class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and th
     size_bytes: int
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Shape:
     """The sizes of a model.
 
@@ -39,7 +39,7 @@ class Shape:
 
     architecture: str
     tensors: tuple[Tensor, ...]
-    numbers: Mapping[str, tuple[int, ...]]
+    numbers: Mapping[str, tuple[int, ...]] = attrs.field(hash=False)
     layer_count: int
     embedding_size: int
     vocabulary_size: int
