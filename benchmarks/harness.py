@@ -46,6 +46,7 @@ ORDER: Final = (
     "gguf_header",
     "gguf_verdicts",
     "api_server",
+    "api_hostile",
     "http_proxy",
     "flood",
     "bench_cache_memory",

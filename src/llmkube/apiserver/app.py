@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NoReturn
-from weakref import WeakSet
 
 import trio
 
-from llmkube.apiserver.heavy_work import LIGHT_MATCHING, Work, inline, is_heavy, is_large
+from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.kinds.workload_kinds import WORKLOAD_KINDS
@@ -38,11 +37,11 @@ from llmkube.apiserver.protocol.responses import (
 )
 from llmkube.apiserver.protocol.routes import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
-from llmkube.apiserver.schema.cel import compile_rules, has_nested_macros
-from llmkube.apiserver.schema.validation import largest_pattern
+from llmkube.apiserver.request_weight import RequestWeights
 from llmkube.apiserver.storage.committer import Committer
+from llmkube.apiserver.storage.encoding import fields_of
 from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
-from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store
+from llmkube.apiserver.storage.revisions import Change, Ref, Store, Transaction
 from llmkube.apiserver.storage.write_ahead_log import Durable
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
@@ -53,9 +52,9 @@ from llmkube.apiserver.values.api_errors import (
     warning,
 )
 from llmkube.apiserver.values.json_text import write
-from llmkube.apiserver.values.selectors import Predicate, field_selector, label_selector, not_known
+from llmkube.apiserver.values.selectors import Predicate, both, field_selector, label_selector, not_known
 from llmkube.apiserver.writes.garbage_collector import GarbageCollector
-from llmkube.apiserver.writes.request_target import Outcome, Target
+from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target
 from llmkube.apiserver.writes.rest_handlers import RestHandlers
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.base.http.exchange import Exchange
@@ -105,11 +104,11 @@ class ApiServer:
         self._rest = RestHandlers(self._catalog, utcnow, rng)
         self._collector = GarbageCollector(self._catalog)
         self._collector.enqueue_all(store)
-        self._compiled: WeakSet[KindInfo] = WeakSet()
         self._littered = trio.Event()
         self._signal = ChangeSignal()
         self._committer = Committer(store, durable, self._show)
         self._work = work
+        self._weights = RequestWeights(store, work)
         self._open = True
 
     @property
@@ -140,17 +139,18 @@ class ApiServer:
                 self._littered = trio.Event()
                 continue
             try:
-                await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
+                run = self._work if self._collector.has_much_to_do else None
+                await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()), run=run)
             except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
                 self._collector.enqueue_all(self._store)
                 await trio.sleep(_RETRY_SECONDS)
 
     async def _run_expiry(self) -> NoReturn:
         while True:
-            seconds = seconds_to_next(self._store.list(EVENTS), self._utcnow())
+            seconds = await self._work(partial(seconds_to_next, self._store.list(EVENTS), self._utcnow()))
             if seconds == 0:
                 with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due next time
-                    await self._committer.write(lambda tx: expire(tx, self._utcnow()))
+                    await self._committer.write(lambda tx: expire(tx, self._utcnow()), run=self._work)
                     continue
             with trio.move_on_after(seconds):
                 await self._signal.wait(EVENTS)
@@ -246,29 +246,22 @@ class ApiServer:
             target,
             lambda: self._predicate(kind, route, ListQuery.parse(request.param)),
         )
-        if kind not in self._compiled:  # which takes a tenth of a second for the first
-            await self._work(partial(compile_rules, kind.schema))
-            self._compiled.add(kind)
-        heavy = is_heavy(request) or self._is_heavy(request, target)
+        heavy = await self._weights.is_heavy(request, target)
         with warning(_deprecation(kind)):
             planned = await self._work(plan) if heavy else plan()
-            done = await self._committer.write(
-                planned.decide, dry_run=planned.dry_run, run=self._work if heavy else None
-            )
+            decide = partial(self._decided, planned) if heavy else planned.decide
+            done = await self._committer.write(decide, dry_run=planned.dry_run, run=self._work if heavy else None)
         body = await self._work(partial(_shown, view, done)) if heavy else _shown(view, done)
         return answer_encoded(done.status, body, [*_deprecation(kind), *done.warnings])
 
-    def _is_heavy(self, request: Request, target: Target) -> bool:
-        """Whether the state makes a small request heavy: a large object, a whole collection, rules to be compiled."""
-        if target.ref.kind == CRDS:
-            return True
-        if has_nested_macros(target.kind.schema):
-            return True
-        if largest_pattern(target.kind.schema) * len(request.body) > LIGHT_MATCHING:
-            return True
-        if not target.ref.key.name:
-            return request.method == "DELETE"
-        return is_large(self._store.get(target.ref))
+    def _decided(self, planned: PlannedWrite, tx: Transaction) -> Outcome:
+        """Decide, and do what follows from the changes as long as this is a thread."""
+        outcome = planned.decide(tx)
+        for change in tx.changes:
+            fields_of(change.after)
+            if change.ref.kind == CRDS and not change.removed:
+                self._catalog.read(change.after)
+        return outcome
 
     def _show(self, changes: Sequence[Change]) -> None:
         """Wake all watches for changes that are in the store now."""
@@ -298,12 +291,7 @@ class ApiServer:
         selectable = {path: path for path in ("metadata.name", "metadata.namespace", *kind.selectable_fields)}
         terms = ",".join(filter(None, [query.field_selector, f"metadata.name={route.name}" if route.name else ""]))
         unknown = {"unknown": not_known} if kind.builtin and not kind.selectable_fields else {}
-        by_fields, by_labels = field_selector(terms, selectable, **unknown), label_selector(query.label_selector)
-
-        def chosen(candidate: Object) -> bool:
-            return by_fields(candidate) and by_labels(candidate)
-
-        return chosen
+        return both(field_selector(terms, selectable, **unknown), label_selector(query.label_selector))
 
 
 def refusal(exc: RequestRefusedError) -> Response:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmkube.apiserver.values.json_text import MAX_VALUES
 from llmkube.apiserver.values.json_values import same
 from llmkube.apiserver.writes.patches import (
     MAX_COPIED_BYTES,
@@ -184,6 +185,8 @@ def test_what_a_json_patch_copies_is_counted():
     half = {"a": "x" * (MAX_COPIED_BYTES // 2 - 2)}
     twice = [{"op": "copy", "from": "/a", "path": f"/b{number}"} for number in range(2)]
     assert json_patch(half, twice)["b1"] == half["a"]
+    with pytest.raises(CopiedTooMuchError, match=f"limit is {MAX_VALUES} copied values"):
+        json_patch({"a": [1]}, doubling)
     with pytest.raises(CopiedTooMuchError):
         json_patch(half, [*twice, {"op": "copy", "from": "/b0", "path": "/c"}])
 

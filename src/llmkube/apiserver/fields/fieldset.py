@@ -18,7 +18,6 @@ from llmkube.base.errors import UserError
 
 Path = tuple[str, ...]
 
-_ORDER: Final = {"f": 0, "k": 1, "v": 2, "i": 3}
 _EMPTY: Final[Mapping[str, "FieldSet"]] = {}
 
 
@@ -165,7 +164,9 @@ class FieldSet:
         return written
 
     def _ordered(self) -> list[str]:
-        return sorted(self.elements, key=lambda text: (_ORDER[text[0]], text))
+        texts = sorted(self.elements)  # as they are: pairs take five times as long. Fields, indexes, keys, values
+        indexes = [text for text in texts if text[0] == "i"]
+        return [*(text for text in texts if text[0] != "i"), *indexes] if indexes else texts
 
 
 NOTHING: Final = FieldSet()

@@ -1,12 +1,13 @@
 """The catalog says what is served right now: the built-in kinds, and those of every CustomResourceDefinition."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import attrs
 
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo, kinds_from_crd
 from llmkube.apiserver.storage.revisions import Object, Ref
+from llmkube.apiserver.values.identity_cache import IdentityCache
 from llmkube.k8s.resource import Key
 
 CRDS: Final = "customresourcedefinitions.apiextensions.k8s.io"
@@ -27,10 +28,14 @@ def in_version(kind: KindInfo, stored: Object) -> Object:
 
 @attrs.define(eq=False)
 class Catalog:
-    """Kinds by URL and by storage name; `generation` grows with every change, for caches of what discovery says."""
+    """Kinds by URL and by storage name; `generation` grows with every change, for caches of what discovery says.
+
+    `read` returns the kinds of a CRD; those of a large one take long to read, and are remembered for `learn`.
+    """
 
     builtin: Iterable[KindInfo] = BUILTIN_KINDS
     generation: int = 0
+    read: Callable[[Mapping[str, Any]], tuple[KindInfo, ...]] = attrs.Factory(lambda: IdentityCache(kinds_from_crd, 8))
     _by_path: dict[tuple[str, str, str], KindInfo] = attrs.Factory(dict)
     _by_storage: dict[str, tuple[KindInfo, ...]] = attrs.Factory(dict)
 
@@ -62,10 +67,10 @@ class Catalog:
         """Return the storage names of everything that is served."""
         return tuple(self._by_storage)
 
-    def learn(self, crd: Mapping[str, object]) -> None:
+    def learn(self, crd: Mapping[str, Any]) -> None:
         """Serve what a CRD describes, instead of what it described before."""
-        kinds = kinds_from_crd(crd)
-        name = str(crd["metadata"]["name"])  # type: ignore[index]  # a CRD that was admitted has a name
+        kinds = self.read(crd)
+        name = str(crd["metadata"]["name"])
         self.forget(name)
         self._serve(name, kinds)
 

@@ -7,13 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import Any, Final
 
-from llmkube.apiserver.schema.structural import RuleError, Schema, has_rules
+from llmkube.apiserver.schema.structural import RuleError, Schema
 from llmkube.apiserver.values.field_errors import FieldError
 
-__all__ = ["RuleError", "check", "compile_rules", "compiled", "has_nested_macros", "has_rules"]
+__all__ = ["RuleError", "check", "compile_rules", "compiled", "has_nested_macros"]
 
 _MACRO: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(")
 _DEPTH: Final = 2500
@@ -22,7 +21,7 @@ _DEPTH: Final = 2500
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
-    if not has_rules(schema):
+    if not schema.has_rules:
         return []
     with _deeper():
         from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
@@ -32,7 +31,7 @@ def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldErr
 
 def compile_rules(schema: Schema) -> None:
     """Compile every rule of a schema ahead of use; what does not compile fails when it is used."""
-    if not has_rules(schema):
+    if not schema.has_rules:
         return
     for rule in schema.rules:
         for text in filter(None, (rule.rule, rule.message_expression)):
@@ -43,7 +42,6 @@ def compile_rules(schema: Schema) -> None:
             compile_rules(inner)
 
 
-@lru_cache(maxsize=4096)
 def has_nested_macros(schema: Schema) -> bool:
     """Whether some rule may go over a list for each item of a list, so that its cost is not that of the object."""
     return any(len(_MACRO.findall(rule.rule + rule.message_expression)) > 1 for rule in schema.rules) or any(

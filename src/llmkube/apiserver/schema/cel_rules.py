@@ -16,7 +16,7 @@ from celpy.celparser import CELParseError
 from celpy.evaluation import CELEvalError, Evaluator
 
 from llmkube.apiserver.schema import cel_functions
-from llmkube.apiserver.schema.structural import Rule, RuleError, Schema, has_rules
+from llmkube.apiserver.schema.structural import Rule, RuleError, Schema
 from llmkube.apiserver.values.field_errors import OMITTED, ErrorType, FieldError, at, at_index, at_key
 from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object, same
 
@@ -139,7 +139,7 @@ def _typed_text(value: str, wanted: str) -> Any:
 
 
 def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    if value is None or not has_rules(schema):
+    if value is None or not schema.has_rules:
         return
     yield from _check_here(value, old, schema, path)
     if is_object(value):

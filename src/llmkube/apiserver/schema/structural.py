@@ -5,7 +5,6 @@ built-in kinds use the same form (`kinds.builtin_schemas`), so there is one code
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 import attrs
@@ -68,6 +67,7 @@ class Schema:
     list_map_keys: tuple[str, ...] = ()
     map_atomic: bool = False
     rules: tuple[Rule, ...] = ()
+    has_rules: bool = False  # here or anywhere below, so that subtrees without rules cost nothing
     all_of: tuple["Schema", ...] = ()
     any_of: tuple["Schema", ...] = ()
     one_of: tuple["Schema", ...] = ()
@@ -88,20 +88,24 @@ class Schema:
             text = {"type": "string"}
             properties = {"apiVersion": text, "kind": text, "metadata": OBJECT_META, **properties}
         fields = {name: cls.parse(sub) for name, sub in properties.items()}
+        values = cls.parse(additional) if is_object(additional) else None
+        item = cls.parse(items) if is_object(items) else None
+        rules = tuple(Rule.parse(rule) for rule in raw.get("x-kubernetes-validations") or ())
         return cls(
             raw=raw,
             type=raw.get("type", ""),
             nullable=bool(raw.get("nullable", False)),
             properties=fields,
-            additional=cls.parse(additional) if is_object(additional) else None,
-            items=cls.parse(items) if is_object(items) else None,
+            additional=values,
+            items=item,
             preserve_unknown=bool(raw.get("x-kubernetes-preserve-unknown-fields", False)) or additional is True,
             embedded=embedded,
             int_or_string=bool(raw.get("x-kubernetes-int-or-string", False)),
             list_type=raw.get("x-kubernetes-list-type", "atomic"),
             list_map_keys=tuple(raw.get("x-kubernetes-list-map-keys") or ()),
             map_atomic=raw.get("x-kubernetes-map-type") == "atomic",
-            rules=tuple(Rule.parse(rule) for rule in raw.get("x-kubernetes-validations") or ()),
+            rules=rules,
+            has_rules=bool(rules) or any(inner.has_rules for inner in (*fields.values(), values, item) if inner),
             all_of=tuple(cls.parse(sub) for sub in raw.get("allOf") or ()),
             any_of=tuple(cls.parse(sub) for sub in raw.get("anyOf") or ()),
             one_of=tuple(cls.parse(sub) for sub in raw.get("oneOf") or ()),
@@ -129,14 +133,6 @@ class Schema:
     def child(self, name: str) -> "Schema | None":
         """The schema of an object's field or a map's value; None where the schema says nothing about it."""
         return self.properties.get(name, self.additional)
-
-
-@lru_cache(maxsize=4096)
-def has_rules(schema: Schema) -> bool:
-    """Whether there is a rule anywhere in the schema, so that rule-less subtrees cost nothing."""
-    return bool(schema.rules) or any(
-        has_rules(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
-    )
 
 
 ANYTHING: Final = Schema(raw={"x-kubernetes-preserve-unknown-fields": True}, preserve_unknown=True)

@@ -6,7 +6,6 @@ what, and that the offending value of a type error is the name of the type that 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from llmkube.apiserver.schema import cel, patterns
@@ -61,7 +60,7 @@ def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool 
 
 def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return the errors and what the schema's rules say, or that they were not asked because of the errors."""
-    if not cel.has_rules(schema):
+    if not schema.has_rules:
         return errors
     if any(error.type in _BLOCKING for error in errors):
         return [*errors, invalid("", Verbatim("null"), _NOT_CHECKED)]
@@ -268,7 +267,6 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
             yield duplicate(at_index(path, index), marks)
 
 
-@lru_cache(maxsize=4096)
 def largest_pattern(schema: Schema) -> int:
     """Return how large the program of the largest pattern in the schema is (`patterns.size`); 0 without one."""
     below = (*schema.properties.values(), schema.additional, schema.items, schema.not_)

@@ -1,5 +1,6 @@
 """What was made of a value that is never edited is found again by the value itself, without looking into it."""
 
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ class IdentityCache(Generic[K, V]):
     make: Callable[[K], V]
     capacity: int
     _made: dict[int, tuple[K, V]] = attrs.field(factory=dict, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def __call__(self, value: K) -> V:
         """Return what `make` makes of the value, made once."""
@@ -31,6 +33,7 @@ class IdentityCache(Generic[K, V]):
 
     def remember(self, value: K, made: V) -> None:
         """Take it as known what `make` makes of the value."""
-        if len(self._made) >= self.capacity:
-            del self._made[next(iter(self._made))]
-        self._made[id(value)] = value, made
+        with self._lock:  # heavy requests are worked on in a thread
+            if len(self._made) >= self.capacity:
+                del self._made[next(iter(self._made))]
+            self._made[id(value)] = value, made

@@ -16,6 +16,13 @@ def everything(_: Mapping[str, Any]) -> bool:
     return True
 
 
+def both(one: Predicate, other: Predicate) -> Predicate:
+    """Choose what each of the two chooses."""
+    if one is everything or other is everything:
+        return other if one is everything else one
+    return lambda candidate: one(candidate) and other(candidate)
+
+
 def label_selector(text: str) -> Predicate:
     """Return the predicate that the text describes.
 

@@ -29,7 +29,9 @@ MAX_OPERATIONS: Final = 10_000
 """The most operations that kube-apiserver takes in one JSON patch."""
 
 MAX_COPIED_BYTES: Final = 3 * 1024 * 1024
-"""What the `copy` operations of one JSON patch may copy together, as JSON; kube-apiserver's bound."""
+"""What the `copy` operations of one JSON patch may copy together, as JSON; kube-apiserver's bound.
+
+They may copy as many values as a body may have, which kube-apiserver does not count."""
 
 _MAX_INDEX_DIGITS: Final = 18
 
@@ -98,18 +100,23 @@ def json_patch(target: Any, operations: Any) -> Any:
 class _Copied:
     """Counts what a patch copies: a few doublings of a list fill any memory."""
 
-    total: int = 0
+    size: int = 0
+    values: int = 0
 
     def count(self, value: Any) -> None:
         try:
-            self.total += len(json_text.write(value))
-        except TypeError as exc:  # deeper than the writer goes
-            raise CopiedTooMuchError(f"the value to be copied is nested too deeply: {exc}") from exc
-        if self.total > MAX_COPIED_BYTES:
+            text = json_text.write(value)
+            self.values += json_text.measure(text).values
+        except (json_text.JsonBoundError, TypeError) as exc:  # TypeError: deeper than the writer goes
+            raise CopiedTooMuchError(f"Unable to complete the copy: {exc}") from exc
+        self.size += len(text)
+        if self.size > MAX_COPIED_BYTES:
             raise CopiedTooMuchError(
-                f"Unable to complete the copy, the accumulated size increase of copy is {self.total},"
+                f"Unable to complete the copy, the accumulated size increase of copy is {self.size},"
                 f" exceeding the limit {MAX_COPIED_BYTES}"
             )
+        if self.values > json_text.MAX_VALUES:
+            raise CopiedTooMuchError(f"Unable to complete the copy, limit is {json_text.MAX_VALUES} copied values")
 
 
 def _check_form(operation: Any) -> None:
