@@ -1,20 +1,15 @@
 """The server's life: accepting, listening errors, TLS, and the order in which it stops."""
 
-import datetime
 import errno
 import socket
-import ssl
 from functools import partial
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from base.http.certificates import make_contexts
 from http_lab import MemoryListener, echo, receive_all, receive_until
 from llmkube.base.errors import UserError
 from llmkube.base.http import listen
@@ -273,36 +268,9 @@ async def test_real_sockets_carry_large_bodies_both_ways():
             nursery.cancel_scope.cancel()
 
 
-def self_signed():
-    """A server's TLS context and a client's that trusts it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return key, certificate
-
-
 async def test_tls_listeners_are_served(tmp_path):
     """Over TLS the same server answers, streams, notices a client that leaves, and survives one that speaks plainly."""
-    key, certificate = self_signed()
-    pem = tmp_path / "server.pem"
-    pem.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
-    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server_context.load_cert_chain(pem)
-    client_context = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
+    server_context, client_context = make_contexts(tmp_path)
     watching, cancelled = trio.Event(), trio.Event()
 
     async def handler(exchange):

@@ -2,7 +2,9 @@
 
 message, heads, bodies, limits, errors  pure: messages, llhttp's grammar, framing, bounds
 hub, listen                      sockets: one task waits for all; a clear word when a port is taken
+dial, tls                        the one module that opens connections; TLS for a client
 client, pool                     pooled connections, streams
+httpx_transport                  httpx's requests over the same connections
 server, connection, exchange     one task per connection, one answer per request
 forward                          a proxy's data path: server in front, client behind
 """

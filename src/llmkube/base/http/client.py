@@ -4,7 +4,7 @@ No timeouts inside: a caller who will not wait for ever says `trio.fail_after`. 
 when an answer was read to its clean end; in every other case, cancellation too, it is closed.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from llmkube.base.http.bodies import BodyDecoder, response_body
+from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import (
     BodyTooLargeError,
     BrokenOffError,
@@ -25,15 +26,8 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head
 from llmkube.base.http.pool import Origin, Pool
 
-Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
-"""Opens a connection to a host and port, or raises OSError."""
-
 _LIMITS = Limits(max_headers=256)
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-async def _connect_tcp(host: str, port: int) -> trio.abc.Stream:
-    return await trio.open_tcp_stream(host, port)
 
 
 def netloc(origin: Origin) -> str:
@@ -75,6 +69,11 @@ class StreamedResponse:
     def headers(self) -> Headers:
         """The headers as sent."""
         return self.head.headers
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the body has come together with the head."""
+        return self.head.length is not None and len(self.early) >= self.head.length
 
     async def receive_raw(self) -> bytes:
         """Return the next bytes of the body with its framing, as soon as they come.
@@ -138,7 +137,7 @@ class HttpClient:
 
     def __init__(
         self,
-        connect: Connect = _connect_tcp,
+        connect: Connect = dial,
         *,
         max_idle_per_origin: int = 16,
         max_idle: int = 64,
@@ -269,7 +268,7 @@ class HttpClient:
 
 @asynccontextmanager
 async def open_http_client(
-    connect: Connect = _connect_tcp, *, max_idle_per_origin: int = 16, max_idle: int = 64
+    connect: Connect = dial, *, max_idle_per_origin: int = 16, max_idle: int = 64
 ) -> AsyncIterator[HttpClient]:
     """Hold a client; its idle connections are closed at the end."""
     client = HttpClient(connect, max_idle_per_origin=max_idle_per_origin, max_idle=max_idle)

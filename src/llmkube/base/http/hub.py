@@ -21,6 +21,8 @@ from typing import Final
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, wait_task_rescheduled, wait_writable
 
+from llmkube.base.http.dial import dial
+
 RECEIVE_BYTES: Final = 64 * 1024
 
 READS_PER_CHECKPOINT: Final = 16
@@ -181,7 +183,7 @@ class Hub:
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError."""
-        return self.add(await trio.open_tcp_stream(host, port))
+        return self.add(await dial(host, port))
 
     def listen(self, listeners: Sequence[trio.SocketListener]) -> Sequence[trio.abc.Listener[trio.abc.Stream]]:
         """Take listeners over; what they accept is in this hub."""
@@ -228,7 +230,7 @@ class TrioSockets:
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError."""
-        return await trio.open_tcp_stream(host, port)
+        return await dial(host, port)
 
     def listen(self, listeners: Sequence[trio.SocketListener]) -> Sequence[trio.abc.Listener[trio.abc.Stream]]:
         """Return the listeners as they are."""

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from llmkube.base.errors import UserError
+from llmkube.base.http.dial import dial
 
 SHARES_PORTS: Final = sys.platform != "linux"
 """Whether two programs of one user may listen on one port, one on all addresses and the other on this one.
@@ -62,7 +63,7 @@ async def _answers(host: str, port: int) -> bool:
     """Whether a process accepts connections there; one that is too busy is found by `bind`, or not at all."""
     with trio.move_on_after(ASK_SECONDS):
         try:
-            stream = await trio.open_tcp_stream(host, port)
+            stream = await dial(host, port)
         except (OSError, UnicodeError):
             return False
         await trio.aclose_forcefully(stream)

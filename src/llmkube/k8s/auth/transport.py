@@ -3,16 +3,17 @@
 Authentication sits below the client: a client over an in-memory transport has none, and is the same client.
 """
 
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
+from llmkube.base.http.httpx_transport import HttpxTransport
 from llmkube.k8s.auth.config import ClusterConfig, ConfigError, TlsSettings
 from llmkube.k8s.auth.credentials import Credential, make_credentials
 from llmkube.k8s.auth.tls import ClientCertificate, make_context, stamp_of
@@ -22,9 +23,6 @@ Connect = Callable[[ssl.SSLContext], httpx.AsyncBaseTransport]
 
 KEEPALIVE_EXPIRY_SECONDS: Final = 60.0
 """Below kube-apiserver's own idle limit of 90 s, above the 10 s of a Lease: renewals reuse their connection."""
-
-_WATCH: Final = b"watch=1"
-"""Part of the query of a watch (`k8s.request.watch`)."""
 
 CLOSE_SECONDS: Final = 2.0
 """How long the goodbyes to a pool's peers may take."""
@@ -54,7 +52,12 @@ class AuthTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._config = config
         self._headers = httpx.Headers(config.headers).raw
-        self._connect = connect or (lambda context: _Pools(context, config.proxy_url))
+        self._connect = connect or partial(
+            HttpxTransport,
+            server_name=config.tls.server_name,
+            proxy_url=config.proxy_url,
+            max_idle_seconds=KEEPALIVE_EXPIRY_SECONDS,
+        )
         self._credentials = make_credentials(config.identity, utcnow)
         self._lane = _Lane(self._connect, config.tls, None)
 
@@ -81,17 +84,15 @@ class AuthTransport(httpx.AsyncBaseTransport):
         headers = [*request.headers.raw, *self._headers]
         if credential.authorization:
             headers.append((b"Authorization", credential.authorization.encode()))
-        extensions = dict(request.extensions)
-        if self._config.tls.server_name:
-            extensions["sni_hostname"] = self._config.tls.server_name
         outgoing = httpx.Request(
-            request.method, request.url, headers=headers, stream=request.stream, extensions=extensions
+            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
         )
         async with AsyncExitStack() as held:
             await held.enter_async_context(lane)
             response = await lane.transport.handle_async_request(outgoing)
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _HeldStream(response.stream, held.pop_all())
+            if not response.is_closed:
+                assert isinstance(response.stream, httpx.AsyncByteStream)
+                response.stream = _HeldStream(response.stream, held.pop_all())
         return response
 
     async def _choose_lane(self, issued: ClientCertificate | None) -> "_Lane":
@@ -151,37 +152,3 @@ class _HeldStream(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         async with self._lane:
             await self._stream.aclose()
-
-
-class _Pools(httpx.AsyncBaseTransport):
-    """Connections of two kinds: those of watches, each in use for minutes, and those that requests take turns on.
-
-    A pool looks through all of its connections several times per request, and counts those in use among the idle
-    (httpcore 1.0): in one pool, a dozen watches would have every other connection closed after its first request.
-    """
-
-    def __init__(self, context: ssl.SSLContext, proxy_url: str) -> None:
-        self._watches = _open_pool(context, proxy_url)
-        self._others = _open_pool(context, proxy_url)
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        pool = self._watches if _WATCH in request.url.query else self._others
-        return await pool.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        try:
-            await self._watches.aclose()
-        finally:
-            await self._others.aclose()
-
-
-def _open_pool(context: ssl.SSLContext, proxy_url: str) -> httpx.AsyncHTTPTransport:
-    """Return a pool without a limit: how much is asked at once is the callers' business."""
-    limits = httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_SECONDS)
-    return httpx.AsyncHTTPTransport(
-        verify=context,
-        trust_env=False,
-        limits=limits,
-        proxy=httpx.Proxy(proxy_url) if proxy_url else None,
-        socket_options=[(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],
-    )

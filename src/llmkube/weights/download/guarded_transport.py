@@ -15,6 +15,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
+from llmkube.base.http.dial import dial
 from llmkube.base.http.errors import ConnectError
 from llmkube.weights.address_policy import Address, AddressPolicy, matching_rule
 from llmkube.weights.download.http_get import describe_error
@@ -53,11 +54,6 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     """Ask the system's resolver."""
     found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-async def dial(address: str, port: int) -> trio.abc.Stream:
-    """Connect to an address over TCP."""
-    return await trio.open_tcp_stream(address, port)
 
 
 def open_transport_with(

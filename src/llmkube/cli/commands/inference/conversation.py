@@ -8,6 +8,7 @@ import attrs
 import trio
 
 from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.dial import dial
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.cli.commands.inference.service_route import Way
@@ -123,7 +124,7 @@ def connect_in_time() -> Callable[[str, int], Any]:
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         with trio.move_on_after(CONNECT_SECONDS):
-            return await trio.open_tcp_stream(host, port)
+            return await dial(host, port)
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s")
 
     return connect

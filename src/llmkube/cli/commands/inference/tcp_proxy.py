@@ -16,6 +16,8 @@ from typing import Final, Never
 import attrs
 import trio
 
+from llmkube.base.http.dial import dial as dial_directly
+
 MAX_CONNECTIONS: Final = 128
 DIAL_SECONDS: Final = 10.0
 WAIT_SECONDS: Final = 30.0
@@ -46,7 +48,7 @@ async def run_tunnel(
     find: FindDestination,
     tell: Callable[[str], None],
     *,
-    dial: Dial = trio.open_tcp_stream,
+    dial: Dial = dial_directly,
 ) -> Never:
     """Serve connections until cancelled; one that fails is reported and ends alone.
 

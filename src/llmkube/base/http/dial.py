@@ -1,0 +1,121 @@
+"""How connections are made: plain or under TLS, straight or through a proxy. The one module that dials."""
+
+import base64
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+import trio
+
+from llmkube.base.http.errors import MalformedError
+from llmkube.base.http.heads import FinalHeadReader
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.tls import TlsStream
+
+Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
+"""Opens a connection to a host and port, or raises OSError."""
+
+
+async def dial(host: str, port: int) -> trio.SocketStream:
+    """Open a plain connection, to whichever address of the host answers first; raises OSError."""
+    return await trio.open_tcp_stream(host, port)
+
+
+class ProxyError(OSError):
+    """A proxy does not let us through."""
+
+
+@attrs.define(eq=False)
+class TlsDialer:
+    """Opens connections under TLS; a session of one shortens the handshake of the next.
+
+    Attributes:
+        context: Whom to trust, and who we are.
+        server_name: The name to expect in the server's certificate instead of the host's; "" for the host's.
+        connect: Opens what is below.
+    """
+
+    context: ssl.SSLContext
+    server_name: str = ""
+    connect: Connect = dial
+    _newest: TlsStream | None = None
+
+    async def __call__(self, host: str, port: int) -> trio.abc.Stream:
+        """Open a connection; raises OSError, and `ssl.SSLError` among them."""
+        transport = await self.connect(host, port)
+        done = False
+        try:
+            session = self._newest.session if self._newest else None  # TLS 1.3 sends it after the handshake
+            stream = TlsStream(transport, self.context, self.server_name or host, session)
+            await stream.do_handshake()
+            done = True
+        finally:
+            if not done:
+                await trio.aclose_forcefully(transport)
+        self._newest = stream
+        return stream
+
+
+@attrs.define(eq=False)
+class ProxyDialer:
+    """Opens connections through an HTTP proxy, by CONNECT (RFC 9110, 9.3.6).
+
+    Attributes:
+        url: The proxy's, `http://` or `https://`; a user and a password in it are sent to the proxy, and no one else.
+        connect: Opens the connection to the proxy.
+    """
+
+    url: str = attrs.field(repr=False)
+    connect: Connect = dial
+
+    async def __call__(self, host: str, port: int) -> trio.abc.Stream:
+        """Open a connection; raises OSError."""
+        proxy = urlsplit(self.url)
+        secure = proxy.scheme == "https"
+        dialer = TlsDialer(ssl.create_default_context(), connect=self.connect) if secure else self.connect
+        stream = await dialer(proxy.hostname or "", proxy.port or (443 if secure else 80))
+        done = False
+        try:
+            await _ask_for_tunnel(stream, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            done = True
+        finally:
+            if not done:
+                await trio.aclose_forcefully(stream)
+        return stream
+
+
+async def _ask_for_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str) -> None:
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.username is not None:
+        pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+    where = f"the proxy {proxy.hostname}:{proxy.port}" if proxy.port else f"the proxy {proxy.hostname}"
+    reader, found = FinalHeadReader(Limits()), None
+    try:
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        while found is None:
+            data = bytes(await stream.receive_some())
+            if not data:
+                raise ProxyError(f"{where} closed the connection")
+            found = reader.feed(data)
+    except (trio.BrokenResourceError, MalformedError) as error:
+        raise ProxyError(f"{where} does not answer as a proxy does: {error}") from error
+    head, rest = found
+    if not 200 <= head.status < 300:
+        raise ProxyError(f"{where} answers {head.status} to CONNECT {target}")
+    if rest:
+        raise ProxyError(f"{where} sent data before the server could")
+
+
+def keep_alive(connect: Connect) -> Connect:
+    """Return a way to connect whose connections the kernel probes while they are silent, as those of watches are."""
+
+    async def connect_probed(host: str, port: int) -> trio.abc.Stream:
+        stream = await connect(host, port)
+        if isinstance(stream, trio.SocketStream):
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return stream
+
+    return connect_probed

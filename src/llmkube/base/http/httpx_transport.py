@@ -1,0 +1,154 @@
+"""httpx over our own connections: its requests and answers, its timeouts and its errors, without httpcore."""
+
+import ssl
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import trio
+
+from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, keep_alive
+from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
+
+_OURS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+MAX_IDLE: Final = 64
+
+
+class HttpxTransport(httpx.AsyncBaseTransport):
+    """Sends httpx's requests over pooled connections: HTTP/1.1, plain or under TLS, also through a proxy.
+
+    There is no bound on connections in use: a watch has one for minutes. Bodies of requests are sent whole.
+
+    Args:
+        context: For `https` URLs.
+        server_name: The name to expect in the server's certificate instead of the URL's host.
+        proxy_url: An `http` or `https` proxy, or "".
+        max_idle_seconds: An idle connection older than this is not used again.
+        connect: Opens connections; a test passes its own.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_name: str = "",
+        proxy_url: str = "",
+        max_idle_seconds: float = 60.0,
+        connect: Connect = dial,
+    ) -> None:
+        through = ProxyDialer(proxy_url, keep_alive(connect)) if proxy_url else keep_alive(connect)
+        dialers: dict[str, Connect] = {"http": through, "https": TlsDialer(context, server_name, through)}
+        self._clients = {
+            scheme: HttpClient(
+                dialer, max_idle_per_origin=MAX_IDLE, max_idle=MAX_IDLE, max_idle_seconds=max_idle_seconds
+            )
+            for scheme, dialer in dialers.items()
+        }
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and return its answer when the head has come.
+
+        Raises:
+            httpx.TransportError: No connection, no answer, or none in time.
+        """
+        url = request.url
+        client = self._clients.get(url.scheme)
+        if client is None:
+            raise httpx.UnsupportedProtocol(f"{url.scheme!r} URLs are not spoken here", request=request)
+        body = await request.aread()
+        head = _encode_head(request, len(body))
+        origin = (url.host, url.port or _DEFAULT_PORTS[url.scheme])
+        timeouts = request.extensions.get("timeout", {})
+        # One deadline for the connection, the request and the head of its answer, and not a scope for each.
+        seconds = [timeouts.get(name) for name in ("connect", "read", "write")]
+        allowed = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
+        try:
+            if allowed is None:
+                answer = await client.start(origin, request.method, head, body)
+            else:
+                with trio.fail_after(allowed):
+                    answer = await client.start(origin, request.method, head, body)
+        except trio.TooSlowError as error:
+            raise httpx.ReadTimeout(f"no answer in {allowed:g} s", request=request) from error
+        except HttpError as error:
+            raise _translated(error, request) from error
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.head.headers]
+        rest = _Body(client, answer, timeouts.get("read"), request)
+        if not answer.is_whole:
+            return httpx.Response(answer.status, headers=headers, stream=rest)
+        content = b"".join([piece async for piece in rest])
+        await rest.aclose()
+        return httpx.Response(answer.status, headers=headers, content=content)
+
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    """The rest of an answer, piece by piece; iterates as itself, so that no generator is left to the collector."""
+
+    def __init__(
+        self, client: HttpClient, answer: StreamedResponse, read_seconds: float | None, request: httpx.Request
+    ) -> None:
+        self._client = client
+        self._answer: StreamedResponse | None = answer
+        self._read_seconds = read_seconds
+        self._request = request
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._answer is None:
+            raise StopAsyncIteration
+        try:
+            piece = await self._receive(self._answer)
+        except trio.TooSlowError as error:
+            raise httpx.ReadTimeout(f"nothing for {self._read_seconds:g} s", request=self._request) from error
+        except HttpError as error:
+            raise _translated(error, self._request) from error
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Give the connection back if the answer was read to its end, or close it."""
+        answer, self._answer = self._answer, None
+        if answer is not None and not self._client.keep_nowait(answer):
+            await trio.aclose_forcefully(answer.stream)
+
+    async def _receive(self, answer: StreamedResponse) -> bytes:
+        if self._read_seconds is None or answer.early:
+            return await answer.receive_some()
+        with trio.fail_after(self._read_seconds):
+            return await answer.receive_some()
+
+
+def _encode_head(request: httpx.Request, length: int) -> bytes:
+    """Return the head with the framing that this transport really uses.
+
+    Raises:
+        httpx.LocalProtocolError: A header would break out of its line.
+    """
+    lines = [b"%b: %b\r\n" % line for line in request.headers.raw if line[0].lower() not in _OURS]
+    if any(line.count(b"\r") != 1 or line.count(b"\n") != 1 for line in lines):
+        raise httpx.LocalProtocolError("a header has a line end in it", request=request)
+    if length or request.method in {"POST", "PUT", "PATCH"}:
+        lines.append(b"Content-Length: %d\r\n" % length)
+    start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (
+        request.method.encode("ascii"), request.url.raw_path, request.url.netloc,
+    )  # fmt: skip
+    return b"%b%b\r\n" % (start, b"".join(lines))
+
+
+def _translated(error: Exception, request: httpx.Request) -> httpx.TransportError:
+    """Return an error in httpx's words."""
+    if isinstance(error, ConnectError):
+        return httpx.ConnectError(str(error), request=request)
+    if isinstance(error, BrokenOffError):
+        return httpx.ReadError(str(error), request=request)
+    return httpx.RemoteProtocolError(str(error), request=request)

@@ -1,0 +1,87 @@
+"""TLS over any stream, for one task at a time: what an HTTP/1.1 client needs of it, and nothing that costs more."""
+
+import ssl
+from typing import Final
+
+import trio
+
+RECEIVE_BYTES: Final = 64 * 1024
+
+
+class TlsStream(trio.abc.Stream):
+    """The client's side of a TLS connection.
+
+    No protocol is offered beside HTTP/1.1 (no ALPN), and a close says no goodbye: a peer that cuts an answer short is
+    found out by the answer's own framing.
+    """
+
+    def __init__(
+        self, transport: trio.abc.Stream, context: ssl.SSLContext, server_name: str, session: ssl.SSLSession | None
+    ) -> None:
+        self.transport = transport
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name, session=session)
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """What shortens the handshake of the next connection."""
+        return self._ssl.session
+
+    async def do_handshake(self) -> None:
+        """Agree on keys; the peer has proved who it is when this returns.
+
+        Raises:
+            ssl.SSLError: The peer's certificate is not to be trusted, or it refuses ours.
+            trio.BrokenResourceError: The peer went away.
+        """
+        agreed, refusal = False, None
+        while not agreed:
+            try:
+                self._ssl.do_handshake()
+                agreed = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                refusal = error
+            await self._flush()  # also after a refusal: our alert says why
+            if refusal is not None:
+                raise refusal
+            if not agreed and not await self._fill():
+                raise trio.BrokenResourceError("the peer ended the TLS handshake")
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send; `trio.BrokenResourceError` if the peer is gone."""
+        self._ssl.write(data)  # a memory buffer takes everything
+        await self._flush()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when the peer has read something."""
+        await self.transport.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what has come, or b"" at the end; `trio.BrokenResourceError` if what comes is no TLS."""
+        while True:
+            try:
+                return self._ssl.read(RECEIVE_BYTES if max_bytes is None else max_bytes)
+            except ssl.SSLWantReadError:
+                await self._flush()  # an answer to a key update, for instance
+                if not await self._fill():
+                    return b""
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+            except ssl.SSLError as error:
+                raise trio.BrokenResourceError(f"TLS: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.transport.aclose()
+
+    async def _fill(self) -> bool:
+        data = await self.transport.receive_some(RECEIVE_BYTES)
+        if data:
+            self._incoming.write(data)
+        return bool(data)
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await self.transport.send_all(self._outgoing.read())

@@ -1,0 +1,87 @@
+"""How connections are made, over streams that a script answers; TLS itself is shown by tests/k8s/auth."""
+
+import ast
+import base64
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+import llmkube
+from http_lab import always, receive_until
+from llmkube.base.http.dial import ProxyDialer, ProxyError, dial
+
+SOURCES = Path(llmkube.__file__).parent
+ASKED = b"CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\n"
+
+
+async def tunnel(answer, url="http://proxy:3128", *, pieces=1):
+    """What a proxy is asked, and the stream that comes of its answer."""
+    mine, proxy = trio.testing.memory_stream_pair()
+    asked = b""
+
+    async def play_proxy():
+        nonlocal asked
+        asked = await receive_until(proxy, b"\r\n\r\n")
+        step = -(-len(answer) // pieces) or 1
+        for at in range(0, len(answer), step):
+            await proxy.send_all(answer[at : at + step])
+        if not answer:
+            await proxy.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(play_proxy)
+        stream = await ProxyDialer(url, always(mine))("api.example", 6443)
+        await trio.testing.wait_all_tasks_blocked()
+    return asked, stream, proxy
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+async def test_a_tunnel_through_a_proxy(pieces):
+    """After the proxy's answer the stream is the server's."""
+    asked, stream, proxy = await tunnel(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n", pieces=pieces)
+    assert asked == ASKED + b"\r\n"
+    await proxy.send_all(b"hello")
+    assert await stream.receive_some() == b"hello"
+
+
+async def test_a_proxy_is_told_who_asks():
+    """User and password of its URL go to the proxy, with their escapes undone."""
+    asked, _, _ = await tunnel(b"HTTP/1.1 200 OK\r\n\r\n", "http://me:p%40ss@proxy")
+    assert asked == ASKED + b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n", "answers 407 to CONNECT"),
+        (b"HTTP/1.1 200 OK\r\n\r\nearly", "sent data before the server could"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer as a proxy does"),
+        (b"", "closed the connection"),
+    ],
+)
+async def test_a_proxy_that_lets_no_one_through(answer, why):
+    """The error names the proxy and no password, and the connection is closed."""
+
+    def names_the_proxy(error):
+        return why in str(error) and "the proxy proxy:3128" in str(error) and "hunter2" not in str(error)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(ProxyError, check=names_the_proxy)):
+        await tunnel(answer, "http://me:hunter2@proxy:3128")
+
+
+def test_one_module_dials():
+    """Every connection of a program begins in `dial`; a proxy, a hub or a test stands in for it there."""
+    dialling = set()
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in {"open_tcp_stream", "open_ssl_over_tcp_stream"}:
+                dialling.add(path.relative_to(SOURCES).as_posix())
+    assert dialling == {"base/http/dial.py"}
+
+
+async def test_nothing_answers():
+    """A port where nothing listens is an OSError."""
+    with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+        await dial("127.0.0.1", 1)

@@ -1,0 +1,144 @@
+"""httpx over our own connections: its words, its timeouts, its errors."""
+
+import gzip
+import ssl
+import subprocess
+import sys
+
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import pytest
+import trio
+import trio.testing
+
+from http_lab import MemoryListener, receive_until
+from llmkube.base.http.httpx_transport import HttpxTransport
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+
+URL = "http://api:8001"
+CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def mirror(exchange):
+    """Say what was asked; `/gzip` in gzip, `/stream` in pieces, `/slow` after a minute, `/stall` half."""
+    request = exchange.request
+    if request.path == "/stream":
+        async with exchange.stream(200, Headers()) as send:
+            for piece in (b"one", b"two"):
+                await send(piece)
+                await trio.sleep(1)
+        return
+    if request.path == "/stall":
+        async with exchange.stream(200, Headers()) as send:
+            await send(b"one")
+            await trio.sleep_forever()
+    if request.path == "/slow":
+        await trio.sleep(60)
+    lines = f"{request.method} {request.target} {sorted(request.headers)} {request.body!r}".encode()
+    packed = request.path == "/gzip"
+    headers = Headers.of({"Content-Encoding": "gzip"} if packed else {})
+    await exchange.respond(Response(200, headers, gzip.compress(lines) if packed else lines))
+
+
+@pytest.fixture
+async def api(nursery):
+    """An httpx client, and the listener that it dials."""
+    listener = MemoryListener()
+    await nursery.start(run_server, mirror, [listener])
+    transport = HttpxTransport(CONTEXT, connect=listener.connect)
+    async with httpx.AsyncClient(transport=transport, base_url=URL, timeout=5) as client:
+        client.listener = listener
+        yield client
+
+
+async def test_a_request_on_its_way(api):
+    """Method, target, headers and body arrive; the framing is the transport's own."""
+    answer = await api.request("PATCH", "/a?b=c%20d", headers={"X-One": "1", "Connection": "close"}, content=b"body")
+    assert answer.status_code == 200
+    assert answer.text.startswith("PATCH /a?b=c%20d ")
+    assert answer.text.endswith(" b'body'")
+    assert "('X-One', '1')" in answer.text
+    assert "('Content-Length', '4')" in answer.text
+    assert "Connection" not in answer.text
+
+
+async def test_answers_share_a_connection(api):
+    """One connection after the other, or as many as are in use; also after pieces, and packed."""
+    for path in ("/", "/gzip", "/stream", "/"):
+        assert (await api.get(path)).status_code == 200
+    assert (await api.get("/gzip")).text.startswith("GET /gzip ")
+    assert (await api.get("/stream")).content == b"onetwo"
+    assert len(api.listener.dialled) == 1
+    async with api.stream("GET", "/stream"), api.stream("GET", "/stream"):
+        assert len(api.listener.dialled) == 2
+
+
+async def test_a_stream_that_is_left_closes_its_connection(api):
+    """Leaving early is how a watch ends: the next request has another connection."""
+    async with api.stream("GET", "/stall"):
+        pass
+    assert (await api.get("/")).status_code == 200
+    assert len(api.listener.dialled) == 2
+
+
+@pytest.mark.parametrize(("path", "error"), [("/slow", httpx.ReadTimeout), ("/stall", httpx.ReadTimeout)])
+async def test_deadlines(api, autojump_clock, path, error):
+    """No answer in time, and none between two pieces of a body, are timeouts; the connection is closed."""
+    with pytest.raises(error):
+        await api.get(path)
+    assert (await api.get("/")).status_code == 200
+    assert len(api.listener.dialled) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", httpx.ReadError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", httpx.ReadError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", httpx.RemoteProtocolError),
+        (None, httpx.ConnectError),
+    ],
+)
+async def test_errors_are_those_of_httpx(answer, error):
+    """A caller that knows httpx knows what went wrong."""
+
+    async def connect(host, port):
+        await trio.lowlevel.checkpoint()
+        if answer is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        mine, server = trio.testing.memory_stream_pair()
+
+        async def play():
+            await receive_until(server, b"\r\n\r\n")
+            await server.send_all(answer)
+            await server.aclose()
+
+        nursery.start_soon(play)
+        return mine
+
+    transport = HttpxTransport(CONTEXT, connect=connect)
+    async with trio.open_nursery() as nursery, httpx.AsyncClient(transport=transport) as client:
+        with pytest.raises(error, match="api:8001"):
+            await client.get(URL)
+
+
+async def test_a_header_cannot_break_out_of_its_line(api):
+    """Whoever smuggles a line end into a value sends nothing."""
+    with pytest.raises(httpx.LocalProtocolError):
+        await api.get("/", headers={"Authorization": "a\r\nX-Two: 2"})
+    assert api.listener.dialled == []
+
+
+async def test_other_schemes_are_refused(api):
+    """Only http and https are spoken."""
+    with pytest.raises(httpx.UnsupportedProtocol):
+        await api.get("ftp://api/")
+
+
+@pytest.mark.parametrize("program", ["agent", "controller", "up"])
+def test_no_program_loads_httpcore(program):
+    """The package httpx comes without it as long as none of its own transports is made."""
+    module = f"llmkube.cli.commands.programs.{program}"
+    script = f"import sys, {module}; print('httpcore' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
