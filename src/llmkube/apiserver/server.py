@@ -36,6 +36,7 @@ from llmkube.apiserver.storage.write_ahead_log import (
 )
 from llmkube.apiserver.token_auth import ensure_token, token_judge, write_kubeconfig
 from llmkube.base.http.exchange import Handler
+from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
@@ -114,7 +115,8 @@ async def open_api_server(
         pki = await trio.to_thread.run_sync(ensure_pki, state_dir / "ca", hosts, utcnow())
         token = ensure_token(state_dir / "ca" / "token")
         context = server_context(pki)
-        secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in listeners]
+        sockets = await stack.enter_async_context(open_sockets())
+        secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in sockets.listen(listeners)]
         server = await _start(stack, state_dir / "api.db", utcnow, rng or random.SystemRandom())
         kubeconfig = state_dir / "kubeconfig"
         write_kubeconfig(kubeconfig, url=url, ca_certificate=pki.ca_certificate, token=token)

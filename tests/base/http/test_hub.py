@@ -13,7 +13,7 @@ from http_lab import echo, receive_all, receive_until
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
-from llmkube.base.http.hub import HubStream, TrioSockets, open_sockets
+from llmkube.base.http.hub import HubStream, open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
@@ -22,16 +22,6 @@ from llmkube.base.http.server import run_server
 LOOPBACK = "127.0.0.1"
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 CHUNKED = Headers.of({"X-Engine": "yes"})
-
-
-@pytest.fixture(params=["hub", "trio"])
-async def sockets(request):
-    """Both ways to wait for sockets; every test passes with either."""
-    if request.param == "trio":
-        yield TrioSockets()
-    elif sys.platform == "linux":
-        async with open_sockets() as hub:
-            yield hub
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ async def test_real_sockets_carry_large_bodies_both_ways():
             nursery.cancel_scope.cancel()
 
 
-async def test_tls_listeners_are_served(tmp_path):
+async def test_tls_listeners_are_served(tmp_path, sockets):
     """Over TLS the same server answers, streams, notices a client that leaves, and survives one that speaks plainly."""
     server_context, client_context = make_contexts(tmp_path)
     watching, cancelled = trio.Event(), trio.Event()
@@ -289,7 +289,8 @@ async def test_tls_listeners_are_served(tmp_path):
         async with trio.open_nursery() as nursery:
             (plain,) = await open_listeners("127.0.0.1", 0)
             port = plain.socket.getsockname()[1]
-            await nursery.start(run_server, handler, [trio.SSLListener(plain, server_context, https_compatible=True)])
+            [inner] = sockets.listen([plain])
+            await nursery.start(run_server, handler, [trio.SSLListener(inner, server_context, https_compatible=True)])
 
             async with await trio.open_tcp_stream("127.0.0.1", port) as rude:
                 await rude.send_all(GET)

@@ -22,7 +22,7 @@ from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
-from llmkube.base.http.hub import RECEIVE_BYTES, HubStream
+from llmkube.base.http.hub import RECEIVE_BYTES, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response, encode_response_head
 
@@ -104,8 +104,8 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until either side ends the connection; no client can make this raise, and the stream ends closed."""
-        if isinstance(self._stream, HubStream):
-            self._stream.on_end = self._scope.cancel
+        if isinstance(connection := below_tls(self._stream), HubStream):
+            connection.on_end = self._scope.cancel
         linger = False
         try:
             with self._scope:
@@ -217,7 +217,7 @@ class Connection:
         """Run the handler while watching the client; ends in every case, with what became of the answer."""
         self.phase = Phase.ANSWERING
         keep_alive = head.keep_alive and not self._stopping
-        if isinstance(self._stream, HubStream):
+        if isinstance(below_tls(self._stream), HubStream):
             answer = self._answer = StreamExchange(
                 head, body, self._stream, self._limits, scope=self._scope, keep_alive=keep_alive
             )

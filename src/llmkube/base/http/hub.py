@@ -225,6 +225,11 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
         await self._listener.aclose()
 
 
+def below_tls(stream: trio.abc.Stream) -> trio.abc.Stream:
+    """Return the connection that a stream is, or runs over."""
+    return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+
+
 class TrioSockets:
     """Trio's own streams, where there is no epoll."""
 

@@ -21,7 +21,7 @@ import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.base.http.connection import Connection, Judge, Phase, Service, StreamHandler, let_in
-from llmkube.base.http.hub import HubStream
+from llmkube.base.http.hub import HubStream, below_tls
 from llmkube.base.http.limits import Limits
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -147,10 +147,10 @@ class _Connections:
 
 
 def _peer_host(stream: trio.abc.Stream) -> str:
-    inner = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    if isinstance(inner, HubStream):
-        return inner.peer_host
+    connection = below_tls(stream)
+    if isinstance(connection, HubStream):
+        return connection.peer_host
     try:
-        return str(inner.socket.getpeername()[0]) if isinstance(inner, trio.SocketStream) else ""
+        return str(connection.socket.getpeername()[0]) if isinstance(connection, trio.SocketStream) else ""
     except OSError:
         return ""  # it has gone already

@@ -1,0 +1,17 @@
+"""Both ways to wait for sockets."""
+
+import sys
+
+import pytest
+
+from llmkube.base.http.hub import TrioSockets, open_sockets
+
+
+@pytest.fixture(params=["hub", "trio"])
+async def sockets(request):
+    """Both ways to wait for sockets; every test passes with either."""
+    if request.param == "trio":
+        yield TrioSockets()
+    elif sys.platform == "linux":
+        async with open_sockets() as hub:
+            yield hub
