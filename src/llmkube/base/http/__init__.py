@@ -1,6 +1,6 @@
 """HTTP/1.1 on Trio, for engines, probes, the gateway and the API server. No HTTP/2, no cookies, no redirects.
 
-message, heads, bodies, limits, errors  pure: messages, llhttp's grammar, framing, bounds
+message, heads, head_memory, bodies, limits, errors  pure: messages, llhttp's grammar, framing, bounds
 hub, listen                      sockets: one task waits for all; a clear word when a port is taken
 dial, tls                        the one module that opens connections; TLS for a client
 client, pool                     pooled connections, streams

@@ -20,7 +20,8 @@ from llmkube.base.http.errors import (
     MalformedError,
     ProtocolError,
 )
-from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead
+from llmkube.base.http.head_memory import HeadMemory
+from llmkube.base.http.heads import FinalHeadReader, ResponseHead
 from llmkube.base.http.hub import RECEIVE_BYTES
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head

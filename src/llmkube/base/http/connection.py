@@ -21,7 +21,8 @@ from llmkube.base.errors import WorldError
 from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
+from llmkube.base.http.head_memory import HeadMemory
+from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.hub import RECEIVE_BYTES, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response, encode_response_head
