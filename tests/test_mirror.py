@@ -23,7 +23,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         apiserver/fields/last_applied apiserver/fields/managed_fields apiserver/kinds/scale
         apiserver/kinds/service_families apiserver/protocol/list_query apiserver/protocol/openapi_names
         apiserver/protocol/request_bodies apiserver/protocol/responses apiserver/protocol/server_info
-        apiserver/schema/parts apiserver/schema/structural apiserver/values/api_errors apiserver/values/go_text
+        apiserver/schema/parts apiserver/schema/structural apiserver/values/go_text
         apiserver/values/json_values apiserver/values/label_requirements apiserver/values/metadata
         apiserver/values/name_rules apiserver/values/selectors apiserver/writes/apply_planner apiserver/writes/deletion
         apiserver/writes/garbage_collector apiserver/writes/preconditions apiserver/writes/preparation

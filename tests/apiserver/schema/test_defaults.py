@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from llmkube.apiserver.schema.defaults import apply_defaults, prune, unknown_fields, zero
+from llmkube.apiserver.schema.defaults import MAX_COMPLAINTS, apply_defaults, prune, unknown_fields, zero
 from llmkube.apiserver.schema.structural import Schema
+from llmkube.apiserver.values.api_errors import RequestRefusedError
+from llmkube.apiserver.values.json_text import MAX_VALUES
 
 SCHEMA = Schema.parse(
     {
@@ -101,3 +103,18 @@ def test_strict_complaints_quote_the_path():
 def test_zero_has_the_structures_only():
     """The zero object has defaults that say nothing, not those that mean something."""
     assert zero(SCHEMA) == {"made": {}}
+
+
+def test_defaults_that_multiply_are_refused():
+    """A default of 101 values for each of a thousand items is more than a body may have; for ten it is filled in."""
+    item = {"type": "object", "properties": {"d": {"type": "array", "default": [0] * 100}}}
+    schema = Schema.parse({"type": "object", "properties": {"list": {"type": "array", "items": item}}})
+    assert apply_defaults({"list": [{}] * 10}, schema) == {"list": [{"d": [0] * 100}] * 10}
+    with pytest.raises(RequestRefusedError, match=f"limit is {MAX_VALUES} values"):
+        apply_defaults({"list": [{}] * 1000}, schema)
+
+
+def test_of_very_many_unknown_fields_some_are_named_and_all_dropped():
+    """The complaints have a bound; what is dropped has none."""
+    pruned, named = prune({"a": 1, **{f"x{number}": 1 for number in range(5_000)}}, SCHEMA)
+    assert (pruned, named) == ({"a": 1}, tuple(f"x{number}" for number in range(MAX_COMPLAINTS)))

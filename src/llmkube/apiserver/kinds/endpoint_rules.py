@@ -21,7 +21,7 @@ from llmkube.apiserver.values.field_errors import (
     required,
     too_many,
 )
-from llmkube.apiserver.values.json_values import same
+from llmkube.apiserver.values.json_values import compact
 
 PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
 _ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")
@@ -49,9 +49,9 @@ def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
         return
     if old is not None and kind != old.get("addressType"):
         yield immutable("addressType", kind)
-    before = (old or {}).get("endpoints") or ()
+    before = set(map(compact, (old or {}).get("endpoints") or ()))
     for index, endpoint in enumerate(endpoints):
-        if not any(same(endpoint, each) for each in before):  # what was there may stay
+        if compact(endpoint) not in before:  # what was there may stay
             yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
     yield from _check_slice_ports(obj.get("ports") or (), "ports")
 

@@ -11,6 +11,7 @@ import yaml
 
 from llmkube.apiserver.protocol import protobuf_bodies
 from llmkube.apiserver.schema import parts as schemaparts
+from llmkube.apiserver.schema.defaults import MAX_COMPLAINTS
 from llmkube.apiserver.schema.string_formats import FORMATS
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values import json_text
@@ -30,9 +31,6 @@ MAX_BODY_BYTES: Final = 3 * 1024 * 1024
 
 MAX_YAML_BYTES: Final = 256 * 1024
 """The largest body in YAML, which is read a thousand times slower than JSON; kubectl sends JSON."""
-
-MAX_COMPLAINTS: Final = 100
-"""Duplicate fields that are named, as in kube-apiserver's decoder."""
 
 
 class DecodeError(Exception):

@@ -1,13 +1,22 @@
 """What is left out is filled in, what is unknown is dropped: an object takes its stored shape before it is judged."""
 
 import operator
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, Final
+
+import attrs
 
 from llmkube.apiserver.schema.structural import JsonObject, Schema
+from llmkube.apiserver.values.api_errors import too_large
 from llmkube.apiserver.values.field_errors import at, at_index
+from llmkube.apiserver.values.json_text import MAX_VALUES
 from llmkube.apiserver.values.json_values import ABSENT, SCALARS, copy, is_list, is_object
+
+MAX_COMPLAINTS: Final = 100
+"""Unknown or duplicate fields of an object that are named, as many as kube-apiserver's decoder names."""
 
 
 def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
@@ -71,23 +80,43 @@ def drop_empty(value: Any, schema: Schema) -> None:
 
 
 def fill(value: Any, schema: Schema) -> None:
-    """Fill defaults in, in place."""
-    if isinstance(value, dict):
-        for name, inner in schema.defaulted.items():
-            if name not in value or (value[name] is None and not inner.nullable):
-                value[name] = copy(inner.raw["default"])
-        for name in value:  # the keys stay as they are from here on
-            below = schema.child(name)
-            if below is None:
-                continue
-            if value[name] is None and not below.nullable and below.has_default:
-                value[name] = copy(below.raw["default"])
-            fill(value[name], below)
-    elif isinstance(value, list) and schema.items is not None:
-        for index, item in enumerate(value):
-            if item is None and not schema.items.nullable and schema.items.has_default:
-                value[index] = copy(schema.items.raw["default"])
-            fill(value[index], schema.items)
+    """Fill defaults in, in place.
+
+    Raises:
+        RequestRefusedError: 413, they are more values than a body may have.
+    """
+    _Filling().fill(value, schema)
+
+
+@attrs.define(eq=False)
+class _Filling:
+    """Counts what is filled in: a large default for each item of a long list would fill any memory."""
+
+    values: int = 0
+
+    def default(self, schema: Schema) -> Any:
+        self.values += schema.default_size
+        if self.values > MAX_VALUES:
+            raise too_large(f"limit is {MAX_VALUES} values, and the defaults that it asks for have more")
+        return copy(schema.raw["default"])
+
+    def fill(self, value: Any, schema: Schema) -> None:
+        if isinstance(value, dict):
+            for name, inner in schema.defaulted.items():
+                if name not in value or (value[name] is None and not inner.nullable):
+                    value[name] = self.default(inner)
+            for name in value:  # the keys stay as they are from here on
+                below = schema.child(name)
+                if below is None:
+                    continue
+                if value[name] is None and not below.nullable and below.has_default:
+                    value[name] = self.default(below)
+                self.fill(value[name], below)
+        elif isinstance(value, list) and schema.items is not None:
+            for index, item in enumerate(value):
+                if item is None and not schema.items.nullable and schema.items.has_default:
+                    value[index] = self.default(schema.items)
+                self.fill(value[index], schema.items)
 
 
 def nullified(value: Any, schema: Schema) -> Any:
@@ -157,9 +186,15 @@ def zero(schema: Schema) -> JsonObject:
 
 
 def prune(obj: Mapping[str, Any], schema: Schema) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return a copy without the fields that the schema does not know, and their paths (`spec.items[0].colour`)."""
+    """Return a copy without the fields that the schema does not know, and their paths (`spec.items[0].colour`).
+
+    Of very many, the first `MAX_COMPLAINTS` are named.
+    """
     pruned: JsonObject = copy(obj)
-    return pruned, tuple(_drop_unknown(pruned, schema, ""))
+    dropped = _drop_unknown(pruned, schema, "")
+    named = tuple(islice(dropped, MAX_COMPLAINTS))
+    deque(dropped, maxlen=0)  # they go, too
+    return pruned, named
 
 
 def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:

@@ -74,6 +74,7 @@ class Schema:
     not_: "Schema | None" = None
     patch_merge_key: str = ""
     patch_strategies: frozenset[str] = frozenset()  # of "merge", "replace", "retainKeys"
+    default_size: int = 0  # how many values the default has
     defaulted: Mapping[str, "Schema"] = _NOTHING  # those of the properties that are filled in when they are left out
 
     @classmethod
@@ -112,6 +113,7 @@ class Schema:
             not_=cls.parse(raw["not"]) if isinstance(raw.get("not"), Mapping) else None,
             patch_merge_key=raw.get("x-kubernetes-patch-merge-key", ""),
             patch_strategies=frozenset(strategies.split(",")) if strategies else frozenset(),
+            default_size=_size(raw["default"]) if "default" in raw else 0,
             defaulted={name: field for name, field in fields.items() if field.has_default},
         )
 
@@ -133,6 +135,12 @@ class Schema:
     def child(self, name: str) -> "Schema | None":
         """The schema of an object's field or a map's value; None where the schema says nothing about it."""
         return self.properties.get(name, self.additional)
+
+
+def _size(value: Any) -> int:
+    """Return how many values there are in a value, itself included."""
+    below = value.values() if is_object(value) else value if is_list(value) else ()
+    return 1 + sum(map(_size, below))
 
 
 ANYTHING: Final = Schema(raw={"x-kubernetes-preserve-unknown-fields": True}, preserve_unknown=True)

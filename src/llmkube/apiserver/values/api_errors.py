@@ -5,7 +5,7 @@ Facts: Kubernetes API conventions, "Response Status Kind"; wording as kube-apise
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -13,6 +13,9 @@ from llmkube.apiserver.values.field_errors import FieldError
 from llmkube.k8s.resource import Resource
 
 JsonObject = dict[str, Any]
+
+_MAX_ERRORS: Final = 500  # that are told; kube-apiserver tells all
+_ERRORS_BYTES: Final = 1024 * 1024
 
 
 @attrs.frozen
@@ -137,11 +140,24 @@ def apply_conflict(message: str, causes: Sequence[StatusCause]) -> RequestRefuse
 
 def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
     """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
-    said = list(dict.fromkeys(map(str, errors)))  # the sentence says once what the causes may say twice
+    told = _told(errors)
+    said = list(dict.fromkeys(map(str, told)))  # the sentence says once what the causes may say twice
+    if len(told) < len(errors):
+        said.append(f"and {len(errors) - len(told)} more errors")
     listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
-    causes = [StatusCause(error.reason, error.message, error.path or "<nil>").to_json() for error in errors]
+    causes = [StatusCause(error.reason, error.message, error.path or "<nil>").to_json() for error in told]
     details = {**subject.to_json(), "causes": causes}
     return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)
+
+
+def _told(errors: Sequence[FieldError]) -> Sequence[FieldError]:
+    """Return as many of the errors as an answer has room for: each may show a value of a megabyte."""
+    room = _ERRORS_BYTES
+    for number, error in enumerate(errors[:_MAX_ERRORS]):
+        room -= len(str(error))
+        if room < 0:
+            return errors[: number + 1]
+    return errors[:_MAX_ERRORS]
 
 
 def bad_request(message: str) -> RequestRefusedError:
