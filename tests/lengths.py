@@ -45,3 +45,6 @@ DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 500)
 
 API_OPERATIONS: Final = _length("API_OPERATIONS", 600, 12_000)
 """Mutated requests to the embedded API server (tests/apiserver/test_fuzzed_operations.py)."""
+
+MUTATIONS: Final = _length("MUTATIONS", 1000, 60_000)
+"""Mutated streams of requests to the HTTP server (tests/base/http/test_framing.py)."""
