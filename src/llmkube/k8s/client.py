@@ -272,8 +272,12 @@ class Client:
             raise _translated(request, error) from error
 
     def _resolve(self, path: str, params: tuple[tuple[str, str], ...]) -> httpx.URL:
-        query = f"?{urllib.parse.urlencode(params)}" if params else ""
-        return httpx.URL(self._server + path + query)
+        return httpx.URL(self._server + path + _query(params))
+
+
+@functools.lru_cache(maxsize=256)
+def _query(params: tuple[tuple[str, str], ...]) -> str:
+    return f"?{urllib.parse.urlencode(params)}" if params else ""
 
 
 def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> float | None:

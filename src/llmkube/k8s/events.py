@@ -29,7 +29,6 @@ from llmkube.base.errors import WorldError
 from llmkube.base.messages import redact, shorten
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
-from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key, Object
@@ -281,16 +280,19 @@ class EventRecorder:
                 return _WrittenEvent(written.key, count)
         while True:
             manifest = self._manifest(series, pending)
+            key = Key.of(manifest)
             try:
-                await client.create(decode(Event, manifest))
+                await client.request_json("POST", Event.RESOURCE.path(key.namespace), body=manifest)
             except AlreadyExistsError:  # another one drew the same 64 bits
                 continue
-            return _WrittenEvent(Key.of(manifest), pending.count)
+            return _WrittenEvent(key, pending.count)
 
     def _manifest(self, series: Series, pending: _PendingEvent) -> dict[str, Any]:
         about = series.about
         head = about.name[:230].rstrip(".-")  # with the suffix at most 253 characters, a DNS-1123 subdomain
         return {
+            "apiVersion": Event.RESOURCE.api_version,
+            "kind": Event.RESOURCE.kind,
             "metadata": {
                 "name": f"{head}.{self.rng.getrandbits(64):016x}",
                 "namespace": about.namespace or "default",

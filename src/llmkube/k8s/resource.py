@@ -1,5 +1,6 @@
 """Where a kind lives in the API, and what identifies an object."""
 
+import functools
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
@@ -64,7 +65,12 @@ class Resource:
         if namespace:
             parts += ["namespaces", namespace]
         parts += [part for part in (self.plural, name, subresource) if part]
-        return "/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+        return "/" + "/".join(map(_quoted, parts))
+
+
+@functools.lru_cache(maxsize=4096)
+def _quoted(part: str) -> str:
+    return urllib.parse.quote(part, safe="")
 
 
 class Object(Protocol):
