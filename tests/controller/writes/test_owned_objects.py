@@ -13,7 +13,12 @@ from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.writes import owned_objects
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, OwnedObjects, is_subset
+from llmkube.controller.writes.owned_objects import (
+    NAME_TAKEN_RETRY_SECONDS,
+    OwnedObjects,
+    differs_in_state_alone,
+    is_subset,
+)
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -45,6 +50,45 @@ from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, Servic
 def test_additions_and_spellings_are_no_difference(wanted, there, same):
     """What is there besides does not count, amounts go by value, and everything else has to be equal."""
     assert is_subset(wanted, there) is same
+
+
+LIVE = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {
+        "name": "chat",
+        "namespace": "ml",
+        "uid": "one",
+        "resourceVersion": "5",
+        "labels": {"app": "chat"},
+        "annotations": {"note": "x"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "b", "controller": True}],
+    },
+    "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "a"}]}}},
+    "status": {"replicas": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "alone"),
+    [
+        ("metadata", {}, True),
+        ("metadata", {"resourceVersion": "6"}, True),
+        ("status", {"readyReplicas": 1}, True),
+        ("metadata", {"resourceVersion": "6", "uid": "two"}, False),
+        ("metadata", {"resourceVersion": "6", "labels": {}}, False),
+        ("metadata", {"resourceVersion": "6", "annotations": {"note": "y"}}, False),
+        ("metadata", {"resourceVersion": "6", "ownerReferences": []}, False),
+        ("metadata", {"resourceVersion": "6", "deletionTimestamp": "2026-01-01T00:00:00Z"}, False),
+        ("spec", {"replicas": 2}, False),
+        ("spec", {"template": {"spec": {"containers": [{"image": "b"}]}}}, False),
+    ],
+)
+def test_a_change_of_state_alone_needs_no_comparison(part, change, alone):
+    """Status and version may differ; whatever a manifest can ask for, or what forbids a write, may not."""
+    other = {**LIVE, "metadata": {**LIVE["metadata"], "resourceVersion": "6"}}
+    other[part] = {**other[part], **change}
+    assert differs_in_state_alone(decode(Deployment, LIVE), decode(Deployment, other)) is alone
 
 
 class Recording:

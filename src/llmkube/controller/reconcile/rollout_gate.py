@@ -71,7 +71,8 @@ def _manifests(
     """Return the objects of a service, rendered anew only when something that they are made from has changed."""
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
-    starting = (live.status.ready_replicas if live else 0) < replicas
+    # Where nothing is protected, the same manifests stay when pods begin to answer.
+    starting = service.spec.disruption is not None and (live.status.ready_replicas if live else 0) < replicas
     meta = service.metadata
     made_from = (meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted)
     return context.records[service.key].manifests.get(

@@ -28,6 +28,7 @@ from llmkube.k8s.errors import (
     NotFoundError,
     SchemaMismatchError,
 )
+from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.reflector import is_older
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
@@ -211,7 +212,7 @@ class OwnedObjects(Generic[T]):
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
         """Whether these two have been compared before, or the one is the server's answer to the other."""
         last = self._records.get(live.key)
-        return last is not None and last.manifest is manifest and _is_same(last.live, live)
+        return last is not None and last.manifest is manifest and differs_in_state_alone(last.live, live)
 
     def _is_up_to_date(self, manifest: Mapping[str, Any], live: T) -> bool:
         there = encode(live)
@@ -237,6 +238,19 @@ class OwnedObjects(Generic[T]):
 def _is_same(one: Object, other: Object) -> bool:
     mine, its = one.metadata, other.metadata
     return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
+
+
+def differs_in_state_alone(one: Object, other: Object) -> bool:
+    """Whether two states of an object differ in nothing that a manifest can ask for; most changes are of the status."""
+    if _is_same(one, other):
+        return True
+    mine, its = one.metadata, other.metadata
+    if mine.uid != its.uid or mine.deletion_timestamp != its.deletion_timestamp:
+        return False
+    if (mine.labels, mine.annotations, mine.owner_references) != (its.labels, its.annotations, its.owner_references):
+        return False
+    parts = {slot.attribute for slot in wire_fields(type(one))} - {"metadata", "status"} | {"wire"}
+    return all(getattr(one, name) == getattr(other, name) for name in parts)
 
 
 def is_subset(wanted: Any, there: Any, *, amount: bool = False) -> bool:
