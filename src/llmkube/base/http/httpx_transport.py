@@ -80,7 +80,9 @@ class HttpxTransport(httpx.AsyncBaseTransport):
             return httpx.Response(answer.status, headers=headers, stream=rest)
         content = b"".join([piece async for piece in rest])
         await rest.aclose()
-        return httpx.Response(answer.status, headers=headers, content=content)
+        return httpx.Response(
+            answer.status, headers=headers, stream=httpx.ByteStream(content)
+        )  # `content=` is read anew
 
     async def aclose(self) -> None:
         """Close the idle connections."""

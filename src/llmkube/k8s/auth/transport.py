@@ -90,7 +90,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
         async with AsyncExitStack() as held:
             await held.enter_async_context(lane)
             response = await lane.transport.handle_async_request(outgoing)
-            if not response.is_closed:
+            if not isinstance(response.stream, httpx.ByteStream):  # that one is here already, and holds no connection
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 response.stream = _HeldStream(response.stream, held.pop_all())
         return response
