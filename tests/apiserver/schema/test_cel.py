@@ -135,3 +135,33 @@ def test_what_is_no_expression_is_refused(text: str):
     with pytest.raises(cel.RuleError, match="compilation failed") as caught:
         cel.compiled(text)
     assert "\n" not in str(caught.value)
+
+
+def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch):
+    """Loops in loops, or a modest rule over very many items, end when all of them together have taken their steps."""
+    monkeypatch.setattr("llmkube.apiserver.schema.cel_rules.MAX_STEPS", 10_000)
+    said = "validation failed due to running out of cost budget, no further validation rules will be run"
+    cubic = rules("self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))", l=LIST)
+    assert errors(cubic, {"l": list(range(5))}) == []
+    assert errors(cubic, {"l": list(range(30))}) == [f'spec: Invalid value: "object": {said}']
+    each = {
+        "type": "array",
+        "items": {**INTEGER, "x-kubernetes-validations": [{"rule": "[0, 1, 2].all(a, a <= self)"}]},
+    }
+    assert errors(each, [5] * 10) == []
+    assert errors(each, [5] * 1_000)[-1].endswith(said)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["size(self.a.replace('', self.a)) > 0", "size([self.a, self.a].join(self.a)) > 0", "size(self.a * 1000000) > 0"],
+)
+def test_no_function_makes_a_text_that_fills_a_memory(rule: str):
+    """Texts are not multiplied: a rule that would is one that cannot run."""
+    assert len(errors(rules(rule, a=TEXT), {"a": "x" * 5_000_000})) == 1
+
+
+def test_a_pattern_of_a_rule_is_re2s():
+    """`matches`, `find` and `findAll` answer a pattern at once that an engine with backtracking never finishes."""
+    texts = ["self.a.matches('^(a+)+$')", "self.a.find('(a+)+b') == 'x'", "size(self.a.findAll('(a+)+b')) == 1"]
+    assert len(errors(rules(*texts, a=TEXT), {"a": "a" * 10_000 + "!"})) == len(texts)

@@ -30,21 +30,27 @@ _REASONS: Final = {
 }
 
 
-MAX_STEPS: Final = 100_000
-"""Steps of one evaluation of a rule, as kube-apiserver bounds its cost: half a second."""
+MAX_STEPS = 300_000
+"""Steps that all rules may take over one object, a second or two; kube-apiserver has a budget of cost for this."""
+
+_OUT_OF_BUDGET: Final = "validation failed due to running out of cost budget, no further validation rules will be run"
 
 
 @attrs.define(eq=False)
-class _Budget:
-    """What an evaluation and those inside it may spend."""
+class Budget:
+    """What the rules of one object may spend."""
 
-    left: int = MAX_STEPS
+    left: int = attrs.field(factory=lambda: MAX_STEPS)
+
+
+class OutOfBudgetError(RuleError):
+    """The rules take too many steps."""
 
 
 class _Counted(Evaluator):
     """Evaluates an expression within a budget: a few nested macros over a list would take for ever."""
 
-    def __init__(self, ast: Any, activation: Any, budget: _Budget) -> None:
+    def __init__(self, ast: Any, activation: Any, budget: Budget) -> None:
         super().__init__(ast, activation)
         self._budget = budget
 
@@ -56,7 +62,7 @@ class _Counted(Evaluator):
         """Take a step."""
         self._budget.left -= 1
         if self._budget.left < 0:
-            raise RuleError(f"the rule takes more than {MAX_STEPS} steps")
+            raise OutOfBudgetError(_OUT_OF_BUDGET)
         return super().visit_children(tree)
 
 
@@ -68,15 +74,16 @@ class Expression:
     runner: Any  # celpy's, which is untyped
     uses_old_self: bool
 
-    def evaluate(self, value: Any, old: Any) -> Any:
+    def evaluate(self, value: Any, old: Any, budget: Budget) -> Any:
         """Return the result for CEL values; `old` is None on create, where nothing refers to it.
 
         Raises:
             RuleError: The expression cannot be evaluated for these values.
+            OutOfBudgetError: It takes more steps than are left.
         """
         context = {"self": value} if old is None else {"self": value, "oldSelf": old}
         try:
-            return _Counted(self.runner.ast, self.runner.new_activation(), _Budget()).evaluate(context)
+            return _Counted(self.runner.ast, self.runner.new_activation(), budget).evaluate(context)
         except (CELEvalError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
             raise RuleError(str(error.args[0] if error.args else error)) from error
 
@@ -102,7 +109,13 @@ _ENVIRONMENT: Final = celpy.Environment()
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
-    return list(_check(value, old, schema, path))
+    errors: list[FieldError] = []
+    try:
+        for error in _check(value, old, schema, path, Budget()):
+            errors.append(error)  # noqa: PERF402  # what was found before the budget is spent is told
+    except OutOfBudgetError as exc:
+        errors.append(FieldError(path, ErrorType.INVALID, str(exc), schema.type))
+    return errors
 
 
 def to_cel(value: Any, schema: Schema | None) -> Any:
@@ -138,23 +151,23 @@ def _typed_text(value: str, wanted: str) -> Any:
     return ct.StringType(value)
 
 
-def _check(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
     if value is None or not schema.has_rules:
         return
-    yield from _check_here(value, old, schema, path)
+    yield from _check_here(value, old, schema, path, budget)
     if is_object(value):
         before = old if is_object(old) else {}
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
                 below = at(path, name) if name in schema.properties else at_key(path, name)
-                yield from _check(item, before.get(name), inner, below)
+                yield from _check(item, before.get(name), inner, below, budget)
     elif is_list(value) and schema.items is not None:
         for index, (item, was) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
-            yield from _check(item, was, schema.items, at_index(path, index))
+            yield from _check(item, was, schema.items, at_index(path, index), budget)
 
 
-def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
     """Judge the rules of one value, not of what is in it."""
     rules = [rule for rule in schema.rules if not _is_settled(rule, value, old)]
     if not rules:
@@ -163,7 +176,9 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Fie
     typed_old = None if old is None else to_cel(old, schema)
     for rule in rules:
         try:
-            error = _apply_rule(rule, typed, typed_old)
+            error = _apply_rule(rule, typed, typed_old, budget)
+        except OutOfBudgetError:
+            raise
         except RuleError as exc:  # it cannot be run on this value
             bad = schema.type if schema.type in {"object", "array"} else value
             said = _MISSING.sub(r"no such key: \1", str(exc))
@@ -186,23 +201,23 @@ def _is_settled(rule: Rule, new: Any, old: Any) -> bool:
     return old is not None and same(new, old)  # what was stored under an older rule may stay
 
 
-def _apply_rule(rule: Rule, typed: Any, typed_old: Any) -> FieldError | None:
+def _apply_rule(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> FieldError | None:
     """Judge one rule on CEL values; the caller says where and what it was.
 
     Raises:
         RuleError: The rule cannot be run on this value.
     """
-    held = compiled(rule.rule).evaluate(typed, typed_old)
+    held = compiled(rule.rule).evaluate(typed, typed_old, budget)
     if not isinstance(held, ct.BoolType):
         raise RuleError("the result is no boolean")
     kind = _REASONS.get(rule.reason, ErrorType.INVALID)
-    return None if held else FieldError("", kind, _message(rule, typed, typed_old))
+    return None if held else FieldError("", kind, _message(rule, typed, typed_old, budget))
 
 
-def _message(rule: Rule, typed: Any, typed_old: Any) -> str:
+def _message(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> str:
     if rule.message_expression:
         try:
-            said = str(compiled(rule.message_expression).evaluate(typed, typed_old)).strip()
+            said = str(compiled(rule.message_expression).evaluate(typed, typed_old, budget)).strip()
         except RuleError:
             said = ""  # a message that fails must not hide the verdict
         if said and "\n" not in said:
