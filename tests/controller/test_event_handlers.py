@@ -4,8 +4,9 @@ from collections import Counter
 
 import trio
 
-from controller.cluster import SETTLED
+from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
+from llmkube.controller.event_handlers import HOST_STARTS_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -35,7 +36,12 @@ async def bring_up(hands):
 
 def asked(hands):
     """What has been asked for since the calls were cleared, but for reading collections."""
-    calls = [(max(call.verbs), call.resource) for call in hands.cluster.faults.calls]
+    return asked_by(hands.cluster)
+
+
+def asked_by(cluster):
+    """What a cluster's controller has asked for, in the same way."""
+    calls = [(max(call.verbs), call.resource) for call in cluster.faults.calls]
     return Counter(call for call in calls if call[0] not in ("list", "watch"))
 
 
@@ -95,3 +101,17 @@ async def test_a_label_costs_nothing(autojump_clock):
         await trio.sleep(SETTLED)
         assert (await hands.json(Deployment, "chat-0"))["spec"]["replicas"] == 1
         assert asked(hands) == {("patch", "deployments"): 1}
+
+
+async def test_where_only_hosts_serve_a_new_service_is_told_of_after_its_engine_has_started(autojump_clock):
+    """A controller without nodes may share a process with the host; one with nodes makes pods without a pause."""
+    async with open_cluster() as cluster:
+        await cluster.create_service()
+        await trio.sleep(HOST_STARTS_SECONDS / 2)
+        assert ("patch", "inferenceservices/status") not in asked_by(cluster)
+        await trio.sleep(HOST_STARTS_SECONDS)
+        assert ("patch", "inferenceservices/status") in asked_by(cluster)
+    async with open_pods() as hands:
+        await hands.create_service("chat")
+        await trio.sleep(HOST_STARTS_SECONDS / 2)
+        assert ("patch", "inferenceservices/status") in asked(hands)

@@ -32,3 +32,4 @@ def test_an_index_agrees_with_a_search(changes):
         now[key] = values or None
     for value in "xyz":
         assert index.keys(value) == {key for key, values in now.items() if values and value in values}
+        assert index.count(value) == len(index.keys(value))
