@@ -47,7 +47,7 @@ FLOODS: Final[Mapping[str, tuple[str, ...]]] = {
     "an exponential pattern in a CRD": ("pattern",),
     ALL: tuple(ATTACKS),
 }
-SECONDS, EVERY_SECONDS, CAP_SECONDS = 20.0, 0.05, 10.0
+SECONDS, EVERY_SECONDS, CAP_SECONDS, DELETE_SECONDS = 20.0, 0.05, 10.0, 1.0
 LIMIT_MS: Final = 50.0
 MODEL: Final = "demo"
 HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
@@ -129,7 +129,7 @@ async def react(client: Client, reports: Reports, samples: list[float], ends_at:
         await timed(partial(create, client, reports, name), samples, ends_at)
         if trio.current_time() >= ends_at:
             return
-        with trio.move_on_at(ends_at), suppress(LLMKubeError):
+        with trio.move_on_after(DELETE_SECONDS), suppress(LLMKubeError):
             await client.delete(InferenceService, Key("default", name))
         await trio.sleep(EVERY_SECONDS)
 

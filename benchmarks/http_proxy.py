@@ -24,7 +24,7 @@ from http_load import sse, tools, wrk
 from http_load.processes import BARE, DIRECT, GATEWAY, HERE, NAMES, NGINX, RAW, Contender, launch, open_contenders
 from http_load.up_program import PLAIN, STREAMS, Up, open_up
 
-ROUNDS, SECONDS, CONNECTIONS = 5, 3, (1, 32)
+ROUNDS, SECONDS, CONNECTIONS = 5, 2, (1, 32)
 STREAM_ROUNDS, STREAM_SECONDS, STREAM_COUNT = 3, 8.0, 200
 LARGE_BYTES, LARGE_PAUSE_SECONDS = 400_000, 0.5
 GROWTH_REQUESTS, GROWTH_MILLION, WARM_REQUESTS = 50_000, 1_000_000, 10_000

@@ -158,5 +158,5 @@ ATTACKS: Final[Mapping[str, Callable[[Target], None]]] = {
 
 
 if __name__ == "__main__":
-    os.nice(19)  # clients elsewhere would take no processor time of this machine
+    os.nice(5)  # clients elsewhere would take no processor time of this machine
     ATTACKS[sys.argv[1]](Target(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))

@@ -10,6 +10,7 @@ program in Python would take otherwise; they run in a venv of their own.
 # ruff: noqa: PLC0415 (each proxy runs where the packages of the others may be missing)
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -28,29 +29,27 @@ def run_raw(backend: int) -> None:
     """One task per connection, and one connection to the backend for it; what comes is passed on unseen."""
     import trio
 
-    async def receive(one: trio.socket.SocketType) -> bytes:
-        return await one.recv(65536)
+    async def receive(one: socket.socket) -> bytes:
+        await trio.lowlevel.wait_readable(one)
+        return one.recv(65536)
 
-    async def pass_answers(near: trio.socket.SocketType) -> None:
-        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        far = trio.socket.socket()
-        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with near, far:
-            await far.connect((HOST, backend))
+    async def pass_answers(near: socket.socket) -> None:
+        far = socket.create_connection((HOST, backend))
+        for one in (near, far):
+            one.setblocking(False)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with near, far, contextlib.suppress(OSError):
             while request := await receive(near):
-                await far.send(request)
-                answer = await receive(far)
-                await near.send(answer)
+                far.send(request)
+                near.send(await receive(far))
 
     async def serve() -> None:
-        with trio.socket.socket() as listener:
-            await listener.bind((HOST, 0))
-            listener.listen(1024)
+        with socket.create_server((HOST, 0), backlog=1024) as listener:
             tell(listener.getsockname()[1])
             async with trio.open_nursery() as nursery:
                 while True:
-                    near, _ = await listener.accept()
-                    nursery.start_soon(pass_answers, near)
+                    await trio.lowlevel.wait_readable(listener)
+                    nursery.start_soon(pass_answers, listener.accept()[0])
 
     trio.run(serve)
 

@@ -15,6 +15,7 @@ import selectors
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 PER_SECOND: Final = 50
@@ -33,49 +34,75 @@ def _chunk() -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
+class _Backend:
+    """The connections of a backend, and when each stream's next token is due."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._poll = selectors.DefaultSelector()
+        self._poll.register(listener, selectors.EVENT_READ)
+        self._received: dict[socket.socket, bytearray] = {}
+        self._unsent: dict[socket.socket, bytes] = {}
+        self._due: list[tuple[float, int, socket.socket]] = []
+        self._streams = 0
+
+    def step(self) -> None:
+        """Wait for what comes first, a client or a moment, and do what there is to do."""
+        wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        for key, _ in self._poll.select(wait):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._receive(key.fileobj)  # type: ignore[arg-type]  # only sockets are registered
+        while self._due and self._due[0][0] <= time.monotonic():
+            moment, number, one = heapq.heappop(self._due)
+            if one in self._received:
+                self._send_token(one)
+                heapq.heappush(self._due, (moment + 1 / PER_SECOND, number, one))
+
+    def _accept(self) -> None:
+        one, _ = self._listener.accept()
+        one.setblocking(False)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._poll.register(one, selectors.EVENT_READ)
+        self._received[one] = bytearray()
+
+    def _receive(self, one: socket.socket) -> None:
+        data, received = _received(one), self._received[one]
+        if not data:
+            self._poll.unregister(one)
+            self._unsent.pop(one, None)
+            del self._received[one]
+            one.close()
+            return
+        received += data
+        body = _whole_body(received)
+        if body is None:
+            return
+        received.clear()
+        if not re.search(rb'"stream": *true', body):
+            one.sendall(_OK)
+            return
+        one.sendall(_HEAD)
+        self._streams += 1  # they begin at different moments of the 20 ms
+        begin = time.monotonic() + self._streams % PER_SECOND / PER_SECOND**2
+        heapq.heappush(self._due, (begin, self._streams, one))
+
+    def _send_token(self, one: socket.socket) -> None:
+        data = self._unsent.pop(one, b"") or _chunk()
+        with suppress(OSError):  # a client that reads too slowly gets fewer; one that is gone is seen by the poll
+            data = data[one.send(data) :]
+        if data:
+            self._unsent[one] = data
+
+
 def run_backend(host: str, port: int) -> None:
     """Answer 200 at once, or for a request with `"stream": true` a token each 20 ms until the client goes away."""
-    poll, listener = selectors.DefaultSelector(), socket.create_server((host, port), backlog=4096)
-    listener.setblocking(False)
-    poll.register(listener, selectors.EVENT_READ)
-    print(listener.getsockname()[1], flush=True)
-    received: dict[socket.socket, bytearray] = {}
-    due: list[tuple[float, int, socket.socket]] = []
-    count = 0
-    while True:
-        for key, _ in poll.select(max(0.0, due[0][0] - time.monotonic()) if due else None):
-            if key.fileobj is listener:
-                one, _ = listener.accept()
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                poll.register(one, selectors.EVENT_READ)
-                received[one] = bytearray()
-                continue
-            one = key.fileobj  # type: ignore[assignment]  # only sockets are registered
-            data = _received(one)
-            if not data:
-                poll.unregister(one)
-                received.pop(one)
-                one.close()
-                continue
-            received[one] += data
-            body = _whole_body(received[one])
-            if body is None:
-                continue
-            received[one].clear()
-            if re.search(rb'"stream": *true', body):
-                one.sendall(_HEAD)
-                count += 1  # streams begin at different moments of the 20 ms
-                heapq.heappush(due, (time.monotonic() + count % PER_SECOND / PER_SECOND**2, count, one))
-            else:
-                one.sendall(_OK)
-        while due and due[0][0] <= time.monotonic():
-            moment, number, one = heapq.heappop(due)
-            if one in received:
-                try:
-                    one.send(_chunk())
-                except OSError:
-                    continue  # it reads so slowly that it may as well be gone, or is
-                heapq.heappush(due, (moment + 1 / PER_SECOND, number, one))
+    with socket.create_server((host, port), backlog=4096) as listener:
+        print(listener.getsockname()[1], flush=True)
+        backend = _Backend(listener)
+        while True:
+            backend.step()
 
 
 def _received(one: socket.socket) -> bytes:
@@ -131,6 +158,8 @@ def run_client(port: int, streams: int, seconds: float, model: str) -> None:
                     late.append(delay)
                     later.append(abs(delay - before[key.fd]))
                 before[key.fd] = delay
+    if not later:
+        raise SystemExit("no chunks came")
     print(json.dumps({"chunks": len(late), "late": _percentiles(late), "later": _percentiles(later)}))
 
 
