@@ -1,6 +1,6 @@
 """nginx, one process, no log: as the backend that answers at once, and as a reverse proxy.
 
-python -m http_load.nginx PORT COMMAND…     become the backend; for an engine program
+python nginx.py PORT FOLDER COMMAND…     become the backend; for an engine program
 """
 
 import os
@@ -63,5 +63,5 @@ def _command(nginx: Sequence[str], folder: Path, rest: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    command = backend_command(sys.argv[2:], Path(tempfile.mkdtemp(prefix="llmkube-bench-nginx-")), int(sys.argv[1]))
+    command = backend_command(sys.argv[3:], Path(tempfile.mkdtemp(dir=sys.argv[2])), int(sys.argv[1]))
     os.execvp(command[0], command)  # noqa: S606 (nothing is quoted)

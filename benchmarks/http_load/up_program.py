@@ -60,7 +60,11 @@ def write_engines(folder: Path, nginx: Sequence[str], reports: Path | None) -> P
     )
     find += "--alias) alias=$word;; esac; take=$word; done\n"
     plain = shlex.join([sys.executable, str(_HERE / "nginx.py")])
-    become = f'case "$alias" in *{PLAIN}*) exec {plain} "$port" {shlex.join(nginx)};; esac\n' if nginx else ""
+    become = (
+        f'case "$alias" in *{PLAIN}*) exec {plain} "$port" {shlex.join([str(folder), *nginx])};; esac\n'
+        if nginx
+        else ""
+    )
     return write_engine(folder, f'{find}{report}{become}exec {python} {sse} backend "$host" "$port"\n')
 
 
