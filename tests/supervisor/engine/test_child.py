@@ -264,7 +264,7 @@ def adopted(tmp_path, record, grace_seconds=5.0):
     return adopt_child(record, tmp_path / "log", Ending(record.cookie, grace_seconds, Parting()), log_cap_bytes=1 << 20)
 
 
-# The process object that is left alone, and its pidfd, are what a real agent takes with it when it exits.
+@pytest.mark.usefixtures("left_process")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
     """A child is not signalled when the agent parts from it in peace."""

@@ -95,7 +95,8 @@ async def test_a_program_that_fails_is_asked_once_for_all(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nobody waits for what does not end
+@pytest.mark.usefixtures("left_process")  # nothing waits for what does not end
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monkeypatch):
     """After grace and KILL the stop is over; that service is refused another engine, by this agent and by the next."""
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.3)
