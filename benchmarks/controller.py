@@ -383,8 +383,8 @@ NOTES: Final = (
     reconcile follows: none reads labels. What a reconcile costs that finds nothing to do, the waking of all services
     tells. A restart applies everything again.""",
     """A restart includes the start of the interpreter and all imports.""",
-    """A new service costs three writes here, and four there; kopf was not profiled. The server's share includes what the
-    stopwatch asks for.""",
+    """A new service costs three writes here, and four there; kopf was not profiled. The server's share includes what
+    the stopwatch asks for.""",
 )
 
 
