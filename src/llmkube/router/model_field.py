@@ -25,7 +25,7 @@ MAX_TOKENS: Final = 250_000
 MAX_SPACE_BYTES: Final = 64 * 1024
 """Space in a row between two members."""
 
-_MAX_KEY_BYTES: Final = 32  # "model" with every letter written as \\uXXXX, and its quotes
+_MAX_KEY_BYTES: Final = 32  # "model" with every letter written as \uXXXX, and its quotes
 _MAX_NAME_BYTES: Final = 4096
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)

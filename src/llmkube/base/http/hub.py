@@ -124,7 +124,7 @@ class HubStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Close the connection; whoever waits for it gets `trio.ClosedResourceError`."""
+        """Close the connection; a task that waits for it gets `trio.ClosedResourceError`."""
         if not self._closed:
             self._closed = True
             self._hub.forget(self._sock)
