@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from http_lab import GONE, converse, cut, echo, receive_all, receive_until
 from llmkube.base.errors import WorldError
+from llmkube.base.http.connection import Connection, Service
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
@@ -389,6 +390,33 @@ async def test_slow_clients_lose_their_connection(autojump_clock, steps, ends_at
                 await client.send_all(data)
         assert (await receive_all(client)).startswith(received)
     assert ended[0] - started_at == pytest.approx(ends_at, abs=0.001)
+
+
+@pytest.mark.parametrize("end", [Connection.make_room, Connection.stop_nowait])
+async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(end):
+    """No handler is started only to be interrupted: the client sees a connection that was closed while idle."""
+    asked = []
+
+    async def handler(exchange):
+        asked.append(exchange.request.target)
+        await trio.sleep_forever()
+
+    client, server = trio.testing.memory_stream_pair()
+    connection = Connection(Service(handler, Limits()), server)
+    pump = client.send_stream.send_all_hook
+
+    async def pump_and_end():
+        await pump()
+        end(connection)  # the data is there, and the task that waited for it has not run yet
+
+    client.send_stream.send_all_hook = pump_and_end
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run)
+            await trio.testing.wait_all_tasks_blocked()
+            await client.send_all(GET)
+            assert await receive_all(client) == b""
+    assert asked == []
 
 
 async def test_a_client_that_does_not_read_loses_its_connection(autojump_clock):

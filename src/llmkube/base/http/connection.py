@@ -130,7 +130,10 @@ class Connection:
                     await self._respond_last(refusal)
                     return True
                 try:
-                    answer = await self._serve(head, await self._receive_body(head))
+                    body = await self._receive_body(head)
+                    if self._stopping and self._scope.cancel_called:
+                        return False  # it was ended at the moment when the request came: nothing of it has begun
+                    answer = await self._serve(head, body)
                 finally:
                     self._release_body()
                 if not answer.complete:

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Final
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
@@ -78,8 +79,8 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         rest = _Body(client, answer, timeouts.get("read"), request)
         if not answer.is_whole:
             return httpx.Response(answer.status, headers=headers, stream=rest)
-        content = b"".join([piece async for piece in rest])
-        await rest.aclose()
+        async with aclosing(rest):  # reading its end is a checkpoint
+            content = b"".join([piece async for piece in rest])
         return httpx.Response(
             answer.status, headers=headers, stream=httpx.ByteStream(content)
         )  # `content=` is read anew
