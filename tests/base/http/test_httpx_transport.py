@@ -90,6 +90,36 @@ async def test_deadlines(api, autojump_clock, path, error):
     assert len(api.listener.dialled) == 2
 
 
+async def test_a_call_that_is_cancelled_leaves_no_connection_behind(nursery):
+    """Wherever in it that happens, each connection is closed, or kept until the transport closes."""
+    listener, opened = MemoryListener(), []
+
+    async def connect(host, port):
+        opened.append(await listener.connect(host, port))
+        return opened[-1]
+
+    await nursery.start(run_server, mirror, [listener])
+    transport, answered = HttpxTransport(CONTEXT, connect=connect), 0
+    for checkpoints in range(40):
+        async with trio.open_nursery() as call:
+
+            async def cancel(scope=call.cancel_scope, checkpoints=checkpoints):
+                for _ in range(checkpoints):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+            call.start_soon(cancel)
+            answer = await transport.handle_async_request(httpx.Request("GET", URL))
+            await answer.aread()
+            await answer.aclose()
+            answered += 1
+    assert 0 < answered < 40
+    await transport.aclose()
+    for stream in opened:
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.send_all(b"x")
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
