@@ -28,7 +28,8 @@ ACCESS_ADVICE: Final = (
 
 BUCKET_ADVICE: Final = (
     "put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of an account that may read the object (and AWS_REGION or "
-    "AWS_ENDPOINT_URL, if needed) into a Secret, and name the Secret in spec.sourceSecretRef"
+    "AWS_ENDPOINT_URL, if needed) into a Secret, and name the Secret in spec.sourceSecretRef (a host "
+    "uses the keys of its own environment only with --s3-env-auth)"
 )
 
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)

@@ -1,6 +1,7 @@
 """The pooled client: what it believes of a peer, and which connections it keeps."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 import trio
@@ -427,3 +428,73 @@ async def test_client_and_server_understand_each_other():
             for method in ("GET", "POST", "PUT"):
                 answer = await client.request(method, URL, body=b"b")
                 assert answer.body == f"{method} /x b".encode()
+
+
+async def receive_into_small(answer, *, piece, room):
+    """Play an answer in pieces of some size; return its status, and the body as it came into small buffers."""
+    listener, body = MemoryListener(), bytearray()
+
+    async def play():
+        stream = await listener.accept()
+        await receive_until(stream, b"\r\n\r\n")
+        step = piece or len(answer) + 1
+        with suppress(*GONE):
+            for at in range(0, len(answer), step):
+                await stream.send_all(answer[at : at + step])
+            await stream.send_eof()
+
+    async with trio.open_nursery() as nursery, open_http_client(listener.connect) as client:
+        nursery.start_soon(play)
+        async with client.open_stream("GET", URL) as reply:
+            buffer = memoryview(bytearray(room))
+            while count := await reply.receive_into(buffer):
+                body += buffer[:count]
+            assert not await reply.receive_into(buffer)
+            status = reply.status
+        kept = len(list(client.pool))
+    return status, bytes(body), kept
+
+
+@pytest.mark.parametrize("piece", [1, 7, None])
+@pytest.mark.parametrize("room", [1, 5, 64])
+@pytest.mark.parametrize(
+    ("head", "wire", "keeps"),
+    [
+        (b"Content-Length: 10", b"0123456789", True),
+        (b"Content-Length: 10", b"0123456789and more", False),
+        (b"Transfer-Encoding: chunked", b"4\r\n0123\r\n6\r\n456789\r\n0\r\n\r\n", True),
+        (b"X: ends with the connection", b"0123456789", False),
+    ],
+)
+async def test_a_body_goes_into_a_buffer_however_it_is_cut(head, wire, keeps, piece, room):
+    """Length, chunks or the end of the connection frame it; pieces of the network and of the reader do not show."""
+    answer = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + wire
+    status, body, kept = await receive_into_small(answer, piece=piece, room=room)
+    assert (status, body) == (200, b"0123456789")
+    assert kept == keeps or wire.endswith(b"more")  # a surplus that comes late is found by the pool
+
+
+async def test_no_body_goes_into_a_buffer():
+    """An empty body ends at once."""
+    found = await receive_into_small(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", piece=None, room=4)
+    assert found == (200, b"", 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (b"", BrokenOffError, "closed the connection without an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-", BrokenOffError, "closed the connection in the head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", BrokenOffError, "ends 6 bytes early"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n01", BrokenOffError, "before its last chunk"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n01", ProtocolError, "malformed chunk"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ProtocolError, "malformed head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n1", ProtocolError, "malformed head"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", ProtocolError, "malformed head"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300, ProtocolError, "more than 256 headers"),
+    ],
+)
+async def test_a_body_that_is_none_fills_no_buffer(answer, error, says):
+    """What breaks off or is no HTTP is an error that says so, whatever has come before."""
+    with pytest.RaisesGroup(pytest.RaisesExc(error, match=says), flatten_subgroups=True):
+        await receive_into_small(answer, piece=None, room=64)

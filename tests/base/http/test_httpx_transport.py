@@ -1,5 +1,6 @@
 """httpx over our own connections: its words, its timeouts, its errors."""
 
+import contextlib
 import gzip
 import ssl
 import subprocess
@@ -71,6 +72,31 @@ async def test_answers_share_a_connection(api):
     assert len(api.listener.dialled) == 1
     async with api.stream("GET", "/stream"), api.stream("GET", "/stream"):
         assert len(api.listener.dialled) == 2
+
+
+@pytest.mark.parametrize(("rest", "connections"), [(b"", 1), (b"more", 3)])
+async def test_what_comes_after_a_whole_answer_ends_its_connection(nursery, rest, connections):
+    """Bytes that belong to no answer would pass for the next one's."""
+    dialled = []
+
+    async def connect(host, port):
+        await trio.lowlevel.checkpoint()
+        mine, server = trio.testing.memory_stream_pair()
+        dialled.append(mine)
+
+        async def play():
+            with contextlib.suppress(AssertionError, trio.BrokenResourceError):
+                while True:
+                    await receive_until(server, b"\r\n\r\n")
+                    await server.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + rest)
+
+        nursery.start_soon(play)
+        return mine
+
+    async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=connect)) as client:
+        assert [(await client.get(URL)).text for _ in range(3)] == ["ok"] * 3
+    assert len(dialled) == connections
+    nursery.cancel_scope.cancel()
 
 
 async def test_a_stream_that_is_left_closes_its_connection(api):

@@ -17,7 +17,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import ListenError, PortTakenError, open_listeners
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import run_server
+from llmkube.base.http.server import ROOM_SHARE, run_server
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 ANSWER_END = b"\r\n\r\nGET /a "
@@ -155,6 +155,23 @@ async def test_who_waits_makes_room(autojump_clock, said):
         nursery.cancel_scope.cancel()
 
 
+async def test_room_is_made_for_several_at_once(autojump_clock):
+    """Two of 128 places become free at a time, those of clients that have waited longest; the others keep theirs."""
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2 * ROOM_SHARE)))
+        crowd = [await listener.connect("h", 1) for _ in range(2 * ROOM_SHARE)]
+        await trio.testing.wait_all_tasks_blocked()
+        client = await listener.connect("h", 1)  # for whom there was a place already; the one behind has the other
+        await client.send_all(GET)
+        await receive_until(client, ANSWER_END)
+        assert [await receive_all(each) for each in crowd[:2]] == [b"", b""]
+        for each in crowd[2:]:
+            await each.send_all(GET)
+            await receive_until(each, ANSWER_END)
+        nursery.cancel_scope.cancel()
+
+
 async def test_all_bodies_together_are_bounded():
     """Held bodies cost no more memory than the bound; the one that would is refused, and what it held is given back."""
     listener = MemoryListener()
@@ -179,7 +196,7 @@ async def test_a_judge_refuses_before_the_body_is_read():
     """A request that its head condemns is answered at once; nothing of its body is waited for."""
     listener = MemoryListener()
 
-    def judge(head):
+    def judge(head, peer):
         return Response.text(401, "no") if head.headers.get("authorization") is None else None
 
     async with trio.open_nursery() as nursery:

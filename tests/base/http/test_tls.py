@@ -1,6 +1,7 @@
 """The client's side of TLS against OpenSSL's server; who is trusted is shown by tests/k8s/auth."""
 
 import ssl
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ import trio.testing
 
 from base.http.certificates import make_contexts
 from http_lab import always
+from llmkube.base.http.bulk import receive_into
 from llmkube.base.http.dial import TlsDialer
 from llmkube.base.http.tls import TlsStream
 
@@ -52,6 +54,70 @@ async def test_the_next_connection_resumes_the_session(contexts, version):
     assert (seen[0], seen[-1]) == (False, True)
 
 
+async def test_a_session_is_for_one_server(contexts):
+    """A session stands for a certificate that was checked: another server has to show its own."""
+    server_context, client_context = contexts
+    dialer, seen = TlsDialer(client_context, "localhost"), []
+
+    async def serve(transport):  # both would take each other's sessions: they have the same keys
+        await echo(trio.SSLStream(transport, server_context, server_side=True, https_compatible=True), seen)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ports = []
+            for _ in range(2):
+                [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+                ports.append(listener.socket.getsockname()[1])
+            for port in (*ports, *ports):
+                stream = await dialer("127.0.0.1", port)
+                await stream.send_all(b"x")
+                assert await stream.receive_some() == b"x"
+                await stream.aclose()
+            nursery.cancel_scope.cancel()
+    assert seen == [False, False, True, True]
+
+
+@pytest.mark.parametrize("room", [1000, 20_000, 3_000_000])
+async def test_a_large_body_is_decrypted_into_a_buffer(contexts, sockets, room):
+    """Two megabytes come as they were, whatever the size of the buffer and of the records, up to the clean end."""
+    server_context, client_context = contexts
+    data, received = bytes(range(251)) * 8_000, bytearray()
+    dialer = TlsDialer(client_context, "localhost", sockets.connect)
+
+    async def serve(transport):
+        async with trio.SSLStream(transport, server_context, server_side=True) as stream:
+            for at in range(0, len(data), 50_001):
+                await stream.send_all(data[at : at + 50_001])
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+            buffer = memoryview(bytearray(room))
+            async with await dialer("127.0.0.1", listener.socket.getsockname()[1]) as stream:
+                while count := await receive_into(stream, buffer):
+                    received += buffer[:count]
+                assert not await receive_into(stream, buffer)
+            nursery.cancel_scope.cancel()
+    assert received == data
+
+
+async def test_what_came_before_garbage_is_received(contexts):
+    """Into a buffer as well: first what was right, and then the error, again and again."""
+    mine, theirs = trio.testing.memory_stream_pair()
+    server = trio.SSLStream(theirs, contexts[0], server_side=True, https_compatible=True)
+    client, buffer = TlsStream(mine, contexts[1], "localhost", None), memoryview(bytearray(100))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.do_handshake)
+        nursery.start_soon(client.do_handshake)
+    await server.send_all(b"last")
+    await theirs.send_all(b"no TLS at all")
+    assert (await client.receive_into(buffer), bytes(buffer[:4])) == (4, b"last")
+    for _ in range(2):
+        with pytest.raises(trio.BrokenResourceError, match="TLS"):
+            await client.receive_into(buffer)
+    await theirs.aclose()
+
+
 async def shake_hands(client_context, answer):
     """A handshake with a server that says only this."""
     mine, server = trio.testing.memory_stream_pair()
@@ -93,3 +159,50 @@ async def test_an_end_without_a_goodbye_is_an_end(contexts):
     with pytest.raises(trio.BrokenResourceError, match="TLS"):
         await client.receive_some()
     await theirs.aclose()
+
+
+async def test_an_answer_of_tls_itself_does_not_disturb_a_task_that_sends(contexts):
+    """A server that asks for a certificate late, in the middle of a long send, gets it when the send goes on."""
+    server_context, client_context = contexts
+    server_context.post_handshake_auth = client_context.post_handshake_auth = True
+    server_context.verify_mode = ssl.CERT_OPTIONAL
+    mine, theirs = trio.testing.memory_stream_pair()
+    server, received = trio.SSLStream(theirs, server_context, server_side=True), []
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.do_handshake)
+            client = await TlsDialer(client_context, connect=always(mine))("localhost", 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.send_all, b"hello")
+            assert await client.receive_some() == b"hello"
+        readable, deliver = trio.Event(), mine.send_stream.send_all_hook
+
+        one_at_a_time = trio.Semaphore(1)  # as a socket's stream has it
+
+        async def deliver_later():
+            one_at_a_time.acquire_nowait()
+            await readable.wait()
+            await deliver()
+            one_at_a_time.release()
+
+        mine.send_stream.send_all_hook = deliver_later
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send_all, b"long")
+            await trio.testing.wait_all_tasks_blocked()
+
+            async def receive():
+                received.append(await client.receive_some())
+
+            nursery.start_soon(receive)
+            server._ssl_object.verify_client_post_handshake()
+            with suppress(ssl.SSLWantReadError):
+                server._ssl_object.do_handshake()  # writes the request
+            await theirs.send_all(server._outgoing.read())
+            await trio.testing.wait_all_tasks_blocked()
+            await server.send_all(b"x")
+            await trio.testing.wait_all_tasks_blocked()
+            readable.set()
+        assert await server.receive_some() == b"long"
+        await client.send_all(b"more")
+        assert await server.receive_some() == b"more"
+    assert received == [b"x"]

@@ -27,10 +27,14 @@ class BodyDecoder(Protocol):
 
 
 class LengthBody:
-    """A body of a known number of bytes."""
+    """A body of a known number of bytes.
+
+    Attributes:
+        missing: How many are still to come.
+    """
 
     def __init__(self, length: int) -> None:
-        self._missing = length
+        self.missing = length
         self.rest: bytes | None = None if length else b""
 
     def feed(self, data: bytes) -> bytes:
@@ -38,16 +42,22 @@ class LengthBody:
         if self.rest is not None:
             self.rest += data
             return b""
-        payload = data[: self._missing]
-        self._missing -= len(payload)
-        if self._missing == 0:
+        payload = data[: self.missing]
+        self.missing -= len(payload)
+        if self.missing == 0:
             self.rest = data[len(payload) :]
         return payload
+
+    def passed_by(self, count: int) -> None:
+        """Count payload that went elsewhere; no more than was missing."""
+        self.missing -= count
+        if self.missing == 0:
+            self.rest = b""
 
     def feed_eof(self) -> None:
         """Refuse the end of the stream while bytes are missing."""
         if self.rest is None:
-            raise MalformedError(400, f"the body ends {self._missing} bytes early")
+            raise MalformedError(400, f"the body ends {self.missing} bytes early")
 
 
 class ChunkedBody:

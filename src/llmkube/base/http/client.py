@@ -4,14 +4,15 @@ No timeouts inside: a caller who will not wait for ever says `trio.fail_after`. 
 when an answer was read to its clean end; in every other case, cancellation too, it is closed.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
-from llmkube.base.http.bodies import BodyDecoder, response_body
+from llmkube.base.http.bodies import BodyDecoder, EofBody, LengthBody, response_body
+from llmkube.base.http.bulk import receive_into
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import (
     BodyTooLargeError,
@@ -19,6 +20,7 @@ from llmkube.base.http.errors import (
     ConnectError,
     MalformedError,
     ProtocolError,
+    RefusedError,
 )
 from llmkube.base.http.head_memory import HeadMemory
 from llmkube.base.http.heads import FinalHeadReader, ResponseHead
@@ -28,6 +30,8 @@ from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_requ
 from llmkube.base.http.pool import Origin, Pool
 
 _LIMITS = Limits(max_headers=256)
+_REFUSAL_BYTES = 1024
+_REFUSAL_SECONDS = 2.0
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -60,6 +64,7 @@ class StreamedResponse:
         self.reusable = False
         self._method = method
         self._decoder: BodyDecoder | None = None  # a proxy needs none
+        self._decoded = memoryview(b"")  # taken out of its framing, for a buffer that was too small
 
     @property
     def status(self) -> int:
@@ -115,15 +120,80 @@ class StreamedResponse:
         await trio.lowlevel.checkpoint()
         return b""
 
+    async def receive_into(self, room: memoryview) -> int:
+        """Fill the beginning of a buffer with the next bytes of the body, and return how far; 0 at its clean end.
+
+        A body of known length goes from the connection straight into the buffer. For large ones, and in place of
+        `receive_some`, not together with it. Errors are the same.
+        """
+        decoder = self._decoder = self._decoder or response_body(self._method, self.head)
+        if isinstance(decoder, LengthBody) and decoder.missing and not self.early and not self._decoded:
+            try:
+                count = await receive_into(self.stream, room[: decoder.missing])
+            except _BROKEN as exc:
+                raise _broken_off(exc, self.origin) from exc
+            if count:
+                decoder.passed_by(count)
+                self._note_end(decoder)
+            else:
+                self._end(decoder)
+            return count
+        if not self._decoded:
+            self._decoded = memoryview(await self.receive_some())
+        count = min(len(room), len(self._decoded))
+        room[:count], self._decoded = self._decoded[:count], self._decoded[count:]
+        return count
+
+    def take_whole(self) -> bytes:
+        """Return the body of an answer that `is_whole`, which nothing has been read of.
+
+        Raises:
+            ProtocolError: The peer's framing is wrong.
+        """
+        data, self.early = self.early, b""
+        decoder = self._decoder = response_body(self._method, self.head)
+        try:
+            payload = decoder.feed(data)
+        except MalformedError as exc:
+            raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
+        self._note_end(decoder)
+        return payload
+
     def _note_end(self, decoder: BodyDecoder) -> None:
         """The body was read to its end, nothing came after it, and the peer keeps the connection."""
-        self.reusable = decoder.rest == b"" and self.head.keep_alive
+        self.reusable = decoder.rest == b"" and self.head.keep_alive and not isinstance(decoder, EofBody)
 
     def _end(self, decoder: BodyDecoder) -> None:
         try:
             decoder.feed_eof()
         except MalformedError as exc:
             raise BrokenOffError(f"{netloc(self.origin)} broke off: {exc}") from exc
+
+
+@attrs.frozen
+class Upgraded:
+    """A connection that speaks another protocol from here on, because the peer answered 101.
+
+    Attributes:
+        headers: Those of the answer.
+        stream: The connection.
+        early: What has come after the head of the answer.
+        peer: Whom we talk to, for messages.
+        close: Closes what holds the connection; None if that is the stream itself.
+    """
+
+    headers: Headers
+    stream: trio.abc.Stream
+    early: bytes
+    peer: str
+    close: Callable[[], Awaitable[None]] | None = None
+
+    async def aclose(self) -> None:
+        """Close the connection, also when cancelled."""
+        if self.close is None:
+            await trio.aclose_forcefully(self.stream)
+        else:
+            await self.close()
 
 
 class HttpClient:
@@ -197,10 +267,34 @@ class HttpClient:
             if not self.keep_nowait(answer):
                 await trio.aclose_forcefully(answer.stream)
 
-    async def start(self, origin: Origin, method: str, head: bytes, body: bytes) -> StreamedResponse:
+    async def upgrade(self, url: str, headers: Headers) -> Upgraded:
+        """Ask a peer to speak another protocol, which `headers` name, and return the connection once it agrees.
+
+        Raises:
+            RefusedError: The peer answers anything but 101.
+            ConnectError: No connection.
+            BrokenOffError: The peer broke off.
+            ProtocolError: The peer does not speak HTTP/1.1.
+            ValueError: Not a plain http URL, or a header that would break out of its line.
+        """
+        origin, target = _split(url)
+        head = encode_request_head("GET", target, Headers((("Host", netloc(origin)), *headers)))
+        answer = await self.start(origin, "GET", head, b"", switching=True)
+        if answer.status == 101:
+            return Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
+        try:
+            begun = await _beginning(answer)
+        finally:
+            await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
+        raise RefusedError(f"{netloc(origin)} answers {answer.status} and does not switch", answer.status, begun)
+
+    async def start(
+        self, origin: Origin, method: str, head: bytes, body: bytes, *, switching: bool = False
+    ) -> StreamedResponse:
         """Send a request whose head is ready, and return when the head of its answer has come.
 
-        `keep_nowait` has to follow, and if it does not keep the connection, its end.
+        `keep_nowait` has to follow, and if it does not keep the connection, its end. With `switching` the request asks
+        for another protocol, and 101 is an answer to it.
 
         Raises:
             ConnectError: No connection.
@@ -210,12 +304,12 @@ class HttpClient:
         pooled = await self.pool.take(origin)
         if pooled is not None:
             with suppress(_StaleError):
-                return await self._exchange(pooled, origin, method, head, body)
+                return await self._exchange(pooled, origin, method, head, body, switching=switching)
         try:
             fresh = await self._connect(*origin)
         except (OSError, *_BROKEN) as exc:
             raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
-        return await self._exchange(fresh, origin, method, head, body)
+        return await self._exchange(fresh, origin, method, head, body, switching=switching)
 
     def keep_nowait(self, answer: StreamedResponse) -> bool:
         """Take the connection of an answer back; if not, it has to be closed, which tells the peer to stop sending."""
@@ -226,7 +320,7 @@ class HttpClient:
         await self.pool.aclose()
 
     async def _exchange(
-        self, stream: trio.abc.Stream, origin: Origin, method: str, head: bytes, body: bytes
+        self, stream: trio.abc.Stream, origin: Origin, method: str, head: bytes, body: bytes, *, switching: bool
     ) -> StreamedResponse:
         """Send a request and receive the head of its answer; closes the stream unless that succeeds."""
         succeeded, sent = False, True
@@ -236,7 +330,7 @@ class HttpClient:
             except _BROKEN:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
             try:
-                answer, early = await self._receive_head(stream, origin)
+                answer, early = await self._receive_head(stream, origin, switching=switching)
                 if "transfer-encoding" in answer.headers and not answer.chunked:
                     raise MalformedError(400, "the only transfer encoding here is chunked")
             except MalformedError as exc:
@@ -249,7 +343,9 @@ class HttpClient:
             answer = attrs.evolve(answer, keep_alive=False)
         return StreamedResponse(answer, method, stream, early, origin)
 
-    async def _receive_head(self, stream: trio.abc.Stream, origin: Origin) -> tuple[ResponseHead, bytes]:
+    async def _receive_head(
+        self, stream: trio.abc.Stream, origin: Origin, *, switching: bool
+    ) -> tuple[ResponseHead, bytes]:
         try:
             data = await _receive(stream, origin)
         except BrokenOffError as exc:
@@ -259,7 +355,7 @@ class HttpClient:
         found = self._heads.response(data)
         if found is not None:
             return found
-        reader = FinalHeadReader(_LIMITS)
+        reader = FinalHeadReader(_LIMITS, switching=switching)
         while (found := reader.feed(data)) is None:
             data = await _receive(stream, origin)
             if not data:
@@ -279,11 +375,24 @@ async def open_http_client(
         await client.aclose()
 
 
+async def _beginning(answer: StreamedResponse) -> bytes:
+    """Return the beginning of a refusal's body, as far as it comes without delay."""
+    begun = b""
+    with trio.move_on_after(_REFUSAL_SECONDS), suppress(BrokenOffError, ProtocolError):
+        while len(begun) < _REFUSAL_BYTES and (piece := await answer.receive_some()):
+            begun += piece
+    return begun[:_REFUSAL_BYTES]
+
+
 async def _receive(stream: trio.abc.Stream, origin: Origin) -> bytes:
     try:
         return bytes(await stream.receive_some(RECEIVE_BYTES))
     except _BROKEN as exc:
-        raise BrokenOffError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}") from exc
+        raise _broken_off(exc, origin) from exc
+
+
+def _broken_off(exc: Exception, origin: Origin) -> BrokenOffError:
+    return BrokenOffError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}")
 
 
 def _split(url: str) -> tuple[Origin, str]:

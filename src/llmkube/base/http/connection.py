@@ -32,13 +32,13 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 """A `Handler` that may use what only a real connection has."""
 
-Judge = Callable[[RequestHead], Response | None]
-"""Refuses a request by its head alone, with the answer to give; None lets it in."""
+Judge = Callable[[RequestHead, str], Response | None]
+"""Refuses a request by its head and its peer's address alone, with the answer to give; None lets it in."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-def let_in(head: RequestHead) -> None:
+def let_in(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
 
 
@@ -77,10 +77,12 @@ class Connection:
 
     Attributes:
         phase: What it waits for.
+        peer_host: The address at its other end; "" when there is none, or none any more.
     """
 
     def __init__(self, service: Service, stream: trio.abc.Stream) -> None:
         self.phase = Phase.IDLE
+        self.peer_host = _peer_host(stream)
         self._service = service
         self._limits = service.limits
         self._stream = stream
@@ -125,7 +127,7 @@ class Connection:
                 head = await self._receive_head()
                 if head is None:
                     return False
-                refusal = self._service.judge(head)
+                refusal = self._service.judge(head, self.peer_host)
                 if refusal is not None:
                     await self._respond_last(refusal)
                     return True
@@ -300,3 +302,13 @@ def _leaves(group: BaseExceptionGroup[WorldError]) -> list[Exception]:
     for member in group.exceptions:
         found.extend(_leaves(member) if isinstance(member, BaseExceptionGroup) else [member])
     return found
+
+
+def _peer_host(stream: trio.abc.Stream) -> str:
+    connection = below_tls(stream)
+    if isinstance(connection, HubStream):
+        return connection.peer_host
+    try:
+        return str(connection.socket.getpeername()[0]) if isinstance(connection, trio.SocketStream) else ""
+    except OSError:
+        return ""  # it has gone already

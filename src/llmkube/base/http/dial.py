@@ -4,6 +4,7 @@ import base64
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
@@ -13,6 +14,8 @@ from llmkube.base.http.errors import MalformedError
 from llmkube.base.http.heads import FinalHeadReader
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.tls import TlsStream
+
+_MAX_SESSIONS: Final = 16
 
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a connection to a host and port, or raises OSError."""
@@ -29,7 +32,7 @@ class ProxyError(OSError):
 
 @attrs.define(eq=False)
 class TlsDialer:
-    """Opens connections under TLS; a session of one shortens the handshake of the next.
+    """Opens connections under TLS; a session of one shortens the handshake of the next one to the same server.
 
     Attributes:
         context: Whom to trust, and who we are.
@@ -40,21 +43,33 @@ class TlsDialer:
     context: ssl.SSLContext
     server_name: str = ""
     connect: Connect = dial
-    _newest: TlsStream | None = None
+    # A session proves who a server is without its certificate: it is never offered to another one.
+    _newest: dict[tuple[str, int], TlsStream] = attrs.field(factory=dict)
 
     async def __call__(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError, and `ssl.SSLError` among them."""
-        transport = await self.connect(host, port)
+        return await self.over(await self.connect(host, port), host, port)
+
+    async def over(self, transport: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
+        """Shake hands over a connection to this server; if that fails, it is closed.
+
+        Raises:
+            ssl.SSLError: The server's certificate is not to be trusted, or it refuses ours.
+            trio.BrokenResourceError: The server went away.
+        """
         done = False
         try:
-            session = self._newest.session if self._newest else None  # TLS 1.3 sends it after the handshake
+            before = self._newest.pop((host, port), None)
+            session = before.session if before else None  # TLS 1.3 sends it after the handshake
             stream = TlsStream(transport, self.context, self.server_name or host, session)
             await stream.do_handshake()
             done = True
         finally:
             if not done:
                 await trio.aclose_forcefully(transport)
-        self._newest = stream
+        if len(self._newest) >= _MAX_SESSIONS:
+            del self._newest[next(iter(self._newest))]  # of the server that was dialled least lately
+        self._newest[host, port] = stream
         return stream
 
 

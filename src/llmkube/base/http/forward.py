@@ -17,10 +17,19 @@ from llmkube.base.http.pool import Origin
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
-async def forward(exchange: StreamExchange, client: HttpClient, origin: Origin, body: bytes) -> None:
+async def forward(
+    exchange: StreamExchange, client: HttpClient, origin: Origin, body: bytes, *, credentials: bytes = b""
+) -> None:
     """Have another server answer a request, with this body.
 
     The client's disconnect cancels this, which closes the connection to that server: it stops what it does.
+
+    Args:
+        exchange: The request, and the way back to its client.
+        client: Reaches the server.
+        origin: Where it is.
+        body: All of the body.
+        credentials: Header lines that go in the place of the client's own credentials; without any, those pass.
 
     Raises:
         ConnectError: No connection.
@@ -28,7 +37,8 @@ async def forward(exchange: StreamExchange, client: HttpClient, origin: Origin, 
         ProtocolError: It does not speak HTTP/1.1.
     """
     asked = exchange.head
-    lines = (asked.request_line, netloc(origin).encode("ascii"), asked.end_to_end, len(body))
+    passed = asked.without_credentials + credentials if credentials else asked.end_to_end
+    lines = (asked.request_line, netloc(origin).encode("ascii"), passed, len(body))
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
     answer = await client.start(origin, asked.method, head, body)
     try:

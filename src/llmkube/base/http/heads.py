@@ -45,7 +45,7 @@ class _Head:
         """The header lines that a proxy passes on, ready to send; not those that frame the body or name the host."""
         if self.like is not None:
             return self.like.end_to_end
-        return encode_lines(self.headers.end_to_end().without("host", "content-length", "expect"))
+        return encode_lines(_end_to_end(self.headers))
 
 
 @attrs.frozen(slots=False)
@@ -69,6 +69,13 @@ class RequestHead(_Head):
         return f"{self.method} {origin_form(self.target)} HTTP/1.1\r\n".encode("ascii")
 
     @cached_property
+    def without_credentials(self) -> bytes:
+        """As `end_to_end`, without what the client says of itself to be let in: a proxy that shows a key of its own."""
+        if isinstance(self.like, RequestHead):
+            return self.like.without_credentials
+        return encode_lines(_end_to_end(self.headers).without("authorization", "x-api-key"))
+
+    @cached_property
     def expectations(self) -> frozenset[str]:
         """What the client waits for before it sends the body; HTTP/1.0 knows no such thing."""
         if isinstance(self.like, RequestHead):
@@ -81,6 +88,10 @@ class ResponseHead(_Head):
     """Status line and headers, checked."""
 
     status: int = attrs.field(kw_only=True)
+
+
+def _end_to_end(headers: Headers) -> Headers:
+    return headers.end_to_end().without("host", "content-length", "expect")
 
 
 class _Collector:
@@ -207,21 +218,27 @@ class HeadReader:
 
 
 class FinalHeadReader:
-    """Feed the heads of one exchange's answers and stop behind the final one; interim answers (1xx) are skipped."""
+    """Feed the heads of one exchange's answers and stop behind the final one; interim answers (1xx) are skipped.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: What the peer may cost.
+        switching: The request asked for another protocol: 101 is a final answer.
+    """
+
+    def __init__(self, limits: Limits, *, switching: bool = False) -> None:
         self._limits = limits
+        self._switching = switching
         self._reader = HeadReader(httptools.HttpResponseParser, limits)
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """Take the next bytes; None while the final head is incomplete, then that head and the bytes after it.
 
         Raises:
-            MalformedError: Not an answer that this client understands, or one that leaves HTTP/1.1 (101).
+            MalformedError: Not an answer that this client understands, or one that leaves HTTP/1.1 (101) unasked.
         """
         while (rest := self._reader.feed(data)) is not None:
             head = self._reader.response()
-            if head.status >= 200:
+            if head.status >= 200 or (head.status == 101 and self._switching):
                 return head, rest
             if head.status == 101:
                 raise MalformedError(400, "the answer switches to a protocol that the request did not ask for")

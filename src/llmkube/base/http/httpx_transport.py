@@ -2,13 +2,12 @@
 
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Final
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
-from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.client import HttpClient, StreamedResponse, Upgraded, netloc
 from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, keep_alive
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 
@@ -16,11 +15,15 @@ _OURS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"co
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 MAX_IDLE: Final = 64
 
+UPGRADED: Final = "upgraded"
+"""The extension of an answer with status 101: the connection, as an `Upgraded`; closing the answer closes it."""
+
 
 class HttpxTransport(httpx.AsyncBaseTransport):
     """Sends httpx's requests over pooled connections: HTTP/1.1, plain or under TLS, also through a proxy.
 
-    There is no bound on connections in use: a watch has one for minutes. Bodies of requests are sent whole.
+    There is no bound on connections in use: a watch has one for minutes. Bodies of requests are sent whole. A request
+    with an `Upgrade` header may be answered with 101, and then has the connection for itself.
 
     Args:
         context: For `https` URLs.
@@ -58,32 +61,40 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         client = self._clients.get(url.scheme)
         if client is None:
             raise httpx.UnsupportedProtocol(f"{url.scheme!r} URLs are not spoken here", request=request)
-        body = await request.aread()
+        stream = request.stream
+        body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else await request.aread()
         head = _encode_head(request, len(body))
         origin = (url.host, url.port or _DEFAULT_PORTS[url.scheme])
         timeouts = request.extensions.get("timeout", {})
         # One deadline for the connection, the request and the head of its answer, and not a scope for each.
         seconds = [timeouts.get(name) for name in ("connect", "read", "write")]
         allowed = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
+        switching = "upgrade" in request.headers
         try:
             if allowed is None:
-                answer = await client.start(origin, request.method, head, body)
+                answer = await client.start(origin, request.method, head, body, switching=switching)
             else:
                 with trio.fail_after(allowed):
-                    answer = await client.start(origin, request.method, head, body)
+                    answer = await client.start(origin, request.method, head, body, switching=switching)
         except trio.TooSlowError as error:
             raise httpx.ReadTimeout(f"no answer in {allowed:g} s", request=request) from error
         except HttpError as error:
             raise _translated(error, request) from error
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.head.headers]
         rest = _Body(client, answer, timeouts.get("read"), request)
+        if answer.status == 101:
+            upgraded = Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
+            return httpx.Response(101, headers=headers, stream=rest, extensions={UPGRADED: upgraded})
         if not answer.is_whole:
             return httpx.Response(answer.status, headers=headers, stream=rest)
-        async with aclosing(rest):  # reading its end is a checkpoint
-            content = b"".join([piece async for piece in rest])
-        return httpx.Response(
-            answer.status, headers=headers, stream=httpx.ByteStream(content)
-        )  # `content=` is read anew
+        try:
+            content = answer.take_whole()
+        except HttpError as error:
+            raise _translated(error, request) from error
+        finally:
+            await rest.aclose()
+        whole = httpx.ByteStream(content)  # as `content=` it would be read anew
+        return httpx.Response(answer.status, headers=headers, stream=whole)
 
     async def aclose(self) -> None:
         """Close the idle connections."""
@@ -137,15 +148,17 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     Raises:
         httpx.LocalProtocolError: A header would break out of its line.
     """
-    lines = [b"%b: %b\r\n" % line for line in request.headers.raw if line[0].lower() not in _OURS]
-    if any(line.count(b"\r") != 1 or line.count(b"\n") != 1 for line in lines):
-        raise httpx.LocalProtocolError("a header has a line end in it", request=request)
+    lines = [b"%b: %b" % line for line in request.headers.raw if line[0].lower() not in _OURS]
     if length or request.method in {"POST", "PUT", "PATCH"}:
-        lines.append(b"Content-Length: %d\r\n" % length)
-    start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (
-        request.method.encode("ascii"), request.url.raw_path, request.url.netloc,
-    )  # fmt: skip
-    return b"%b%b\r\n" % (start, b"".join(lines))
+        lines.append(b"Content-Length: %d" % length)
+    if "upgrade" in request.headers:
+        lines.append(b"Connection: Upgrade")
+    url = request.url
+    start = b"%b %b HTTP/1.1\r\nHost: %b" % (request.method.encode("ascii"), url.raw_path, url.netloc)
+    head = b"\r\n".join([start, *lines, b"", b""])
+    if not head.count(b"\r") == head.count(b"\n") == len(lines) + 3:
+        raise httpx.LocalProtocolError("a header has a line end in it", request=request)
+    return head
 
 
 def _translated(error: Exception, request: httpx.Request) -> httpx.TransportError:

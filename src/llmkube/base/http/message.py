@@ -67,6 +67,13 @@ class Headers:
         folded = name.lower()
         return tuple(self._items[i][1] for i, other in enumerate(self._names) if other == folded)
 
+    def joined(self) -> dict[str, str]:
+        """Return the values by lower-case name; those of the same name are joined by commas (RFC 9110, 5.3)."""
+        found: dict[str, str] = {}
+        for (_, value), name in zip(self._items, self._names, strict=True):
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
     def tokens(self, name: str) -> frozenset[str]:
         """Return the comma-separated elements of every line with this name, in lower case."""
         elements = (element.strip().lower() for value in self.get_all(name) for element in value.split(","))

@@ -7,13 +7,13 @@ run_server                       cancelled by its owner
    └ Connection.run              reads a request, has it answered, reads the next
 ```
 
-Where all places are taken, a connection that waits for its client gives way: one of the peer that has the most of them,
-and the one that has waited longest. A handler that works is never interrupted for another request.
+Where all places are taken, connections that wait for their client give way: some of the peer that has the most of them,
+those that have waited longest. A handler that works is never interrupted for another request.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import attrs
 import structlog
@@ -21,8 +21,10 @@ import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.base.http.connection import Connection, Judge, Phase, Service, StreamHandler, let_in
-from llmkube.base.http.hub import HubStream, below_tls
 from llmkube.base.http.limits import Limits
+
+ROOM_SHARE: Final = 64
+"""Where all places are taken, one of so many becomes free at once."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -107,9 +109,13 @@ class _Connections:
         self.places = trio.Semaphore(self.service.limits.max_connections)
 
     async def take_place(self) -> None:
-        """Return when there is a place; one that waits for its client has to make room."""
-        if self.places.value == 0 and (crowded := self._longest_waiting()) is not None:
-            crowded.make_room()
+        """Return when there is a place; those that wait for their client have to make room.
+
+        Several at once: to go through all connections for each that comes would let a flood of them hold the loop.
+        """
+        if self.places.value == 0:
+            for crowded in self._longest_waiting(max(1, self.service.limits.max_connections // ROOM_SHARE)):
+                crowded.make_room()
         await self.places.acquire()
 
     async def run(self, arrivals: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
@@ -120,7 +126,7 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
                     connection = Connection(self.service, stream)
-                    self._live[connection] = _peer_host(stream)
+                    self._live[connection] = connection.peer_host
                     nursery.start_soon(self._serve, connection)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:
@@ -136,21 +142,11 @@ class _Connections:
             del self._live[connection]
             self.places.release()
 
-    def _longest_waiting(self) -> Connection | None:
+    def _longest_waiting(self, count: int) -> Sequence[Connection]:
         """Return whom to ask for room: idle before half a request, of the peer with the most of them, the oldest."""
         for phase in (Phase.IDLE, Phase.RECEIVING):
             waiting = [connection for connection in self._live if connection.phase is phase]
             if waiting:
                 [(crowd, _)] = Counter(self._live[connection] for connection in waiting).most_common(1)
-                return next(connection for connection in waiting if self._live[connection] == crowd)
-        return None
-
-
-def _peer_host(stream: trio.abc.Stream) -> str:
-    connection = below_tls(stream)
-    if isinstance(connection, HubStream):
-        return connection.peer_host
-    try:
-        return str(connection.socket.getpeername()[0]) if isinstance(connection, trio.SocketStream) else ""
-    except OSError:
-        return ""  # it has gone already
+                return [connection for connection in waiting if self._live[connection] == crowd][:count]
+        return ()

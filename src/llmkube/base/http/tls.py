@@ -1,14 +1,17 @@
-"""TLS over any stream, for one task at a time: what an HTTP/1.1 client needs of it, and nothing that costs more."""
+"""TLS over any stream, for a task that sends and one that receives: what a client needs, and nothing more."""
 
 import ssl
-from typing import Final
+from typing import Final, cast
 
 import trio
 
+from llmkube.base.http.bulk import BulkReceiveStream, receive_into
+
 RECEIVE_BYTES: Final = 64 * 1024
+BULK_BYTES: Final = 256 * 1024
 
 
-class TlsStream(trio.abc.Stream):
+class TlsStream(BulkReceiveStream, trio.abc.Stream):
     """The client's side of a TLS connection.
 
     No protocol is offered beside HTTP/1.1 (no ALPN), and a close says no goodbye: a peer that cuts an answer short is
@@ -20,7 +23,10 @@ class TlsStream(trio.abc.Stream):
     ) -> None:
         self.transport = transport
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._flushing = False
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name, session=session)
+        self._failure: ssl.SSLError | None = None
+        self._encrypted: memoryview | None = None  # a buffer for large bodies, once there is one
 
     @property
     def session(self) -> ssl.SSLSession | None:
@@ -72,6 +78,43 @@ class TlsStream(trio.abc.Stream):
             except ssl.SSLError as error:
                 raise trio.BrokenResourceError(f"TLS: {error}") from error
 
+    async def receive_into(self, room: memoryview) -> int:
+        """Decrypt what has come into a buffer, and return how far it is filled; 0 at the end.
+
+        Raises:
+            trio.BrokenResourceError: What comes is no TLS.
+        """
+        while not (count := self._decrypt_into(room)):
+            await self._flush()
+            if self._encrypted is None:
+                self._encrypted = memoryview(bytearray(BULK_BYTES))
+            received = await receive_into(self.transport, self._encrypted)
+            if not received:
+                return 0
+            self._incoming.write(self._encrypted[:received])
+        return max(count, 0)
+
+    def _decrypt_into(self, room: memoryview) -> int:
+        """Decrypt record after record; 0 when more has to come first, -1 at the end."""
+        if self._failure is not None:
+            raise trio.BrokenResourceError(f"TLS: {self._failure}") from self._failure
+        count = 0
+        try:
+            while count < len(room):
+                decrypted = cast("int", self._ssl.read(len(room) - count, room[count:]))  # bytes without a buffer
+                if not decrypted:
+                    return count or -1
+                count += decrypted
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return count or -1
+        except ssl.SSLError as error:
+            if not count:
+                raise trio.BrokenResourceError(f"TLS: {error}") from error
+            self._failure = error  # for the next call: what came before it was right
+        return count
+
     async def aclose(self) -> None:
         """Close the connection."""
         await self.transport.aclose()
@@ -83,5 +126,15 @@ class TlsStream(trio.abc.Stream):
         return bool(data)
 
     async def _flush(self) -> None:
-        if self._outgoing.pending:
-            await self.transport.send_all(self._outgoing.read())
+        """Send what is ready, unless another task is at it, which then takes it along.
+
+        Receiving sends as well: an answer to a key update, or a certificate that the server asks for late.
+        """
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self._outgoing.pending:
+                await self.transport.send_all(self._outgoing.read())
+        finally:
+            self._flushing = False

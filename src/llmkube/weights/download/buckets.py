@@ -30,6 +30,9 @@ REGION, DEFAULT_REGION, ENDPOINT = "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDP
 VARIABLES: Final = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, REGION, DEFAULT_REGION, ENDPOINT)
 """What is read of a Secret or an environment."""
 
+PLACE_VARIABLES: Final = (REGION, DEFAULT_REGION, ENDPOINT)
+"""Those of them that say where a bucket is, and prove nothing."""
+
 _FIRST_REGION: Final = "us-east-1"
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
 _WORD: Final = re.compile(r"[!-~]{1,4096}")  # what may stand in a header

@@ -1,6 +1,7 @@
 """The way from a remote source to a complete file in the store: recall it, or plan, download, verify and keep it."""
 
 import datetime
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.http.hub import open_sockets
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess, Signer
@@ -25,15 +27,19 @@ from llmkube.weights.download.transfer import RejectedVersion, Transfer, Transfe
 from llmkube.weights.errors import DigestMismatchError, FetchError, SourceError, StalledError
 from llmkube.weights.http_responses import RangeRequest, Validator, linked_digest, range_total, refusal
 from llmkube.weights.source import BucketFile, HubFile, HubRepository, Remote, WebFile
+from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
 from llmkube.weights.store.index import (
     BlobInfo,
+    Record,
     Unverified,
     commit_record,
+    extend_audience,
     find_blob,
-    find_weights,
+    find_recorded,
     key_of,
+    name_of,
     read_record,
     record_verified,
 )
@@ -54,19 +60,40 @@ _LIMITS: Final = DownloadLimits()
 STALE_SECONDS: Final = 7 * 86400.0
 """Incomplete downloads without a write for so long are removed."""
 
+_PROOF_SECONDS: Final = 15.0  # for a source that may be out of reach, where its answer is not needed
 _CLOSE_SECONDS: Final = 30.0  # putting down an incomplete file syncs it, which takes a slow disk a while
 _LISTING_BYTES: Final = 32 << 20
 
 
 @attrs.frozen
 class _Job:
-    """What one caller asks for; callers with equal jobs share a download."""
+    """What one caller asks for; callers with equal jobs share a download, and present the same credential.
+
+    Attributes:
+        source: What to fetch.
+        sha256: The digest that it must have.
+        token: For the hub.
+        policy: What it may lead to.
+        access: For a bucket.
+        credential: The keyed digest of all that goes along to prove who asks; empty for nothing.
+        owner: Whether the store's owner asks, who may have all that is in it.
+    """
 
     source: Remote
     sha256: str | None
     token: str | None = attrs.field(repr=False)
     policy: AddressPolicy
     access: BucketAccess = BucketAccess()
+    credential: str = ""
+    owner: bool = True
+
+    def admits(self, audience: Audience) -> bool:
+        """Whether a blob of such a record may be taken for this job, because it has the digest."""
+        return self.owner or audience.shares_with(self.credential)
+
+    def partial_key(self, name: str) -> str:
+        """Return the key of an incomplete file: bytes that took a credential are continued with that one alone."""
+        return key_of(f"{name} {self.credential}" if self.credential else name)
 
 
 class Downloader:
@@ -95,11 +122,13 @@ class Downloader:
         access: GetAccess | None = None,
         policy: AddressPolicy,
         progress: OnProgress,
+        namespace: str | None = None,
         fresh: bool = False,
     ) -> WeightsFile:
         """Return the file behind a source, complete and of the right digest; from the store if it is there.
 
-        Nothing is asked of any server for what the store has: a source that was fetched once starts offline.
+        Nothing is asked of any server for what the store has: a source that was fetched once starts offline. But what
+        took a credential is given to another namespace only when the source gives it to that one too.
 
         Args:
             source: What to fetch.
@@ -109,6 +138,7 @@ class Downloader:
                 it says on which server the bucket is; when that is not known, what the store has is taken.
             policy: What the source may lead to.
             progress: Called in this task, with the newest state; some may be left out.
+            namespace: Of the Model that asks; None for the owner of the store.
             fresh: Ask the server, although the store has the file, whether it is still that one; if not, fetch it.
 
         Raises:
@@ -123,16 +153,49 @@ class Downloader:
             except WorldError as error:
                 who = error
         server = who.server if isinstance(who, BucketAccess) else None
-        found = await self._recall(source, wanted, server, progress)
-        if found is not None and not fresh:
+        run_sync = self._dependencies.run_sync
+        name = await run_sync(bind(name_of, self._store, source))
+        record = await run_sync(bind(read_record, self._store, key_of(name)))
+        if record is not None and server not in (None, record.server):
+            record = None  # another server's
+        found = None if record is None else await self._recall(name, record, wanted, progress)
+        if found is not None and record is not None and not fresh and record.audience.admits(namespace):
             return found
         if not isinstance(who, BucketAccess):
             raise who
         secret = await token() if token is not None and self._is_at_hub(source) else None
-        job = _Job(source, wanted, secret, policy, who)
-        if found is not None and await self._is_current(job, progress):
+        proof = _proof(source, secret, who)
+        credential = await run_sync(bind(self._store.keyed_digest, proof)) if proof else ""
+        job = _Job(source, wanted, secret, policy, who, credential, namespace is None)
+        if found is not None and record is not None and not fresh:
+            await self._prove(job, record.audience, progress)
+            await run_sync(bind(extend_audience, self._store, name, record, namespace, credential))
             return found
-        return await self._shared.join(job, bind(self._download, job), progress)
+        if found is None or not await self._is_current(job, progress):
+            found = await self._shared.join(job, bind(self._download, job), progress)
+        record = await run_sync(bind(read_record, self._store, key_of(name)))
+        if record is not None and credential in record.audience.credentials:
+            await run_sync(bind(extend_audience, self._store, name, record, namespace, credential))
+        return found
+
+    async def _prove(self, job: _Job, audience: Audience, progress: OnProgress) -> None:
+        """Ask the source whether it gives its weights to who asks with this credential, or without one.
+
+        A credential that has worked before is believed where the source cannot be reached.
+
+        Raises:
+            WeightsError: It does not.
+            FetchError: It does not say.
+        """
+        known = bool(job.credential) and job.credential in audience.credentials
+        meter = _Meter(progress)
+        try:
+            with trio.move_on_after(_PROOF_SECONDS if known else math.inf):
+                first = (await self._plan(job, meter))[0]
+                await self._look(first, meter)
+        except FetchError:
+            if not known:
+                raise
 
     def _is_at_hub(self, source: Remote) -> bool:
         if isinstance(source, WebFile):
@@ -143,19 +206,19 @@ class Downloader:
         """Ask the servers whether what the store has is still what they have."""
         meter = _Meter(progress)
         seen = [await self._look(one, meter) for one in await self._plan(job, meter)]
-        record = await self._dependencies.run_sync(bind(read_record, self._store, key_of(job.source.identity)))
+        run_sync = self._dependencies.run_sync
+        name = await run_sync(bind(name_of, self._store, job.source))
+        record = await run_sync(bind(read_record, self._store, key_of(name)))
         return record is not None and is_current(record, seen)
 
-    async def _recall(
-        self, source: Remote, sha256: str | None, server: str | None, progress: OnProgress
-    ) -> WeightsFile | None:
+    async def _recall(self, name: str, record: Record, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
         run_sync, store = self._dependencies.run_sync, self._store
-        found = await run_sync(bind(find_weights, store, source.identity, server))
+        found = await run_sync(bind(find_recorded, store, record))
         if isinstance(found, Unverified):
             for piece in found.touched:
                 if not await self._still_right(store.blobs / piece.sha256, progress):
                     return None
-            found = await run_sync(bind(record_verified, store, source.identity, found.record))
+            found = await run_sync(bind(record_verified, store, name, found.record))
         return found if found is not None and sha256 in (None, found.sha256) else None
 
     async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
@@ -176,7 +239,7 @@ class Downloader:
         meter = _Meter(progress)
         wanted = await self._plan(job, meter)
         async with AsyncExitStack() as stack:
-            parts = [await self._part(one, meter, stack) for one in wanted]
+            parts = [await self._part(job, one, meter, stack) for one in wanted]
             sizes = [one.size_bytes for one in wanted]
             known = [size for size in sizes if size is not None]
             meter.total_bytes = sum(known) if len(known) == len(sizes) else 0
@@ -187,8 +250,19 @@ class Downloader:
                 meter.finished_bytes += part.size_bytes
             now = self._dependencies.utcnow().isoformat()
             versions = tuple(part.info.validator if isinstance(part, Partial) else Validator() for part in parts)
-            kept = bind(commit_record, self._store, source.identity, source.redacted, parts, now)
-            return await self._dependencies.run_sync(bind(kept, server=job.access.server, versions=versions))
+            run_sync = self._dependencies.run_sync
+            name = await run_sync(bind(name_of, self._store, source))
+            public = not job.credential and all([await self._is_public(part) for part in parts])
+            audience = Audience(public=public, credentials=(job.credential,) if job.credential else ())
+            kept = bind(commit_record, self._store, name, source.redacted, parts, now)
+            return await run_sync(bind(kept, server=job.access.server, versions=versions, audience=audience))
+
+    async def _is_public(self, part: Partial | BlobInfo) -> bool:
+        """Whether a part has come now, or was in the store for every Model."""
+        if isinstance(part, Partial):
+            return True
+        found = bind(find_blob, self._store, part.sha256, lambda audience: audience.public)
+        return await self._dependencies.run_sync(found) is not None
 
     async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: "_Meter") -> None:
         observer = TransferObserver(meter.downloading, meter.verifying, meter.waiting)
@@ -201,12 +275,14 @@ class Downloader:
         finally:
             space.release(part)
 
-    async def _part(self, wanted: TransferRequest, meter: "_Meter", stack: AsyncExitStack) -> Partial | BlobInfo:
+    async def _part(
+        self, job: _Job, wanted: TransferRequest, meter: "_Meter", stack: AsyncExitStack
+    ) -> Partial | BlobInfo:
         """Return the blob if the store has it, else the partial file, locked for us."""
         run_sync, store = self._dependencies.run_sync, self._store
         while True:
             if wanted.sha256 is not None:
-                piece = await run_sync(bind(find_blob, store, wanted.sha256))
+                piece = await run_sync(bind(find_blob, store, wanted.sha256, job.admits))
                 if piece is not None:
                     return piece
             partial = await run_sync(bind(open_partial, store, wanted.key))
@@ -244,7 +320,7 @@ class Downloader:
         return TransferRequest(
             shown=file.redacted,
             url=hugging_face.file_url(self._endpoint, file),
-            key=key_of(file.identity),
+            key=job.partial_key(file.identity),
             policy=job.policy,
             credential=self._credential(job),
             sha256=job.sha256 or entry.sha256,
@@ -261,7 +337,7 @@ class Downloader:
         first = TransferRequest(
             shown=source.url.shown,
             url=source.url,
-            key=key_of(str(source.url)),
+            key=job.partial_key(str(source.url)),
             policy=job.policy,
             credential=credential or (self._credential(job) if at_hub else None),
             sha256=job.sha256,
@@ -269,7 +345,7 @@ class Downloader:
             hub=at_hub,
         )
         return await self._probed(
-            [attrs.evolve(first, shown=url.shown, url=url, key=key_of(str(url))) for url in urls], meter
+            [attrs.evolve(first, shown=url.shown, url=url, key=job.partial_key(str(url))) for url in urls], meter
         )
 
     async def _plan_bucket(self, job: _Job, source: BucketFile, meter: "_Meter") -> Sequence[TransferRequest]:
@@ -284,7 +360,7 @@ class Downloader:
                 TransferRequest(
                     shown=part.redacted,
                     url=url,
-                    key=key_of(f"{who.server} {part.identity}"),
+                    key=job.partial_key(f"{who.server} {part.identity}"),
                     policy=job.policy,
                     credential=signer,
                     sha256=job.sha256,
@@ -315,7 +391,7 @@ class Downloader:
                 self._refuse(RangeRequest(shown=shown, hub=True), request, response)
             body = bytearray()
             with as_fetch_errors(request.url):
-                async for chunk in response.body:
+                while chunk := await response.body.receive_some():
                     body += chunk
                     if len(body) > _LISTING_BYTES:
                         raise FetchError(f"{shown}: the hub's list of files is too long")
@@ -415,10 +491,14 @@ async def open_downloader(
         free: Returns the free bytes of a folder's file system.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
-    transport = open_transport_with() if open_transport is None else open_transport
-    dependencies = Dependencies(transport, run_sync, utcnow, rng, limits, FreeSpace(store.root, free), OriginPauses())
     await run_sync(bind(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
-    async with open_single_flight(WeightsFile) as shared:
+    async with AsyncExitStack() as stack:
+        if open_transport is None:
+            sockets = await stack.enter_async_context(open_sockets())
+            open_transport = open_transport_with(dial=sockets.connect)
+        space = FreeSpace(store.root, free)
+        dependencies = Dependencies(open_transport, run_sync, utcnow, rng, limits, space, OriginPauses())
+        shared = await stack.enter_async_context(open_single_flight(WeightsFile))
         yield Downloader(store, dependencies, shared, hugging_face.parse_endpoint(endpoint))
 
 
@@ -431,6 +511,21 @@ def _remove_stale(store: Store, before: float) -> None:
 async def _close(run_sync: RunSync, partial: Partial) -> None:
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
         await run_sync(partial.close)
+
+
+def _proof(source: Remote, token: str | None, access: BucketAccess) -> str:
+    """Return all that goes along to prove who asks, as one text; empty for nothing.
+
+    The query of a URL may be a signature, and counts as one.
+    """
+    words = []
+    if isinstance(source, WebFile):
+        words += [source.secret, source.url.target.partition("?")[2]]
+    if not (isinstance(source, WebFile) and source.secret):
+        words.append(token or "")
+    if isinstance(source, BucketFile) and access.key_id:
+        words += [access.server, access.key_id, access.secret, access.session_token]
+    return "\0\0".join(words) if any(words) else ""
 
 
 def _missing_bytes(wanted: TransferRequest, part: Partial | BlobInfo) -> int:

@@ -14,13 +14,16 @@ from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
 from llmkube.weights.source import Builtin, LocalFile, Source, VolumeSource
 from llmkube.weights.store import local_files
+from llmkube.weights.store.audience import PUBLIC
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
 from llmkube.weights.store.index import blob_info, commit_record
+from llmkube.weights.store.local_sources import LocalSources
 
 __all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
 
 _FROM_OBJECT: Final = AddressPolicy()
+_NONE_LISTED: Final = LocalSources()
 _CLOSE_SECONDS: Final = 10.0  # dropping an incomplete file of many gigabytes takes a file system a while
 
 
@@ -35,6 +38,8 @@ async def fetch(
     token: GetToken | None = None,
     access: GetAccess | None = None,
     policy: AddressPolicy = _FROM_OBJECT,
+    local: LocalSources = _NONE_LISTED,
+    namespace: str | None = None,
     fresh: bool = False,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
@@ -53,6 +58,9 @@ async def fetch(
         token: For the downloader's hub alone; looked for only when that is asked.
         access: For an object in a bucket: who asks for it, and where.
         policy: What a remote source may lead to; by default what an object may: public addresses only.
+        local: Which files of this host a source may name; by default none.
+        namespace: Of the Model that asks; None for the owner of the store. What took a credential goes to another
+            namespace only with a credential of its own.
         fresh: What the store has of a remote source is compared with what the server has now.
 
     Raises:
@@ -62,7 +70,7 @@ async def fetch(
     if isinstance(source, Builtin):
         return await _copy_in(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
-        return await _use_in_place(Path(source.path), sha256, progress, limiter)
+        return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
     if isinstance(source, VolumeSource) or downloader is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
@@ -71,7 +79,14 @@ async def fetch(
             f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
         )
     return await downloader.fetch(
-        source, sha256=sha256, token=token, access=access, policy=policy, progress=progress, fresh=fresh
+        source,
+        sha256=sha256,
+        token=token,
+        access=access,
+        policy=policy,
+        progress=progress,
+        namespace=namespace,
+        fresh=fresh,
     )
 
 
@@ -97,7 +112,7 @@ async def _copy_in(
                 )
             kept = await run_sync(writer.commit)
     piece = await run_sync(partial(blob_info, kept.path))
-    return await run_sync(partial(commit_record, store, source.identity, source.identity, [piece], ""))
+    return await run_sync(partial(commit_record, store, source.identity, source.identity, [piece], "", audience=PUBLIC))
 
 
 def _copy_chunk(source: local_files.FileSnapshot, offset: int, writer: BlobWriter) -> None:
@@ -105,24 +120,27 @@ def _copy_chunk(source: local_files.FileSnapshot, offset: int, writer: BlobWrite
 
 
 async def _use_in_place(
-    path: Path, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
+    path: Path, local: LocalSources, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
     reading = in_threads(limiter, abandon=True)  # a dead network disk may hold a thread for ever, but not its task
-    seen = await reading(partial(local_files.take_snapshot, path))
+    seen = await reading(partial(local.admit, path))
     digest = None
     if sha256 is not None:
 
         def verifying(done: int) -> None:
             progress(Progress("verifying", done, seen.size_bytes))
 
-        digest = await local_files.hash_file(seen, verifying, reading)
+        digest = await local_files.hash_file(seen, verifying, reading, local.open)
         _compare(path, digest, sha256)
-    return WeightsFile(path, seen.size_bytes, digest, f"{path}:{seen.size_bytes}:{seen.mtime_ns}")
+    return WeightsFile(seen.path, seen.size_bytes, digest, f"{seen.path}:{seen.size_bytes}:{seen.mtime_ns}")
 
 
 def _compare(path: Path, digest: str, wanted: str | None) -> None:
+    """Refuse a file with another digest, and tell neither: who guesses need not learn what the host's files hold."""
     if wanted is not None and digest != wanted.lower():
-        raise DigestMismatchError(f"{path} has {digest}, not {wanted.lower()}: replace the file, or correct the digest")
+        raise DigestMismatchError(
+            f"{path} does not have the digest that spec.sha256 asks for: replace the file, or correct the digest"
+        )
 
 
 def _builtin_file(source: Builtin) -> Path:

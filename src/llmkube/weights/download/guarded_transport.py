@@ -1,13 +1,14 @@
-"""Connections for downloads: a host is resolved once, every address it has is judged, and a judged address is dialled.
+"""Requests for downloads: a host is resolved once, every address it has is judged, and a judged address is dialled.
 
-Between the check and the dial there is nothing that could change the answer, on any hop. TLS and the Host header go by
-name. Proxies of the environment are not used: through one, the dialled address cannot be checked here.
+Everything else of a connection is `base/http`'s. Between the check and the dial there is nothing that could change the
+answer, on any hop. TLS and the Host header go by name. Proxies of the environment are not used: through one, the
+dialled address cannot be checked here.
 """
 
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
@@ -15,29 +16,27 @@ import attrs
 import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
-from llmkube.base.http.dial import dial
+from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.dial import Connect, TlsDialer, dial
 from llmkube.base.http.errors import ConnectError
+from llmkube.base.http.message import Headers, encode_request_head
 from llmkube.weights.address_policy import Address, AddressPolicy, matching_rule
-from llmkube.weights.download.http_get import describe_error
 from llmkube.weights.errors import BlockedAddressError
 from llmkube.weights.urls import WebUrl
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Return the addresses of a host name, in the order in which to try them; OSError when there are none."""
 
-Dial = Callable[[str, int], Awaitable[trio.abc.Stream]]
-"""Connect to an address (never to a name); OSError when nothing answers."""
-
 
 class Transport(Protocol):
     """What carries one chain of requests."""
 
-    async def connect(self, url: WebUrl) -> trio.abc.Stream:
-        """Return a fresh connection to a URL's host, TLS and all; the caller closes it.
+    async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
+        """Ask for a URL over a fresh connection; the caller closes the answer's stream.
 
         Raises:
-            BlockedAddressError: The policy refuses an address of it.
-            ConnectError: Nothing answers there, or its certificate is wrong.
+            BlockedAddressError: The policy refuses an address of its host.
+            HttpError: Nothing answers there, its certificate is wrong, or what answers is no HTTP/1.1.
         """
         ...
 
@@ -57,17 +56,37 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def open_transport_with(
-    *, resolve: Resolve = resolve, dial: Dial = dial, ssl_context: ssl.SSLContext | None = None
+    *, resolve: Resolve = resolve, dial: Connect = dial, ssl_context: ssl.SSLContext | None = None
 ) -> OpenTransport:
-    """Return the way to open guarded transports over this resolver, these sockets and these trusted certificates."""
-    context: list[ssl.SSLContext] = [] if ssl_context is None else [ssl_context]
+    """Return the way to open guarded transports over this resolver, these sockets and these trusted certificates.
+
+    `dial` gets addresses, never names. A TLS session of one transport shortens the handshakes of the next ones.
+    """
+    tls = _Tls(ssl_context)
 
     @asynccontextmanager
     async def open_transport(policy: AddressPolicy) -> AsyncGenerator[Transport, None]:
         await trio.lowlevel.checkpoint()
-        yield _GuardedTransport(policy, resolve, dial, context)
+        yield _GuardedTransport(policy, resolve, dial, tls)
 
     return open_transport
+
+
+@attrs.define(eq=False)
+class _Tls:
+    """TLS for all transports; the certificates are read when they are needed, which takes long."""
+
+    context: ssl.SSLContext | None
+    _dialer: TlsDialer | None = None
+
+    async def over(self, stream: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
+        """Shake hands; ConnectError if the server cannot be trusted."""
+        if self._dialer is None:
+            self._dialer = TlsDialer(self.context or httpx.create_ssl_context())
+        try:
+            return await self._dialer.over(stream, host, port)
+        except (ssl.SSLError, trio.BrokenResourceError) as exc:
+            raise ConnectError(f"no TLS with {host}: {_describe(exc)}") from exc
 
 
 @attrs.define(eq=False)
@@ -76,31 +95,26 @@ class _GuardedTransport:
 
     policy: AddressPolicy
     resolve: Resolve
-    dial: Dial
-    context: list[ssl.SSLContext]  # empty until one is needed: reading the certificates takes long
+    dial: Connect
+    tls: _Tls
     been_outside: bool = False
 
-    async def connect(self, url: WebUrl) -> trio.abc.Stream:
+    async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
         """See `Transport`."""
-        addresses = await self._addresses(url.host, url.port)
-        for address in addresses:
-            self._check(url.host, address)
-        self.been_outside = self.been_outside or any(matching_rule(address) is None for address in addresses)
-        stream = await self._first_that_answers(url.host, url.port, addresses)
-        return stream if url.scheme == "http" else await self._with_tls(stream, url.host)
+        # One connection for each request: an earlier one was judged by where the chain had been by then.
+        client = HttpClient(self._connect if url.scheme == "http" else self._connect_tls, max_idle=0)
+        head = encode_request_head("GET", url.target, Headers.of({**headers, "Connection": "close"}))
+        return await client.start((url.host, url.port), "GET", head, b"")
 
-    async def _with_tls(self, stream: trio.abc.Stream, host: str) -> trio.abc.Stream:
-        if not self.context:
-            self.context.append(httpx.create_ssl_context())
-        tls = trio.SSLStream(stream, self.context[0], server_hostname=host, https_compatible=True)
-        async with contextlib.AsyncExitStack() as on_failure:
-            on_failure.push_async_callback(trio.aclose_forcefully, tls)
-            try:
-                await tls.do_handshake()
-            except (trio.BrokenResourceError, ssl.CertificateError) as exc:
-                raise ConnectError(f"no TLS with {host}: {describe_error(exc)}") from exc
-            on_failure.pop_all()
-        return tls
+    async def _connect_tls(self, host: str, port: int) -> trio.abc.Stream:
+        return await self.tls.over(await self._connect(host, port), host, port)
+
+    async def _connect(self, host: str, port: int) -> trio.abc.Stream:
+        addresses = await self._addresses(host, port)
+        for address in addresses:
+            self._check(host, address)
+        self.been_outside = self.been_outside or any(matching_rule(address) is None for address in addresses)
+        return await self._first_that_answers(host, port, addresses)
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         with contextlib.suppress(ValueError):
@@ -136,5 +150,14 @@ class _GuardedTransport:
                     return await self.dial(str(address), port)
                 problems.append(f"{address}: no answer in {_DIAL_SECONDS:g} s")
             except OSError as exc:
-                problems.append(f"{address}: {describe_error(exc)}")
+                problems.append(f"{address}: {_describe(exc)}")
         raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")
+
+
+def _describe(exc: BaseException) -> str:
+    """Return what went wrong at the bottom: Trio's own words only point there."""
+    while not isinstance(exc, OSError) and exc.__cause__ is not None:
+        exc = exc.__cause__
+    if isinstance(exc, OSError):
+        return exc.strerror or str(exc)
+    return str(exc) or type(exc).__name__

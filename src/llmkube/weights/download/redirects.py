@@ -13,11 +13,11 @@ import attrs
 import trio
 
 from llmkube import __version__
+from llmkube.base.http.client import StreamedResponse
 from llmkube.base.http.errors import HttpError
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
 from llmkube.weights.download.guarded_transport import Transport
-from llmkube.weights.download.http_get import Body, get
 from llmkube.weights.errors import FetchError, RedirectError
 from llmkube.weights.http_responses import linked_digest, linked_size, other_region
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
@@ -65,11 +65,11 @@ class FileResponse:
 
     Attributes:
         status: The HTTP status.
-        headers: The headers, by any case.
+        headers: By lower-case name; lines of the same name are joined by commas.
         redirected: Whether it comes from somewhere else than the question's URL.
         linked_sha256: The digest that the hub promised on the way, if it did.
         linked_size: The size that the hub promised on the way, if it did.
-        body: What it says; HttpError when it breaks off.
+        body: What it says is to be received from there; HttpError when it breaks off.
     """
 
     status: int
@@ -77,7 +77,7 @@ class FileResponse:
     redirected: bool
     linked_sha256: str | None
     linked_size: int | None
-    body: Body
+    body: StreamedResponse
 
 
 @asynccontextmanager
@@ -93,18 +93,18 @@ async def open_response(transport: Transport, request: FileRequest) -> AsyncGene
     for hops in range(MAX_REDIRECTS + 1):
         async with AsyncExitStack() as stack:
             with as_fetch_errors(request.url):
-                stream = await transport.connect(url)
-                # Nothing is owed to a server that has been read, or given up on.
-                stack.push_async_callback(trio.aclose_forcefully, stream)
-                response = await get(stream, url.target, _headers(url, request))
+                answer = await transport.get(url, _headers(url, request))
+            # Nothing is owed to a server that has been read, or given up on.
+            stack.push_async_callback(trio.aclose_forcefully, answer.stream)
+            headers = answer.headers.joined()
             if url.origin == request.url.origin:
                 # Only what the source's own server says: further hops are content networks.
-                sha256 = sha256 or linked_digest(response.headers)
-                size = linked_size(response.headers) if size is None else size
-            if response.status not in _REDIRECTS:
-                yield FileResponse(response.status, response.headers, hops > 0, sha256, size, response.body)
+                sha256 = sha256 or linked_digest(headers)
+                size = linked_size(headers) if size is None else size
+            if answer.status not in _REDIRECTS:
+                yield FileResponse(answer.status, headers, hops > 0, sha256, size, answer)
                 return
-        url = _next(request, url, response.headers)
+        url = _next(request, url, headers)
     raise RedirectError(
         f"{request.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )

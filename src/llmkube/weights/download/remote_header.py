@@ -5,11 +5,12 @@ origin that they belong to. Nothing touches the disk.
 """
 
 import datetime
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import attrs
 
+from llmkube.base.http.client import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess, Signer
@@ -127,10 +128,10 @@ async def _read(place: _RemoteFile) -> GGUFFacts:
     raise RangeError(f"{place.shown}: the server sends parts that are shorter than what was asked for")
 
 
-async def _feed_body(chunks: AsyncIterator[bytes], position: int, reader: HeaderReader, end: int | None) -> None:
+async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader, end: int | None) -> None:
     """Feed a body that begins at a position of the file; return as soon as nothing more of it is of use."""
     held = b""
-    async for chunk in chunks:
+    while chunk := await body.receive_some():
         held += chunk
         wanted = reader.wanted
         while wanted is not None and position + len(held) >= wanted.offset + wanted.length:
@@ -171,7 +172,7 @@ async def _list(place: _RemoteFile) -> hugging_face.Listing:
             raise refusal(place.asked(), response.status, response.headers, redirected=response.redirected, now=now)
         body = bytearray()
         with as_fetch_errors(place.url):
-            async for chunk in response.body:
+            while chunk := await response.body.receive_some():
                 body += chunk
                 if len(body) > _LISTING_BYTES:
                     raise FetchError(f"{place.shown}: the hub's list of files is too long")

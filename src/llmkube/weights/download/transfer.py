@@ -1,6 +1,6 @@
 """One file from one URL: taken up where it was left, verified while it streams, and never spliced from two versions."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial as bind
 from typing import Final
 
@@ -9,9 +9,11 @@ import trio
 
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.receiver import BodyReceiver, RingBuffer
+from llmkube.weights.download.disk_writer import DiskWriter
+from llmkube.weights.download.receiver import BodyReceiver
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, open_response
 from llmkube.weights.download.retry import Dependencies, retry
+from llmkube.weights.download.ring_buffer import RingBuffer
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -25,7 +27,6 @@ from llmkube.weights.http_responses import AlreadyComplete, RangeRequest, ReadBo
 from llmkube.weights.store.partial import Partial, PartialInfo
 from llmkube.weights.urls import WebUrl
 
-_MIN_PARALLEL_BYTES: Final = 1 << 20
 _STEP_BYTES: Final = 1 << 30  # space that is promised at a time while the length of the file is not known
 
 
@@ -153,6 +154,8 @@ class Transfer:
 
     async def _attempt(self) -> None:
         partial = self.partial
+        if partial.written_bytes > partial.size_bytes:  # the last attempt was cut short
+            await self.dependencies.run_sync(partial.drop_unhashed)
         # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
         judged = self._expected is not None or not self.wanted.hub
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:
@@ -270,15 +273,27 @@ class Transfer:
 
     async def _pour(self, response: FileResponse, total: int | None, scope: trio.CancelScope) -> None:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
-        failures: list[FetchError] = []
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
         intake = BodyReceiver(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, limits, ring)
+        writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._counted, total))
+        disk_failure: FetchError | None = None
+
+        async def write() -> None:
+            nonlocal disk_failure
+            disk_failure = await writer.run()
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, ring, failures, total)
-            failure = await intake.run(response.body, scope)
-        if failures:
-            raise failures[0]
+            nursery.start_soon(write)
+            received = False
+            try:
+                failure = await intake.run(response.body, scope)
+                received = True
+            finally:
+                if not received:
+                    ring.stop()
+        if disk_failure is not None:
+            raise disk_failure
         if isinstance(failure, WrongSizeError):
             await self.dependencies.run_sync(
                 bind(self.partial.begin, PartialInfo())
@@ -286,54 +301,9 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    async def _write(self, ring: RingBuffer, failures: list[FetchError], total: int | None) -> None:
-        """Take bytes until the end; now and then make what is there survive a power cut, beside the next ones."""
-        partial, limits = self.partial, self.dependencies.limits
-        syncing = trio.CapacityLimiter(1)
-        since_seconds, since_bytes = trio.current_time(), partial.size_bytes
-
-        async def attempt(step: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await step()
-            except FetchError as error:
-                failures.append(error)
-                ring.give_up()
-
-        async def checkpoint() -> None:
-            async with syncing:
-                await self.dependencies.run_sync(partial.checkpoint)
-
-        async with trio.open_nursery() as nursery:
-            while not failures and (data := await ring.take()):
-                await attempt(bind(self._append, data, total))
-                lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
-                due = lately_seconds >= limits.checkpoint_seconds or lately_bytes >= limits.checkpoint_bytes
-                if due and not syncing.borrowed_tokens:
-                    since_seconds, since_bytes = trio.current_time(), partial.size_bytes
-                    nursery.start_soon(attempt, checkpoint)
-
-    async def _append(self, data: memoryview, total: int | None) -> None:
-        """Write bytes and hash them: two threads, if that is worth it."""
-        run_sync, partial = self.dependencies.run_sync, self.partial
-        before = partial.size_bytes
-        if len(data) < _MIN_PARALLEL_BYTES:
-            await run_sync(bind(partial.append, data))
-        else:
-            failures: list[FetchError] = []
-
-            async def write() -> None:
-                try:
-                    await run_sync(bind(partial.write, data))
-                except FetchError as error:  # as a value: a nursery would wrap it
-                    failures.append(error)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(write)
-                digest = await run_sync(bind(partial.hashed, data))
-            if failures:
-                raise failures[0]
-            partial.count(data, digest)
-        self.dependencies.space.used(partial, partial.size_bytes - before)
+    def _counted(self, total: int | None, count: int) -> None:
+        """Note that so many bytes more are there."""
+        self.dependencies.space.used(self.partial, count)
         if total is None:
             self._claim(None)
-        self.observer.downloading(partial.size_bytes, total)
+        self.observer.downloading(self.partial.size_bytes, total)

@@ -1,0 +1,179 @@
+"""The writing side of a transfer, with a disk that is slow, full or left in the middle."""
+
+import errno
+import hashlib
+import os
+import random
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.weights.download.disk_writer import DiskWriter
+from llmkube.weights.download.guarded_transport import open_transport_with
+from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses
+from llmkube.weights.download.ring_buffer import RingBuffer
+from llmkube.weights.errors import FetchError, NoSpaceError
+from llmkube.weights.http_responses import Validator
+from llmkube.weights.store import partial as partial_module
+from llmkube.weights.store.blobs import open_store
+from llmkube.weights.store.disk import FreeSpace, in_threads
+from llmkube.weights.store.partial import PartialInfo, open_partial
+from weights.hostile import NOW, inline
+
+KEY = "ab" * 32
+DATA = random.Random(1).randbytes(1_000_000)
+RING_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def partial(tmp_path):
+    found = open_partial(open_store(tmp_path / "store"), KEY)
+    found.begin(PartialInfo(Validator('"v1"'), len(DATA)))
+    yield found
+    found.close()
+
+
+def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
+    run_sync = run_sync or in_threads(trio.CapacityLimiter(4))
+    limits, space = DownloadLimits(checkpoint_bytes=300_000), FreeSpace(partial.path.parent)
+    dependencies = Dependencies(
+        open_transport_with(), run_sync, lambda: NOW, random.Random(1), limits, space, OriginPauses()
+    )
+    return DiskWriter(dependencies, partial, ring, counted)
+
+
+async def fill(ring, data=DATA):
+    """Play the network; return whether the writing side wanted everything."""
+    try:
+        for at in range(0, len(data), 10_000):
+            left = memoryview(data)[at : at + 10_000]
+            while left:
+                room = await ring.room()
+                count = min(len(room), len(left))
+                room[:count] = left[:count]
+                ring.filling.move(count)
+                left = left[count:]
+    except trio.BrokenResourceError:
+        return False
+    finally:
+        ring.filling.end()
+    return True
+
+
+def digest_of_file(partial):
+    data = partial.path.read_bytes()
+    return hashlib.sha256(data[: partial.size_bytes]).hexdigest()
+
+
+@pytest.mark.parametrize("run_sync", [in_threads(trio.CapacityLimiter(4)), in_threads(trio.CapacityLimiter(1)), inline])
+async def test_what_comes_is_written_and_hashed(partial, run_sync):
+    """In threads, in one for all, or in none: file, digest and the sum of what was counted are those of what came."""
+    ring, counts = RingBuffer(RING_BYTES), []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, ring)
+            assert await writer_of(partial, ring, counted=counts.append, run_sync=run_sync).run() is None
+    assert partial.path.read_bytes() == DATA
+    assert (partial.sha256, partial.size_bytes) == (hashlib.sha256(DATA).hexdigest(), sum(counts))
+
+
+async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
+    """What was written before the disk was full is hashed, nothing else counts, and who receives is told."""
+    real, took_all = os.pwrite, []
+
+    def fill_up(fd, data, offset):
+        if fd == partial._fd and offset + len(data) > 500_000:
+            real(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(partial_module.os, "pwrite", fill_up)
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            async def receive():
+                took_all.append(await fill(ring))
+
+            nursery.start_soon(receive)
+            failure = await writer_of(partial, ring).run()
+    assert isinstance(failure, NoSpaceError)
+    assert took_all == [False]
+    assert 500_000 - 2 * RING_BYTES < partial.size_bytes <= 500_000
+    assert partial.path.stat().st_size == partial.size_bytes
+    assert partial.sha256 == digest_of_file(partial) == hashlib.sha256(DATA[: partial.size_bytes]).hexdigest()
+
+
+async def test_what_counts_may_refuse(partial):
+    """Space that cannot be promised any more ends the writing with that error."""
+
+    def counted(count):
+        raise FetchError("enough")
+
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, ring)
+            failure = await writer_of(partial, ring, counted=counted).run()
+    assert str(failure) == "enough"
+    assert partial.sha256 == digest_of_file(partial)
+
+
+@pytest.mark.parametrize("held", ["write", "hash"])
+async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypatch, held):
+    """Cancelled while a thread is at its piece: that piece ends first, no other begins, and digest and size agree."""
+    real, entered, leave = getattr(type(partial), held), threading.Event(), threading.Event()
+    calls = []
+
+    def slow(self, data):
+        calls.append(len(data))
+        if len(calls) == 3:
+            entered.set()
+            assert leave.wait(30)
+        real(self, data)
+
+    monkeypatch.setattr(type(partial), held, slow)
+    ring, done = RingBuffer(RING_BYTES), trio.Event()
+
+    async def run(scope):
+        with scope:
+            await writer_of(partial, ring).run()
+        done.set()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(fill, ring)
+            nursery.start_soon(run, scope)
+            await trio.to_thread.run_sync(entered.wait, 30)
+            ring.stop()
+            scope.cancel()
+            await trio.sleep(0.05)
+            assert not done.is_set()
+            leave.set()
+            await done.wait()
+    assert len(calls) == 3
+    assert partial.sha256 == digest_of_file(partial)
+    partial.drop_unhashed()
+    assert partial.path.stat().st_size == partial.size_bytes == partial.written_bytes
+
+
+async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial, monkeypatch):
+    """Every so many bytes the file is synced while the next ones are written, and the note says no more than that."""
+    synced, real = [], type(partial).checkpoint
+
+    def checkpoint(self):
+        synced.append(self.size_bytes)
+        real(self)
+
+    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, ring)
+            await writer_of(partial, ring).run()
+    assert synced
+    assert all(size <= len(DATA) for size in synced)
+    assert synced[0] >= 300_000
