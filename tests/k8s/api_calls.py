@@ -6,7 +6,7 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 from llmkube.k8s.rbac import Permission, Program
 from llmkube.k8s.request import APPLY_PATCH
 
-NAMED = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+NAMED = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 UNNAMED = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
 
 

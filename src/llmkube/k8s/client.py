@@ -24,6 +24,9 @@ import trio
 
 from llmkube import __version__
 from llmkube.base import json_text
+from llmkube.base.http.client import Upgraded
+from llmkube.base.http.httpx_transport import UPGRADED
+from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.k8s import request as build
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.transport import AuthTransport
@@ -207,6 +210,18 @@ class Client:
 
             yield Watch(kind, receive, self._decoder)
 
+    async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
+        """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
+
+        Raises:
+            ApiError: The server refuses, or does not know the protocol.
+        """
+        response = await self._open(request, headers)
+        upgraded: Upgraded | None = response.extensions.get(UPGRADED)
+        if upgraded is None:
+            raise await _refusal(request, response)
+        return attrs.evolve(upgraded, close=response.aclose)
+
     async def _list(self, kind: type[T], namespace: str | None, selectors: dict[str, str], limit: int) -> Listing[T]:
         items: list[Mapping[str, Any]] = []
         token = ""
@@ -253,8 +268,8 @@ class Client:
         except (ValueError, RecursionError) as error:
             raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
 
-    async def _open(self, request: ApiRequest) -> httpx.Response:
-        headers = [*self._headers]
+    async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS) -> httpx.Response:
+        headers = [*self._headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in more)]
         if request.content_type:
             headers.append((b"Content-Type", request.content_type.encode()))
         if request.method != "GET":
@@ -331,6 +346,8 @@ async def _read_body(request: ApiRequest, response: httpx.Response) -> bytes:
     """Read a whole body and close the answer; TransportError when it breaks off or never ends."""
     if response.is_closed:
         return response.content  # a server in this process has handed it over in one piece
+    if isinstance(response.stream, httpx.ByteStream) and "content-encoding" not in response.headers:
+        return b"".join(response.stream)  # it came together with its head
     body = bytearray()
     async with contextlib.aclosing(response):
         chunks = _chunks_of(response)

@@ -78,6 +78,11 @@ def watch(
     return ApiRequest("GET", resource.path(namespace), params)
 
 
+def connect(resource: Resource, key: Key, subresource: str, **params: str) -> ApiRequest:
+    """Reach into an object, as `portforward` does into a pod; goes with a wish for another protocol."""
+    return ApiRequest("GET", _object_path(resource, key, subresource), _params(**params))
+
+
 def create(resource: Resource, namespace: str, obj: Mapping[str, Any], *, field_manager: str = "") -> ApiRequest:
     """Create an object in its namespace ("" for a cluster-scoped kind)."""
     return ApiRequest("POST", resource.path(namespace), _params(fieldManager=field_manager), json_text.dumps(obj), JSON)

@@ -1,6 +1,8 @@
 """CEL rules of custom resources."""
 
+import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,10 +139,13 @@ def test_what_is_no_expression_is_refused(text: str):
     assert "\n" not in str(caught.value)
 
 
+OUT_OF_BUDGET = "validation failed due to running out of cost budget, no further validation rules will be run"
+
+
 def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch):
     """Loops in loops, or a modest rule over very many items, end when all of them together have taken their steps."""
-    monkeypatch.setattr("llmkube.apiserver.schema.cel_rules.MAX_STEPS", 10_000)
-    said = "validation failed due to running out of cost budget, no further validation rules will be run"
+    monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", 10_000)
+    said = OUT_OF_BUDGET
     cubic = rules("self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))", l=LIST)
     assert errors(cubic, {"l": list(range(5))}) == []
     assert errors(cubic, {"l": list(range(30))}) == [f'spec: Invalid value: "object": {said}']
@@ -150,6 +155,142 @@ def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch)
     }
     assert errors(each, [5] * 10) == []
     assert errors(each, [5] * 1_000)[-1].endswith(said)
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Return how many functions are called, Python's and C's: what it costs, on any machine."""
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+WORST: list[str] = [
+    "self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))",
+    "self.l.all(a, self.l.all(b, true))",
+    "self.l.map(a, self.l.map(b, b)).size() > 0",
+    "self.l.filter(a, self.l.exists_one(b, a == b)).size() > 0",
+    "self.l.all(i, !(i + 10000 in self.l))",
+    "self.l.all(i, !('x' in self.m))",
+    "self.l.all(i, self.n == self.n && !(self.n != self.n))",
+    "self.l.all(i, self.m == self.m)",
+    "self.l.all(i, self.l + self.l != self.l)",
+    "self.l.reduce(r, i, [0], r + r).size() > 0",
+    "self.l.all(i, self.l.isSorted() && self.l.sum() > 0 && self.l.min() == 0 && self.l.indexOf(-1) < 0)",
+    "self.l.all(i, (self.a + self.a).contains('xy') == false)",
+    "self.l.all(i, self.a.split('').size() > 0)",
+    "self.l.all(i, self.a.findAll('x').size() > 0)",
+    "self.l.all(i, !self.a.matches('(x|y)*z'))",
+    "self.l.all(i, string(self.a) == self.a)",
+]
+
+
+@pytest.mark.parametrize("rule", WORST)
+def test_what_a_rule_may_cost_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch, rule: str):
+    """Whatever it loops over, compares, cuts or searches, a rule ends after so many calls for each unit."""
+    units = 10_000
+    monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", units)
+    schema = rules(
+        rule, l=LIST, a=TEXT, n={"type": "array", "items": LIST}, m={"type": "object", "additionalProperties": INTEGER}
+    )
+    numbers = list(range(3_000))
+    value = {
+        "l": numbers,
+        "a": "x" * 20_000,
+        "n": [numbers[:30]] * 100,
+        "m": {str(number): number for number in numbers},
+    }
+    cel.compiled(rule)
+    found: list[str] = []
+    assert calls_of(lambda: found.extend(errors(schema, value))) < 60 * units
+    assert found == [f'spec: Invalid value: "object": {OUT_OF_BUDGET}']
+
+
+@pytest.mark.parametrize("rule", WORST)
+def test_the_same_rules_are_judged_over_what_people_write(rule: str):
+    """Over a few items each of them gets its verdict."""
+    schema = rules(
+        rule, l=LIST, a=TEXT, n={"type": "array", "items": LIST}, m={"type": "object", "additionalProperties": INTEGER}
+    )
+    found = errors(schema, {"l": list(range(12)), "a": "x" * 250, "n": [[1, 2]] * 12, "m": {"a": 1, "b": 2}})
+    assert not any(OUT_OF_BUDGET in error for error in found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("self.l.all(i, i.name != '')", "no such key: name"),
+        ("self.l.exists(i, i.name == '')", "no such key: name"),
+        ("self.l.all(i, other == i)", "undeclared reference to 'other'"),
+        ("self.l.all(i, other(i))", "undeclared reference to 'other'"),
+        ("self.l.all(i, i.other())", "undeclared reference to 'other'"),
+        ("self.l.all(i, self.l.name == 1)", "type 'ListType' does not support field selection"),
+        (
+            "self.l.all(i, size(i) + 'x' == 1)",
+            "found no matching overload for '_+_' applied to '(IntType, StringType)'",
+        ),
+        ("self.l.all(i, 1 / 0 == 1)", "modulus or divide by zero"),
+        ("self.l.size() > 0 && self.l.size()", "found no matching overload for '&&' applied to '(IntType)'"),
+        ("(5).all(i, true)", "found no matching overload for 'all' applied to '(IntType)'"),
+    ],
+)
+def test_many_errors_are_one_short_one(rule: str, said: str):
+    """A rule that fails for each of a thousand items says the first failure, and not what all of them are."""
+    schema = rules(rule, l={"type": "array", "items": {"type": "object", "additionalProperties": TEXT}})
+    found: list[str] = []
+    assert calls_of(lambda: found.extend(errors(schema, {"l": [{"a": "b"}] * 1_000}))) < 500_000
+    assert found == [f'spec: Invalid value: "object": {said} evaluating rule: {rule}']
+
+
+@pytest.mark.parametrize(
+    ("rule", "holds"),
+    [
+        ("self.l.all(i, i.name != 'x' || i.a == 'b')", True),
+        ("self.l.exists(i, i.name == 'x' && i.a == 'b')", False),
+        ("self.l.exists(i, i.name == 'x' || i.a == 'b')", True),
+        ("!self.l.all(i, i.name == 'x' && i.a == 'c')", True),
+        ("self.l.all(i, !has(i.name) || i.name == 'x') ? true : false", True),
+        ("type(self.l) == list && type(1) == int", True),
+        ("[1, 2, 3].min() == 1 && -[1, 2].max() == -2", True),
+        ("(1 + 2) * 3 == 9 && 1 + 2 * 3 == 7 && 7 % 4 - 1 == 2 && !(1 > 2)", True),
+        ("{'a': 1}.all(k, k == 'a') && 'a' in {'a': 1}", True),
+        ("dyn(self.l).size() == 3", True),
+    ],
+)
+def test_what_decides_counts_and_an_error_beside_it_does_not(rule: str, holds: bool):
+    """`&&`, `||`, `all` and `exists` have the value that one side decides; precedence is CEL's."""
+    schema = rules(rule, l={"type": "array", "items": {"type": "object", "additionalProperties": TEXT}})
+    found = errors(schema, {"l": [{"a": "b"}] * 3})
+    assert (found == []) is holds, found
+
+
+def test_what_rules_at_several_levels_see_is_made_once():
+    """A large object with a rule at each level pays once for being given its types."""
+    leaf = {**LIST, "x-kubernetes-validations": [{"rule": "size(self) > 0"}]}
+    schema: dict[str, Any] = leaf
+    value: Any = list(range(90_000))
+    for _ in range(8):
+        schema = rules("has(self.l)", l=schema)
+        value = {"l": value}
+    assert errors(schema, value) == []
+
+
+def test_a_long_text_is_no_duration_and_a_long_expression_is_no_rule():
+    """To read the one would take a second, and the other a minute."""
+    text = {"d": "1h" * 100_000}
+    assert "return error for overflow" in errors(rules("duration(self.d) > duration('1h')", d=TEXT), text)[0]
+    typed = rules("type(self.d) == string", d={"type": "string", "format": "duration"})
+    assert errors(typed, text) == []
+    with pytest.raises(cel.RuleError, match="compilation failed: it has 12002 characters; 10000 are allowed"):
+        cel.compiled("[" + "1," * 6_000 + "]")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,26 @@ MAX_TEXT: Final = 10_000_000
 """The longest text that a function makes; `"".replace` could multiply two texts of a megabyte."""
 
 
+LONGEST_TIME: Final = 64
+"""Characters of a duration or a timestamp; celpy reads a longer one in a time that grows with its square."""
+
+
+def duration(given: Any) -> Any:
+    """Return a duration; ValueError if it is none."""
+    return ct.DurationType(_short(given))
+
+
+def timestamp(given: Any) -> Any:
+    """Return a point in time; ValueError if it is none."""
+    return ct.TimestampType(_short(given))
+
+
+def _short(given: Any) -> Any:
+    if isinstance(given, str) and len(given) > LONGEST_TIME:
+        raise ValueError(f"no duration and no timestamp has {len(given)} characters")
+    return given
+
+
 def _matches(text: str, pattern: str) -> Any:
     try:
         return ct.BoolType(patterns.found(pattern, text))
@@ -122,6 +142,7 @@ def _is_url(text: str) -> bool:
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_*_": _multiply,
     "charAt": _text(_char_at),
+    "duration": duration,
     "find": _text(_find),
     "findAll": _find_all,
     "indexOf": _index_of,
@@ -137,6 +158,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "split": _split,
     "substring": _text(_substring),
     "sum": _sum,
+    "timestamp": timestamp,
     "trim": _text(str.strip),
     "upperAscii": _text(str.upper),
 }

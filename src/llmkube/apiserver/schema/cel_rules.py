@@ -13,9 +13,10 @@ import attrs
 import celpy
 import celpy.celtypes as ct
 from celpy.celparser import CELParseError
-from celpy.evaluation import CELEvalError, Evaluator
+from celpy.evaluation import CELEvalError
 
-from llmkube.apiserver.schema import cel_functions
+from llmkube.apiserver.schema import cel_evaluator, cel_functions
+from llmkube.apiserver.schema.cel_evaluator import Budget, OutOfBudgetError, Tree
 from llmkube.apiserver.schema.structural import Rule, RuleError, Schema
 from llmkube.apiserver.values.field_errors import OMITTED, ErrorType, FieldError, at, at_index, at_key
 from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object, same
@@ -30,40 +31,11 @@ _REASONS: Final = {
 }
 
 
-MAX_STEPS = 300_000
-"""Steps that all rules may take over one object, a second or two; kube-apiserver has a budget of cost for this."""
-
-_OUT_OF_BUDGET: Final = "validation failed due to running out of cost budget, no further validation rules will be run"
+MAX_CHARACTERS: Final = 10_000
+"""Of one expression: celpy takes half a second to read so many. kube-apiserver takes ten times as many."""
 
 
-@attrs.define(eq=False)
-class Budget:
-    """What the rules of one object may spend."""
-
-    left: int = attrs.field(factory=lambda: MAX_STEPS)
-
-
-class OutOfBudgetError(RuleError):
-    """The rules take too many steps."""
-
-
-class _Counted(Evaluator):
-    """Evaluates an expression within a budget: a few nested macros over a list would take for ever."""
-
-    def __init__(self, ast: Any, activation: Any, budget: Budget) -> None:
-        super().__init__(ast, activation)
-        self._budget = budget
-
-    def sub_evaluator(self, ast: Any) -> "_Counted":
-        """Evaluate what is inside of a macro within the same budget."""
-        return _Counted(ast, self.activation, self._budget)
-
-    def visit_children(self, tree: Any) -> Any:
-        """Take a step."""
-        self._budget.left -= 1
-        if self._budget.left < 0:
-            raise OutOfBudgetError(_OUT_OF_BUDGET)
-        return super().visit_children(tree)
+_VALUES_PER_UNIT: Final = 2  # of JSON, given their CEL type
 
 
 @attrs.frozen(eq=False)
@@ -71,6 +43,7 @@ class Expression:
     """A compiled expression."""
 
     text: str
+    tree: Tree
     runner: Any  # celpy's, which is untyped
     uses_old_self: bool
 
@@ -79,11 +52,11 @@ class Expression:
 
         Raises:
             RuleError: The expression cannot be evaluated for these values.
-            OutOfBudgetError: It takes more steps than are left.
+            OutOfBudgetError: It costs more than is left.
         """
-        context = {"self": value} if old is None else {"self": value, "oldSelf": old}
+        names = {"self": value} if old is None else {"self": value, "oldSelf": old}
         try:
-            return _Counted(self.runner.ast, self.runner.new_activation(), budget).evaluate(context)
+            return cel_evaluator.evaluate(self.tree, self.runner.new_activation(), names, budget)
         except (CELEvalError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
             raise RuleError(str(error.args[0] if error.args else error)) from error
 
@@ -95,13 +68,15 @@ def compiled(text: str) -> Expression:
     Raises:
         RuleError: It does not parse.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise RuleError(f"compilation failed: it has {len(text)} characters; {MAX_CHARACTERS} are allowed")
     try:
         tree = _ENVIRONMENT.compile(text)
         runner = _ENVIRONMENT.program(tree, functions=cel_functions.FUNCTIONS)
     except (CELParseError, ValueError) as error:
         raise RuleError(f"compilation failed: {str(error.args[0] if error.args else error).splitlines()[0]}") from error
     names = {str(token) for token in tree.scan_values(lambda _: True)}
-    return Expression(text, runner, "oldSelf" in names)
+    return Expression(text, cel_evaluator.pruned(tree), runner, "oldSelf" in names)
 
 
 _ENVIRONMENT: Final = celpy.Environment()
@@ -118,21 +93,17 @@ def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldErr
     return errors
 
 
-def to_cel(value: Any, schema: Schema | None) -> Any:
-    """Return the CEL value of a JSON one, typed by its schema."""
+def to_cel(value: Any, schema: Schema | None, budget: Budget) -> Any:
+    """Return the CEL value of a JSON one, typed by its schema; what rules at several levels see is made once."""
     kind = schema.type if schema else ""
     if value is None or isinstance(value, bool):
         return None if value is None else ct.BoolType(value)
-    if is_object(value):
-        return ct.MapType(
-            {
-                ct.StringType(name): to_cel(item, schema.child(name) if schema else None)
-                for name, item in value.items()
-                if item is not None or (schema is not None and (inner := schema.child(name)) and inner.nullable)
-            }
-        )
-    if is_list(value):
-        return ct.ListType([to_cel(item, schema.items if schema else None) for item in value])
+    if is_object(value) or is_list(value):
+        place = id(value), id(schema)
+        if place not in budget.typed:
+            budget.spend(len(value) // _VALUES_PER_UNIT)
+            budget.typed[place] = _typed_parts(value, schema, budget)
+        return budget.typed[place]
     if is_number(value):
         return ct.IntType(int(value)) if kind != "number" and is_integer(value) else ct.DoubleType(value)
     if kind == "string" and schema is not None:
@@ -140,12 +111,24 @@ def to_cel(value: Any, schema: Schema | None) -> Any:
     return ct.StringType(value)
 
 
+def _typed_parts(value: Any, schema: Schema | None, budget: Budget) -> Any:
+    if is_list(value):
+        return ct.ListType([to_cel(item, schema.items if schema else None, budget) for item in value])
+    return ct.MapType(
+        {
+            ct.StringType(name): to_cel(item, schema.child(name) if schema else None, budget)
+            for name, item in value.items()
+            if item is not None or (schema is not None and (inner := schema.child(name)) and inner.nullable)
+        }
+    )
+
+
 def _typed_text(value: str, wanted: str) -> Any:
     try:
         if wanted == "date-time":
-            return ct.TimestampType(value)
+            return cel_functions.timestamp(value)
         if wanted == "duration":
-            return ct.DurationType(value)
+            return cel_functions.duration(value)
     except ValueError:
         pass  # the format's own check reports it
     return ct.StringType(value)
@@ -172,8 +155,8 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
     rules = [rule for rule in schema.rules if not _is_settled(rule, value, old)]
     if not rules:
         return
-    typed = to_cel(value, schema)
-    typed_old = None if old is None else to_cel(old, schema)
+    typed = to_cel(value, schema, budget)
+    typed_old = None if old is None else to_cel(old, schema, budget)
     for rule in rules:
         try:
             error = _apply_rule(rule, typed, typed_old, budget)

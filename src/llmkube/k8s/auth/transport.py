@@ -64,7 +64,8 @@ class AuthTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request with fresh credentials; CredentialsError when there are none to be had."""
         credential = await self._credentials.current()
-        response = await self._send(request, credential)
+        headers = [*request.headers.raw, *self._headers]
+        response = await self._send(request, headers, credential)
         if response.status_code != httpx.codes.UNAUTHORIZED:
             return response
         async with AsyncExitStack() as refused:
@@ -73,26 +74,28 @@ class AuthTransport(httpx.AsyncBaseTransport):
             if renewed == credential:
                 refused.pop_all()
                 return response
-        return await self._send(request, renewed)
+        return await self._send(request, headers, renewed)
 
     async def aclose(self) -> None:
         """Close all idle connections."""
         await self._lane.retire()
 
-    async def _send(self, request: httpx.Request, credential: Credential) -> httpx.Response:
+    async def _send(
+        self, request: httpx.Request, headers: list[tuple[bytes, bytes]], credential: Credential
+    ) -> httpx.Response:
         lane = await self._choose_lane(credential.certificate)
-        headers = [*request.headers.raw, *self._headers]
-        if credential.authorization:
-            headers.append((b"Authorization", credential.authorization.encode()))
-        outgoing = httpx.Request(
-            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
-        )
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(lane)
-            response = await lane.transport.handle_async_request(outgoing)
+        proof = [(b"Authorization", credential.authorization.encode())] if credential.authorization else []
+        request.headers = httpx.Headers([*headers, *proof])  # as httpx's own `Auth` does: a second Request costs more
+        held = False
+        lane.hold()
+        try:
+            response = await lane.transport.handle_async_request(request)
             if not isinstance(response.stream, httpx.ByteStream):  # that one is here already, and holds no connection
                 assert isinstance(response.stream, httpx.AsyncByteStream)
-                response.stream = _HeldStream(response.stream, held.pop_all())
+                response.stream, held = _HeldStream(response.stream, lane), True
+        finally:
+            if not held:
+                await lane.release()  # noqa: ASYNC102 (shields itself, with a deadline)
         return response
 
     async def _choose_lane(self, issued: ClientCertificate | None) -> "_Lane":
@@ -111,7 +114,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
 
 class _Lane:
-    """A pool of connections with one TLS context; entered once for each answer that is still being read."""
+    """A pool of connections with one TLS context; held once for each answer that is still being read."""
 
     def __init__(self, connect: Connect, settings: TlsSettings, issued: ClientCertificate | None) -> None:
         self.stamp = stamp_of(settings)  # before reading: a change in between is noticed next time
@@ -120,10 +123,12 @@ class _Lane:
         self._answers = 0
         self._retired = False
 
-    async def __aenter__(self) -> None:
+    def hold(self) -> None:
+        """Stay open; `release` has to follow."""
         self._answers += 1
 
-    async def __aexit__(self, *_: object) -> None:
+    async def release(self) -> None:
+        """Close if this lane is retired and this was its last answer."""
         self._answers -= 1
         if self._retired:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
@@ -142,13 +147,17 @@ class _Lane:
 class _HeldStream(httpx.AsyncByteStream):
     """An answer's body that keeps its lane open until it is closed."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, lane: AsyncExitStack) -> None:
+    def __init__(self, stream: httpx.AsyncByteStream, lane: _Lane) -> None:
         self._stream = stream
-        self._lane = lane
+        self._lane: _Lane | None = lane
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._stream.__aiter__()
 
     async def aclose(self) -> None:
-        async with self._lane:
+        lane, self._lane = self._lane, None
+        try:
             await self._stream.aclose()
+        finally:
+            if lane is not None:
+                await lane.release()  # noqa: ASYNC102 (shields itself, with a deadline)

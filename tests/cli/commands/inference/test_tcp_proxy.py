@@ -7,10 +7,21 @@ import trio.testing
 
 from cli.commands.inference.test_service_route import piece
 from cli.memory_cluster import open_cluster_client
-from llmkube.cli.commands.inference.port_forward import Ports, PortsType, open_engines
-from llmkube.cli.commands.inference.tcp_proxy import DIAL_SECONDS, WAIT_SECONDS, Destination, carry
+from k8s.auth.test_transport import Authority
+from k8s.test_port_forward import Kubelet, cluster, echo_server, serving
+from llmkube.base.http.listen import open_listeners
+from llmkube.cli.commands.inference.port_forward import (
+    Ports,
+    PortsType,
+    destination_of,
+    dial_engine,
+    open_engines,
+)
+from llmkube.cli.commands.inference.tcp_proxy import DIAL_SECONDS, WAIT_SECONDS, Destination, carry, run_tunnel
 from llmkube.cli.failures import CommandError
+from llmkube.cli.view.locations import Engine
 from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.errors import ForbiddenError, TransportError
 from llmkube.k8s.resource import Key
 
 HERE = Destination("10.0.0.5", 51234)
@@ -22,10 +33,10 @@ async def here():
 
 
 def dial_to(stream, dialled=None):
-    async def dial(host, port):
+    async def dial(destination):
         await trio.lowlevel.checkpoint()
         if dialled is not None:
-            dialled.append((host, port))
+            dialled.append(destination)
         return stream
 
     return dial
@@ -44,7 +55,7 @@ async def test_bytes_go_both_ways_and_ends_are_passed_on():
         await engine.send_all(b"answer")
         await engine.send_eof()
         assert b"".join([piece async for piece in client]) == b"answer"
-    assert dialled == [("10.0.0.5", 51234)]
+    assert dialled == [HERE]
 
 
 async def test_a_broken_side_ends_the_other():
@@ -61,12 +72,65 @@ async def test_a_broken_side_ends_the_other():
         await engine.send_all(b"more of it")
 
 
-async def refused(host, port):
+class PodEnd(trio.abc.Stream):
+    """A stream without a half-close, as a pod's is; `error` is what its end comes with."""
+
+    def __init__(self, inner, error=None):
+        self.inner = inner
+        self.error = error
+
+    async def send_all(self, data):
+        await self.inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self):
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes=None):
+        piece = await self.inner.receive_some(max_bytes)
+        if not piece and self.error is not None:
+            raise trio.BrokenResourceError from self.error
+        return piece
+
+    async def aclose(self):
+        await self.inner.aclose()
+
+
+async def test_a_client_that_ends_closes_the_way_to_its_pod():
+    """Where no half-close is known, the client's end closes the connection, which stops the engine's work."""
+    client, near = trio.testing.memory_stream_pair()
+    engine, far = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carry, near, here, pytest.fail, dial_to(PodEnd(far)))
+        await client.send_all(b"question")
+        assert await engine.receive_some() == b"question"
+        await client.aclose()
+        assert await engine.receive_some() == b""
+
+
+async def test_what_the_kubelet_says_is_told():
+    """An error that ends the pod's side closes the client's connection, and its sentence is printed."""
+    client, near = trio.testing.memory_stream_pair()
+    engine, far = trio.testing.memory_stream_pair()
+    told = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carry, near, here, told.append, dial_to(PodEnd(far, TransportError("connection refused"))))
+        await engine.send_all(b"half an answer")
+        await engine.aclose()
+        assert b"".join([piece async for piece in client]) == b"half an answer"
+    assert told == ["a connection broke: connection refused"]
+
+
+async def not_allowed(destination):
+    await trio.lowlevel.checkpoint()
+    raise ForbiddenError('pods "chat-0" is forbidden: cannot create pods/portforward')
+
+
+async def refused(destination):
     await trio.lowlevel.checkpoint()
     raise ConnectionRefusedError(111, "Connection refused")
 
 
-async def silent(host, port):
+async def silent(destination):
     await trio.sleep_forever()
 
 
@@ -78,6 +142,7 @@ async def nowhere():
     ("find", "dial", "words", "seconds"),
     [
         (here, refused, "10.0.0.5:51234 cannot be reached (Connection refused)", 0),
+        (here, not_allowed, 'a connection was closed: pods "chat-0" is forbidden', 0),
         (here, silent, "10.0.0.5:51234 did not answer within 10 s", DIAL_SECONDS),
         (nowhere, refused, "nothing answers for 30 s", WAIT_SECONDS),
     ],
@@ -171,7 +236,7 @@ def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
             slice_["ports"][0]["port"] = port
             await client.apply(EndpointSlice, slice_, field_manager="test")
 
-    async def find(listeners, find, tell):
+    async def find(listeners, find, tell, *, dial):
         for listener in listeners:
             await listener.aclose()
         raise CommandError(f"found {await find()}")
@@ -181,3 +246,53 @@ def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
         done = run("port-forward", "demo", f":{remote}", prepare=serve)
         assert f"-> 10.0.0.4:{remote} (default/demo on {host})" in done.output, done.output
         assert f"found 10.0.0.4:{remote}" in done.output
+
+
+def test_a_pod_is_named_by_its_name(run, monkeypatch):
+    """What a slice says to be a pod is reached as a pod, and so told; its address counts inside the cluster only."""
+
+    async def serve(client):
+        slice_ = piece("a", "10.244.0.7", ready=True)
+        slice_["metadata"]["labels"] = {"kubernetes.io/service-name": "demo"}
+        slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "demo-5f7", "namespace": "default"}
+        await client.apply(EndpointSlice, slice_, field_manager="test")
+
+    async def find(listeners, find, tell, *, dial):
+        for listener in listeners:
+            await listener.aclose()
+        raise CommandError(f"found {await find()}")
+
+    monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
+    done = run("port-forward", "demo", prepare=serve)
+    assert "-> port 51234 of pod default/demo-5f7 (default/demo on a node)" in done.output, done.output
+    assert "found port 51234 of pod default/demo-5f7" in done.output
+
+
+async def test_a_pod_is_reached_through_the_api_server():
+    """A connection to the local port comes out at the pod's port, by the WebSocket that the API server passes on."""
+    ca, question, answer = Authority(), bytes(range(256)) * 1000, b""
+    destination = destination_of("default", Engine("", "10.244.0.7", 8080, ready=True, pod="chat-0"))
+    listeners = await open_listeners("127.0.0.1", 0, field="LOCAL")
+
+    async def find():
+        await trio.lowlevel.checkpoint()
+        return destination
+
+    async with echo_server() as port:
+        kubelet = Kubelet(port)
+        with serving(kubelet, ca) as url:
+            async with cluster(url, ca) as client, trio.open_nursery() as nursery:
+                nursery.start_soon(partial(run_tunnel, listeners, find, pytest.fail, dial=partial(dial_engine, client)))
+                stream = await trio.open_tcp_stream(*listeners[0].socket.getsockname())
+                nursery.start_soon(stream.send_all, question)
+                while len(answer) < len(question):
+                    answer += await stream.receive_some()
+                await stream.aclose()
+                while not kubelet.left:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+    assert answer == question
+    assert str(destination) == "port 8080 of pod default/chat-0"
+    assert [request.path for request in kubelet.requests] == [
+        "/api/v1/namespaces/default/pods/chat-0/portforward?ports=8080"
+    ]

@@ -1,6 +1,7 @@
 """`llmkube port-forward`: an engine at a port of this machine, followed wherever it is started again.
 
-kubectl's own command looks for Pods behind a Service, and a Mac's engine has none.
+kubectl's own command looks for Pods behind a Service, and a Mac's engine has none. A pod is reached through the API
+server, so that this works from outside the cluster's network; an engine on a host at its address.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
-from llmkube.cli.commands.inference.tcp_proxy import Destination, run_tunnel
+from llmkube.cli.commands.inference.tcp_proxy import Destination, dial_directly, run_tunnel
 from llmkube.cli.complete import services
 from llmkube.cli.failures import CommandError
 from llmkube.cli.object_names import existing_service
@@ -30,6 +31,7 @@ from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_s
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_PORT
@@ -74,7 +76,8 @@ def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
 
     Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
-    several. When the engine is started again elsewhere, new connections go there.
+    several. When the engine is started again elsewhere, new connections go there. A pod is reached through the API
+    server, which asks for the verbs get and create on pods/portforward.
     """
     watch_quietly()
     run_against(where, partial(_forward, name, ports))
@@ -99,14 +102,28 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
         click.echo(f'Forwarding {LOOPBACK}:{taken} -> {gateway.name}; requests name the model: "{gateway.model_id}"')
         await run_tunnel(listeners, CurrentGateway(cluster.client, key, gateway).find, _tell)
     async with open_engines(cluster.client, key, ready[0].host) as current:
-        click.echo(f"Forwarding {LOOPBACK}:{taken} -> {ready[0].netloc} ({key} on {ready[0].host or 'a node'})")
-        await run_tunnel(listeners, current.find, _tell)
+        where = destination_of(key.namespace, ready[0])
+        click.echo(f"Forwarding {LOOPBACK}:{taken} -> {where} ({key} on {ready[0].host or 'a node'})")
+        await run_tunnel(listeners, current.find, _tell, dial=partial(dial_engine, cluster.client))
+
+
+async def dial_engine(client: Client, destination: Destination) -> trio.abc.Stream:
+    """Open a connection to an engine: to a pod's through the API server, to a host's straight."""
+    if destination.pod is None:
+        return await dial_directly(destination)
+    return await connect_to_pod(client, destination.pod, destination.port)
+
+
+def destination_of(namespace: str, engine: Engine) -> Destination:
+    """Return where connections to an engine go."""
+    return Destination(engine.address, engine.port, Key(namespace, engine.pod) if engine.pod else None)
 
 
 @attrs.define(eq=False)
 class CurrentEngine:
     """Where a service answers now, by its slices, on one host rather than on others; a move is printed once."""
 
+    namespace: str
     host: str
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
@@ -119,10 +136,11 @@ class CurrentEngine:
             ready = [engine for engine in engines_in(self.slices.values()) if engine.ready]
             ready.sort(key=lambda engine: engine.host != self.host)
             if ready:
+                destination = destination_of(self.namespace, ready[0])
                 if self._last not in {None, ready[0]}:
-                    _tell(f"the engine is now at {ready[0].netloc}")
+                    _tell(f"the engine is now at {destination}")
                 self._last = ready[0]
-                return Destination(ready[0].address, ready[0].port)
+                return destination
             await self.changed.wait_newer(version)
 
 
@@ -144,7 +162,7 @@ class CurrentGateway:
 @asynccontextmanager
 async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[CurrentEngine]:
     """Follow a service's slices; they are in when the block begins."""
-    current = CurrentEngine(host)
+    current = CurrentEngine(key.namespace, host)
 
     def notify(_key: Key) -> None:
         current.changed.put_nowait(None)

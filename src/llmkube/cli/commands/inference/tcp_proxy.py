@@ -3,7 +3,8 @@
 ```
  run_tunnel
  └ one nursery: listeners, and per connection
-   └ a nursery of two pumps; each ends with a half-close, the connection ends when both have
+   └ a nursery of two pumps; each ends with a half-close, the connection ends when both have.
+     To a pod there is no half-close: the end of one is the end of both
 ```
 
 At most `MAX_CONNECTIONS` are open; a further one is closed at once.
@@ -16,7 +17,9 @@ from typing import Final, Never
 import attrs
 import trio
 
-from llmkube.base.http.dial import dial as dial_directly
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.http.dial import dial
+from llmkube.k8s.resource import Key
 
 MAX_CONNECTIONS: Final = 128
 DIAL_SECONDS: Final = 10.0
@@ -28,19 +31,27 @@ _GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 @attrs.frozen
 class Destination:
-    """Where connections go."""
+    """Where connections go: an address, or a pod, which is reached through the API server."""
 
     host: str
     port: int
+    pod: Key | None = None
 
     def __str__(self) -> str:
+        if self.pod is not None:
+            return f"port {self.port} of pod {self.pod}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 FindDestination = Callable[[], Awaitable[Destination]]
 """Waits until there is one; asked anew for each connection."""
 
-Dial = Callable[[str, int], Awaitable[trio.abc.HalfCloseableStream]]
+Dial = Callable[[Destination], Awaitable[trio.abc.Stream]]
+
+
+async def dial_directly(destination: Destination) -> trio.abc.Stream:
+    """Open a connection from this machine to an address; raises OSError."""
+    return await dial(destination.host, destination.port)
 
 
 async def run_tunnel(
@@ -81,13 +92,11 @@ async def carry(
         if far is None:
             return
         async with far, trio.open_nursery() as nursery:
-            nursery.start_soon(partial(_pump, near, far, nursery.cancel_scope))
-            nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope))
+            nursery.start_soon(partial(_pump, near, far, nursery.cancel_scope, tell))
+            nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope, tell))
 
 
-async def _connect(
-    find: FindDestination, tell: Callable[[str], None], dial: Dial
-) -> trio.abc.HalfCloseableStream | None:
+async def _connect(find: FindDestination, tell: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
     with trio.move_on_after(WAIT_SECONDS) as waiting:
         destination = await find()
     if waiting.cancelled_caught:
@@ -95,7 +104,10 @@ async def _connect(
         return None
     with trio.move_on_after(DIAL_SECONDS):
         try:
-            return await dial(destination.host, destination.port)
+            return await dial(destination)
+        except LLMKubeError as exc:
+            tell(f"a connection was closed: {exc}")
+            return None
         except OSError as exc:
             tell(f"a connection was closed: {destination} cannot be reached ({exc.strerror or exc})")
             return None
@@ -103,11 +115,21 @@ async def _connect(
     return None
 
 
-async def _pump(source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, both: trio.CancelScope) -> None:
-    """Copy until the source ends, and say so to the sink; a broken connection ends the other direction too."""
+async def _pump(
+    source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, both: trio.CancelScope, tell: Callable[[str], None]
+) -> None:
+    """Copy until the source ends, and say so to the sink; a broken connection ends the other direction too.
+
+    So does the end of the source, where the sink cannot be told without being closed.
+    """
     try:
         async for piece in source:
             await sink.send_all(piece)
-        await sink.send_eof()
-    except _GONE:
+        if isinstance(sink, trio.abc.HalfCloseableStream):
+            await sink.send_eof()
+        else:
+            both.cancel(reason="one side has ended, and the other knows no half-close")
+    except _GONE as exc:
+        if isinstance(exc.__cause__, LLMKubeError):
+            tell(f"a connection broke: {exc.__cause__}")
         both.cancel(reason="one side broke off")

@@ -1,0 +1,134 @@
+"""A connection to a port of a pod, through the API server, wherever the pod's network is.
+
+The `portforward` subresource, opened as a WebSocket with the subprotocol `v4.channel.k8s.io`, reaches the kubelet's
+streaming server as it is: the API server passes it on, and translates another subprotocol only (SPDY in WebSocket).
+Each binary message begins with a channel: 0 is the port's bytes in both directions, 1 the kubelet's error text. The
+first message of each channel is the port, two bytes with the low one first. The protocol knows no half-close, so the
+end of either side ends the connection. One WebSocket carries one connection: the kubelet dials the port once for each.
+
+It needs the verb `get` on `pods/portforward`, and since Kubernetes 1.35 `create` as well.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import trio
+
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.websocket import Bounds, WebSocket, connect_websocket
+from llmkube.k8s import request as build
+from llmkube.k8s.client import OPEN_SECONDS, Client
+from llmkube.k8s.errors import TransportError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Pod
+
+PROTOCOL: Final = "v4.channel.k8s.io"
+
+_DATA: Final = 0
+_ERROR: Final = 1
+_PIECE_BYTES: Final = 32 * 1024
+_ERROR_CHARACTERS: Final = 500
+
+# No pings: a kubelet whose pod does not read for a while answers none, and is well all the same. The kernel probes
+# silent connections (`base.http.dial.keep_alive`).
+_BOUNDS: Final = Bounds(max_message_bytes=16 * 1024 * 1024, handshake_seconds=OPEN_SECONDS, idle_seconds=None)
+
+
+class PortForwardError(TransportError):
+    """The kubelet could not connect to the port, or lost the connection, and says why."""
+
+
+class PodStream(trio.abc.Stream):
+    """The bytes of one connection to a port of a pod.
+
+    A failure is a `trio.BrokenResourceError` whose cause is a `TransportError` with the sentence for a user.
+    """
+
+    def __init__(self, websocket: WebSocket, call: str, port: int) -> None:
+        self._websocket = websocket
+        self._call = call
+        self._announcement = port.to_bytes(2, "little")
+        self._announced: set[int] = set()
+        self._rest = b""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send to the pod; waits while the pod does not read."""
+        await trio.lowlevel.checkpoint()
+        try:
+            for piece in _pieces(memoryview(data)):
+                await self._websocket.send(bytes([_DATA]) + piece)
+        except HttpError as error:
+            raise trio.BrokenResourceError from TransportError(f"{self._call}: {error}")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when the API server has read something."""
+        await self._websocket.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what the pod has sent, or b"" at the end of its connection."""
+        if self._rest:
+            await trio.lowlevel.checkpoint()
+        try:
+            while not self._rest:
+                self._rest = self._take(await self._websocket.receive())
+        except trio.EndOfChannel:
+            if len(self._announced) == 2:
+                return b""
+            error = PortForwardError(f"{self._call}: the kubelet closed before it began")
+            raise trio.BrokenResourceError from error
+        except TransportError as error:
+            raise trio.BrokenResourceError from error
+        except HttpError as error:
+            raise trio.BrokenResourceError from TransportError(f"{self._call}: {error}")
+        piece = self._rest if max_bytes is None else self._rest[:max_bytes]
+        self._rest = self._rest[len(piece) :]
+        return piece
+
+    async def aclose(self) -> None:
+        """Close the connection on all its ways to the pod."""
+        await self._websocket.aclose()
+
+    def _take(self, message: bytes | str) -> bytes:
+        """Return the pod's bytes in a message.
+
+        Raises:
+            TransportError: There are none, but an error, or something that no kubelet says.
+        """
+        channel, payload = (message[0], message[1:]) if message and isinstance(message, bytes) else (None, b"")
+        if channel not in {_DATA, _ERROR}:
+            raise TransportError(f"{self._call}: the answer does not follow {PROTOCOL}")
+        if channel not in self._announced:
+            if payload != self._announcement:
+                raise TransportError(f"{self._call}: the answer is about another port")
+            self._announced.add(channel)
+            return b""
+        if channel == _ERROR and payload:
+            raise PortForwardError(f"{self._call}: {_words(payload)}")
+        return payload
+
+
+async def connect_to_pod(client: Client, pod: Key, port: int) -> PodStream:
+    """Open a connection to a port of a pod, which the caller closes.
+
+    It is open when the kubelet has agreed to dial; whether anything listens there is known with the first bytes.
+
+    Raises:
+        ApiError: There is no such pod, it runs nowhere yet, these credentials may not, or the way there is broken.
+    """
+    request = build.connect(Pod.RESOURCE, pod, "portforward", ports=str(port))
+    try:
+        websocket = await connect_websocket(partial(client.upgrade, request), (PROTOCOL,), _BOUNDS)
+    except HttpError as error:
+        raise TransportError(f"{request.call}: {error}") from error
+    return PodStream(websocket, request.call, port)
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    return (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
+
+
+def _words(text: bytes) -> str:
+    line = " ".join(text.decode("utf-8", errors="replace").split())
+    printable = "".join(character if character.isprintable() else "?" for character in line)
+    return printable[:_ERROR_CHARACTERS] + ("…" if len(printable) > _ERROR_CHARACTERS else "")
