@@ -1,14 +1,18 @@
 import pytest
 
+from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_flags import (
-    OWNED,
-    check_extra_args,
-    flags_in,
+    Said,
+    check_pod_args,
+    given_by,
     parse_help,
     parse_switches,
     parse_version,
+    read_extra_args,
     render_extra_args,
+    said_in,
 )
+from llmkube.runtimes.llama_verdicts import VERDICTS, Kind
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
 # As llama-server prints it: aliases padded, long ones with the description below, and flags that were removed
@@ -29,6 +33,7 @@ LLAMA_SERVER_HELP = """\
 --draft, --draft-n, --draft-max N       the argument has been removed. use --spec-draft-n-max or
                                         --spec-ngram-mod-n-max
 --api-key KEY                           API key, see --api-key-file
+--fim-qwen-1.5b-default                 use default Qwen 2.5 Coder 1.5B (note: can download weights from the internet)
 """
 
 ARGPARSE_HELP = """\
@@ -54,7 +59,7 @@ model and memory:
         (
             LLAMA_SERVER_HELP,
             """-h --help --usage -m --model -fa --flash-attn -kvo --kv-offload -nkvo --no-kv-offload --mlock
-            --override-tensor -ot --rope-scaling --api-key""",
+            --override-tensor -ot --rope-scaling --api-key --fim-qwen-1.5b-default""",
         ),
         (ARGPARSE_HELP, "-h --help -m --model -fa --flash-attn --no-ui --no-webui"),
         ("", ""),
@@ -69,7 +74,10 @@ def test_help_gives_its_flags_and_no_others(text, flags):
 @pytest.mark.parametrize(
     ("text", "switches"),
     [
-        (LLAMA_SERVER_HELP, "-h --help --usage -kvo --kv-offload -nkvo --no-kv-offload --mlock"),
+        (
+            LLAMA_SERVER_HELP,
+            "-h --help --usage -kvo --kv-offload -nkvo --no-kv-offload --mlock --fim-qwen-1.5b-default",
+        ),
         (ARGPARSE_HELP, "-h --help --no-ui --no-webui"),
         ("-fa,   --flash-attn                     enable Flash Attention (default: disabled)", "-fa --flash-attn"),
         ("", ""),
@@ -94,43 +102,136 @@ def test_version_is_what_the_program_calls_it(text, version):
     assert parse_version(text) == version
 
 
-@pytest.mark.parametrize("flag", [*sorted(OWNED), "--ctx_size"])
+OURS = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind is Kind.OURS)
+REFUSED = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind is Kind.REFUSED)
+FREE = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD))
+
+
+@pytest.mark.parametrize("flag", [*OURS, "--ctx_size"])
 @pytest.mark.parametrize("form", ["{}", "{}=1"])
-def test_a_flag_that_a_field_owns_is_refused_with_that_field(flag, form):
-    """No spelling of an owned flag gets through, and the message says where to write it instead."""
+def test_a_flag_of_ours_is_refused_with_who_decides_it(flag, form):
+    """No spelling of a flag that LLMKube writes gets through, and the message says where to write it instead."""
     with pytest.raises(PlanError, match="leave it out here") as caught:
-        check_extra_args(["--threads", "2", form.format(flag)])
+        read_extra_args(["--threads", "2", form.format(flag)])
     assert caught.value.field == "spec.extraArgs"
-    assert OWNED[flag.replace("_", "-")] in str(caught.value)
+    assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
 
 
-REACHING = """
-    --api-key --api-key-file --api_key -hf -hff --hf-repo --hf-token --hf-repo-draft -mu --model-url --docker-repo -dr
-    --lora --lora-scaled --control-vector --mmproj -mm --mmproj-url --log-file --path --media-path --slot-save-path
-    --rpc --ssl-key-file --ssl-cert-file --tools --tools-runtime --mcp-servers-json --mcp-servers-config --agent -ag
-    --ui-mcp-proxy --webui-config-file --models-dir --models-preset --chat-template-file --grammar-file
-    --json-schema-file -jf --lookup-cache-static -lcd --video-ffmpeg-dir --model-vocoder --any-new-file
-"""
+@pytest.mark.parametrize("flag", [*REFUSED, "--api_key"])
+def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason(flag):
+    """An editor of a service cannot have the engine read files, run programs or download, in whatever form."""
+    for args in ([flag, "/etc/passwd"], [f"{flag}=/etc/passwd"], [flag]):
+        with pytest.raises(PlanError, match="unless the host's owner allows it") as caught:
+            read_extra_args(args)
+        assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
+        assert f"--allow-engine-flag {flag.replace('_', '-')}" in str(caught.value)
 
 
-@pytest.mark.parametrize("flag", REACHING.split())
-def test_a_flag_that_reaches_into_the_host_is_refused(flag):
-    """Whoever may create a service cannot have the engine read files, run programs or download."""
-    for arg in (flag, f"{flag}=/etc/passwd"):
-        with pytest.raises(PlanError, match="reach into the host") as caught:
-            check_extra_args([arg, "/etc/passwd"])
-        assert flag.replace("_", "-") in str(caught.value)
+@pytest.mark.parametrize("flag", FREE)
+def test_a_flag_that_is_free_passes_with_its_value_and_not_without(flag):
+    """Each takes what the table says: a value as the next word or joined, or none."""
+    if VERDICTS[flag].values:
+        assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (Said(flag, ("1",)),)
+        for args in ([flag], [flag, "--threads", "1"], [flag, "-c60000"]):
+            with pytest.raises(PlanError, match="needs a value"):
+                read_extra_args(args)
+    else:
+        assert read_extra_args([flag]) == (Said(flag),)
+        with pytest.raises(PlanError, match="takes no value"):
+            read_extra_args([f"{flag}=1"])
 
 
 @pytest.mark.parametrize(
     "args",
     [[], ["--threads", "4"], ["--threads=4"], ["-t", "4"], ["--temp", "-1"], ["--mlock"], ["--seed", "-42"],
      ["--chat-template", "{model}"], ["--no-context-shift"], ["--cache-ram", "0"], ["--reasoning-format", "none"],
-     ["--chat-template-kwargs", '{"a": "--model"}'], ["--pooling", "cls"], ["--device", "none"]],
+     ["--chat-template-kwargs", '{"a": "--model"}'], ["--pooling", "cls"], ["--device", "none"], ["--temp", "-.5"],
+     ["--threads_http", "2"], ["--logit-bias", "15043-1"], ["--mlock", "--no-mmap", "-kvu"]],
 )  # fmt: skip
 def test_what_only_tunes_the_engine_is_accepted(args):
-    """Flags that no field owns, and values of any look, pass."""
-    check_extra_args(args)
+    """Flags that no field owns, and values of any look but that of a flag, pass."""
+    read_extra_args(args)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["-c60000"], "-c60000 is not among the flags"),
+        (["-m/path"], '"-m/path" is neither a flag nor the value of one'),
+        (["-lv5"], "-lv5 is not among the flags"),
+        (["-t4"], "-t4 is not among the flags"),
+        (["-cr", "1"], "-cr is not among the flags"),
+        (["--fit-print", "on"], "--fit-print is not among the flags"),
+        (["--mlock", "stray"], '"stray" behind --mlock is neither'),
+        (["-1"], '"-1" is neither'),
+        ([""], '"" is neither'),
+        (["--threads", "1", "2"], '"2" behind --threads is neither'),
+        (["--"], '"--" is neither'),
+        (["--chat-template", "a\nb"], "the value of --chat-template has a control character"),
+        (["--chat-template", "a\x1b[2J"], "the value of --chat-template has a control character"),
+        (["--chat-template", "a\0b"], "the value of --chat-template has a control character"),
+        (["--chat-template", "\ud800"], "the value of --chat-template has a control character"),
+        (["x\ny"], "'x"),
+        (["--thre\nads", "4"], "neither a flag nor"),
+        (["--grammar", "x" * 16385], "the value of --grammar is longer than 16384 bytes"),
+        (["--mlock"] * 257, "257 words are more than 256"),
+    ],
+)
+def test_a_word_that_two_readers_could_understand_in_two_ways_is_refused(args, says):
+    """Python's argparse takes attached values and shortened names, so only flags that are exactly known are any."""
+    with pytest.raises(PlanError, match=r"spec\.extraArgs: ") as caught:
+        read_extra_args(args)
+    assert says in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_what_the_owner_allows_passes_by_its_exact_name_only():
+    """A refused flag keeps its number of values, one without a verdict takes what follows; other names stay refused."""
+    owner = Allowances(frozenset({"--lora", "--brand-new", "-x"}))
+    assert read_extra_args(["--lora", "/adapters/a.gguf", "--mlock"], owner) == (
+        Said("--lora", ("/adapters/a.gguf",)), Said("--mlock")
+    )  # fmt: skip
+    assert read_extra_args(["--brand-new", "1", "2", "-x", "--mlock", "--brand-new=3"], owner) == (
+        Said("--brand-new", ("1", "2")), Said("-x"), Said("--mlock"), Said("--brand-new", ("3",))
+    )  # fmt: skip
+    for args in (["--lora-scaled", "a:1"], ["-x4"], ["--lora", "a", "b"], ["--brand-new", "1", "--rpc", "a:1"]):
+        with pytest.raises(PlanError):
+            read_extra_args(args, owner)
+
+
+def test_what_is_said_is_known_by_all_names_and_a_switch_by_its_own():
+    """A field's flag is found under any spelling; of a switch's opposite it is not claimed that it was said."""
+    given, texts = given_by([Said("-ctk", ("q8_0",)), Said("--no-warmup")])
+    assert given == {"-ctk", "--cache-type-k", "--warmup", "--no-warmup"}
+    assert texts == {"-ctk": "q8_0", "--cache-type-k": "q8_0", "--no-warmup": ""}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--port", "1"], "--port is decided by LLMKube"),
+        (["-c=1"], "-c is decided by spec.contextSize"),
+        (["--x", "1"], "--x is decided by spec.x"),
+        (["--api-key", "k"], "a command line is public"),
+        (["--version"], "print something and exit"),
+        (["a\0b"], "NUL"),
+    ],
+)
+def test_a_pod_is_refused_what_would_contradict_reveal_or_not_serve(args, says):
+    """What the pod's own command line says already, and secrets, are refused in pods as well."""
+    with pytest.raises(PlanError, match=r"spec\.extraArgs: ") as caught:
+        check_pod_args(args, {"--x": "spec.x"})
+    assert says in str(caught.value)
+
+
+def test_a_pod_is_a_boundary_of_its_own():
+    """What protects a host is no rule for pods, whose author chooses image and command."""
+    args = ["--lora", "/adapters/a.gguf", "--props", "-v", "--slots", "--no-such-flag", "-c60000", "--alias", "b",
+            "--chat-template", "a\nb"]  # fmt: skip
+    check_pod_args(args, {})
+    assert [each.flag for each in said_in(args)] == ["--lora", "--props", "-v", "--slots", "--alias",
+                                                           "--chat-template"]  # fmt: skip
 
 
 def engine(*flags):
@@ -140,9 +241,9 @@ def engine(*flags):
 @pytest.mark.parametrize(
     ("args", "flags", "rendered"),
     [
-        (["--threads=4", "-s", "-1"], ["--threads"], ["--threads", "4", "-s", "-1"]),
-        (["--x", "a=b"], ["--x"], ["--x", "a=b"]),
-        (["--x=a=b"], ["--x"], ["--x", "a=b"]),
+        (["--threads=4", "-s", "-1"], ["--threads", "-s"], ["--threads", "4", "-s", "-1"]),
+        (["--grammar", "a=b"], ["--grammar"], ["--grammar", "a=b"]),
+        (["--grammar=a=b"], ["--grammar"], ["--grammar", "a=b"]),
         (["--threads_http=4"], ["--threads-http"], ["--threads-http", "4"]),
         (["--mlock"], ["--mlock", "--load-mode"], ["--mlock"]),
         (["--mlock"], ["--load-mode"], ["--load-mode", "mmap+mlock"]),
@@ -150,27 +251,24 @@ def engine(*flags):
         (["--no-mmap", "--threads", "2", "--mlock"], ["--load-mode", "--threads"],
          ["--load-mode", "mlock", "--threads", "2"]),
         (["--direct-io"], ["--load-mode"], ["--load-mode", "dio"]),
-        (["--anything"], [], ["--anything"]),  # its help could not be read: the engine itself will judge
+        (["--mmap"], ["--load-mode"], ["--load-mode", "mmap"]),
+        (["--mmap", "--mlock"], ["--load-mode"], ["--load-mode", "mmap+mlock"]),
+        (["--threads", "4"], [], ["--threads", "4"]),  # its help could not be read: the engine itself will judge
     ],
 )  # fmt: skip
 def test_arguments_are_spelled_as_the_engine_wants_them(args, flags, rendered):
     """Joined forms are split, and flags that newer engines replaced are translated for those only."""
-    assert list(render_extra_args(args, engine(*flags))) == rendered
+    assert list(render_extra_args(read_extra_args(args), engine(*flags))) == rendered
 
 
-@pytest.mark.parametrize(("args", "flag"), [(["--nonsense"], "--nonsense"), (["--mlock"], "--mlock")])
+@pytest.mark.parametrize(("args", "flag"), [(["-kvu"], "-kvu"), (["--mlock"], "--mlock")])
 def test_a_flag_that_the_engine_lacks_is_named(args, flag):
     """What the engine would die of at start is told before."""
     with pytest.raises(PlanError, match=f"has no flag {flag}"):
-        list(render_extra_args(args, engine("--threads")))
+        list(render_extra_args(read_extra_args(args), engine("--threads")))
 
 
 def test_flags_that_exclude_each_other_are_named():
     """Two replaced flags without a common meaning are refused instead of one being dropped."""
     with pytest.raises(PlanError, match="--direct-io and --mlock exclude each other"):
-        list(render_extra_args(["--mlock", "--direct-io"], engine("--load-mode")))
-
-
-def test_values_are_not_flags():
-    """A number below zero and a bare word are values."""
-    assert flags_in(["--a", "-1", "b", "-c=2", "--d=e"]) == {"--a", "-c", "--d"}
+        list(render_extra_args(read_extra_args(["--mlock", "--direct-io"]), engine("--load-mode")))

@@ -12,6 +12,8 @@ PLAN = LaunchPlan(
         Placeholder.HOST,
         "--port",
         Placeholder.PORT,
+        "--api-key-file",
+        Placeholder.KEYS,
         "--echo",
         "{port}",
     ),
@@ -24,8 +26,9 @@ PLAN = LaunchPlan(
 
 def test_rendering_fills_the_slots_and_nothing_else():
     """Slots are filled, and a user's argument that only looks like a slot is left alone."""
-    assert PLAN.render(program="/bin/x", model="/m.gguf", host="127.0.0.1", port=80) == (
-        "/bin/x", "--model", "/m.gguf", "--host", "127.0.0.1", "--port", "80", "--echo", "{port}"
+    assert PLAN.render(program="/bin/x", model="/m.gguf", host="127.0.0.1", port=80, keys="/k") == (
+        "/bin/x", "--model", "/m.gguf", "--host", "127.0.0.1", "--port", "80", "--api-key-file", "/k",
+        "--echo", "{port}"
     )  # fmt: skip
 
 

@@ -5,5 +5,7 @@
     process                               engines as processes of a host
     container                             engines as containers of pods; plug-ins
     arguments, llama_fields, llama_flags  command lines, and llama.cpp's flags
+    llama_verdicts                        what each of them may do in a service's own arguments
+    allowances                            what a host's owner adds to that
 Nothing is started here: see `supervisor/engine` and `controller/render`.
 """

@@ -10,7 +10,7 @@ from llmkube.k8s.fields import wire_fields
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
 EXTRA_ARGS: Final = "spec.extraArgs"
-FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
+FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*(?:\.[\w-]+)*", re.ASCII)
 
 
 def flag_of(arg: str) -> str:
@@ -31,7 +31,8 @@ class CommandLine:
     """A command line that is being written, and the fields that have found a place in it.
 
     Attributes:
-        given: The flags that the user has written himself.
+        given: The flags that the user has written himself, each by all its names.
+        said: What they say, where that is known: a flag that says what a field says is no contradiction.
         engine: Who will read it, where that is known: a flag that it lacks is not written. None takes every flag.
         spell: How a field's text is written where the command line will stand, so that the engine reads that text.
         argv: The words so far.
@@ -39,6 +40,7 @@ class CommandLine:
     """
 
     given: frozenset[str] = frozenset()
+    said: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
     engine: EngineInfo | None = None
     spell: Callable[[str], str] = str
     argv: list[str] = attrs.Factory(list)
@@ -49,16 +51,18 @@ class CommandLine:
         return self.engine is None or flag in self.engine.flags
 
     def add(self, path: str, flag: str, *values: object) -> None:
-        """Write the flag for the field at `path`, if the engine knows it.
+        """Write the flag for the field at `path`, if the engine knows it, unless the user's own says the same.
 
         Raises:
-            PlanError: The user has written the same flag himself: one of the two would be ignored.
+            PlanError: The user has written the same flag himself, and it says something else.
         """
         if not self.knows(flag):
             return
         if flag in self.given:
-            raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
-        self.argv += [flag, *map(self._word, values)]
+            if self.said.get(flag) != " ".join(map(str, values)):
+                raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
+        else:
+            self.argv += [flag, *map(self._word, values)]
         self.honoured.add(path)
 
     def default(self, *spellings: str, value: object = None) -> None:

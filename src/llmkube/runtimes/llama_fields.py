@@ -1,11 +1,14 @@
 """What the fields of a service mean to llama.cpp's server: one copy, for processes on hosts and containers in pods."""
 
+import re
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import GPU
 from llmkube.k8s.crd.serving import SpeculativeDecoding
-from llmkube.runtimes.arguments import CommandLine
+from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
+from llmkube.runtimes.llama_flags import said_in
+from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
 
 DEFAULT_CONTEXT: Final = 4096
@@ -15,6 +18,10 @@ EMBEDDING_BATCH: Final = 2048
 """Tokens. An embedding model sees a text in one physical batch or not at all; llama.cpp's own 512 are a paragraph."""
 
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
+DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
+_RERANK: Final = frozenset({"--rerank", "--reranking"})
 _ALIASES: Final = {"mtp": "draft-mtp", "draft": "draft-simple", "disabled": "none"}
 
 
@@ -24,16 +31,49 @@ def check_fields(spec: InferenceServiceSpec) -> None:
     Raises:
         PlanError: The field that stands in the way, and what to do about it.
     """
+    said = _mode_said(spec)
+    if said and spec.mode and spec.mode != said and (spec.mode, said) != ("rerank", "embedding"):
+        raise PlanError(f"extraArgs ask for {said}: leave one of the two out", field="spec.mode")
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
         raise PlanError("a quantized V cache needs flash attention, which is turned off", field="spec.cacheTypeV")
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:
-    """Return `chat`, `embedding` or `rerank`: what the spec says, else what its endpoint's path implies."""
-    if spec.mode:
-        return spec.mode
+    """Return `chat`, `embedding` or `rerank`: what the spec says or its extraArgs, else what its path implies."""
+    if mode := spec.mode or _mode_said(spec):
+        return mode
     last = spec.endpoint.path.rstrip("/").rpartition("/")[2]
     return {"embeddings": "embedding", "rerank": "rerank", "reranking": "rerank"}.get(last, "chat")
+
+
+def _mode_said(spec: InferenceServiceSpec) -> str:
+    flags = flags_in(spec.extra_args)
+    return "rerank" if flags & _RERANK else "embedding" if flags & _EMBEDDING else ""
+
+
+def draft_of(spec: InferenceServiceSpec) -> str:
+    """Return the model that shall guess ahead on a host: a Model's name, or a file's absolute path; or nothing.
+
+    Raises:
+        PlanError: extraArgs name one that is neither, or another one than the field.
+    """
+    wish = spec.speculative_decoding
+    named = (wish.draft_model_ref if wish else None) or ""
+    said = [each.values[-1] for each in said_in(spec.extra_args) if each.flag in DRAFT_FLAGS and each.values]
+    if named and not _NAME.fullmatch(named):
+        raise PlanError("name a Model of this namespace", field="spec.speculativeDecoding.draftModelRef")
+    if not said:
+        return named
+    if named and said[-1] != named:
+        problem = "--spec-draft-model is decided by spec.speculativeDecoding.draftModelRef: leave one of the two out"
+        raise PlanError(problem, field=EXTRA_ARGS)
+    if not said[-1].startswith("/") and not _NAME.fullmatch(said[-1]):
+        raise PlanError(
+            "--spec-draft-model names the file of a host only by an absolute path below a folder that its owner lists "
+            "(--allow-local-sources), or else a Model of this namespace",
+            field=EXTRA_ARGS,
+        )
+    return said[-1]
 
 
 def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:

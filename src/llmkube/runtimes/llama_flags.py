@@ -1,22 +1,34 @@
-"""llama-server's flags: which ones a binary has, which ones fields own, which ones no service may use."""
+"""llama-server's flags: which ones a binary has, and what a service's own say once they have been judged."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from llmkube.runtimes.arguments import EXTRA_ARGS, FLAG, flag_of, flags_in, refuse_owned
+import attrs
+
+from llmkube.runtimes.allowances import FLAG_SETTING, NO_ALLOWANCES, Allowances
+from llmkube.runtimes.arguments import EXTRA_ARGS, FLAG, flag_of
+from llmkube.runtimes.llama_verdicts import VERDICTS, Kind, spellings_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
-__all__ = [
-    "OWNED",
-    "OWNED_IN_PODS",
-    "check_extra_args",
-    "flags_in",
-    "parse_help",
-    "parse_switches",
-    "parse_version",
-    "render_extra_args",
-]
+MOST_WORDS: Final = 256
+MOST_VALUE_BYTES: Final = 16 * 1024
+"""A chat template or a JSON schema fits."""
+
+MOST_SHOWN: Final = 64
+"""Characters of a user's word that a message repeats."""
+
+CONTROL_CHARACTER: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,-?\d+(\.\d+)?)*", re.ASCII | re.IGNORECASE)
+
+
+@attrs.frozen
+class Said:
+    """One flag of a service's own, with its values."""
+
+    flag: str
+    values: tuple[str, ...] = ()
+
 
 _FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){FLAG.pattern}", re.ASCII)
 _GONE: Final = "argument has been removed"  # newer builds list flags only to say so
@@ -58,114 +70,172 @@ def parse_version(text: str) -> str:
     return found.group(1).strip() if found else lines[0].strip() if lines else ""
 
 
-def _by_flag(table: Mapping[str, str]) -> dict[str, str]:
-    return {flag: where for flags, where in table.items() for flag in flags.split()}
-
-
-# Who decides each of these, so that a message can say where to write it instead
-OWNED: Final[Mapping[str, str]] = _by_flag(
-    {
-        "-m --model": "the Model's spec.source",
-        "--host": "LLMKube, which listens where only the host's own gateway or the cluster reaches it",
-        "--port": "LLMKube, which takes a free one",
-        "--reuse-port": "LLMKube, which takes a port of its own",
-        "-a --alias --tags": "metadata.name",
-        "--metrics": "LLMKube, which always turns it on",
-        "--api-prefix": "LLMKube, which asks /health whether the engine is ready",
-        "--fit -fit --fit-target -fitt --fit-ctx -fitc": "LLMKube, which places models itself",
-        "-c --ctx-size": "spec.contextSize",
-        "-np --parallel": "spec.parallelSlots",
-        "-b --batch-size": "spec.batchSize",
-        "-ub --ubatch-size": "spec.uBatchSize",
-        "-ngl --gpu-layers --n-gpu-layers": "the Model's spec.hardware.gpu.layers",
-        "-fa --flash-attn": "spec.flashAttention",
-        "-ctk --cache-type-k": "spec.cacheTypeK",
-        "-ctv --cache-type-v": "spec.cacheTypeV",
-        "-nkvo --no-kv-offload -kvo --kv-offload": "spec.noKvOffload",
-        "-cmoe --cpu-moe": "spec.moeCPUOffload",
-        "-ncmoe --n-cpu-moe": "spec.moeCPULayers",
-        "-ot --override-tensor": "spec.tensorOverrides",
-        "--override-kv": "spec.metadataOverrides",
-        "--rope-scaling": "spec.ropeScaling.type",
-        "--rope-scale": "spec.ropeScaling.factor",
-        "--yarn-orig-ctx": "spec.ropeScaling.originalContext",
-        "--warmup --no-warmup": "spec.noWarmup",
-        "--jinja --no-jinja": "spec.jinja",
-        "--embedding --embeddings --rerank --reranking": "spec.mode",
-        "--reasoning-budget": "spec.reasoningBudget",
-        "--reasoning-budget-message": "spec.reasoningBudgetMessage",
-        "--spec-type": "spec.speculativeDecoding.type",
-        "--spec-draft-n-max --draft-max --draft --draft-n": "spec.speculativeDecoding.nDraftMax",
-        "--spec-draft-p-min --draft-p-min": "spec.speculativeDecoding.pMin",
-        "-md --model-draft --spec-draft-model": "spec.speculativeDecoding.draftModelRef",
-    }
-)
-
-OWNED_IN_PODS: Final[Mapping[str, str]] = {
-    **OWNED,
-    **_by_flag(
-        {
-            "-mm --mmproj": "the Model's spec.mmproj",
-            "-sm --split-mode": "the Model's spec.hardware.gpu.sharding.strategy",
-            "-ts --tensor-split": "the Model's spec.hardware.gpu.sharding.layerSplit",
-            "--host": "spec.bindAddress",
-            "--port": "spec.containerPort",
-        }
-    ),
-}
-"""The same in a pod, which has an address of its own and may have several GPUs."""
-
-# The right to create an InferenceService must not include to read the host's files, run its programs or open its
-# network
-_FORBIDDEN: Final = re.compile(
-    r"--(\w[\w-]*-)?(files?|path|dir|url|repo|token)"
-    r"|--(hf|docker|models|mcp|tools|ssl|lora|control-vector|mmproj|media|lookup-cache|ui|webui|embd|fim)(-.*)?"
-    r"|--(api-key|rpc|agent|model-vocoder|slot-save-path)"
-    r"|-(hf.*|mu|dr|mm|mmu|mmdev|mv|ag|jf|lcs|lcd|lsp)"
-)
-
 # Flags that were replaced: what they are today, for engines that have forgotten them
 _LOAD_MODES: Final[Mapping[frozenset[str], str]] = {
+    frozenset({"--mmap"}): "mmap",
     frozenset({"--mlock"}): "mmap+mlock",
+    frozenset({"--mmap", "--mlock"}): "mmap+mlock",
     frozenset({"--no-mmap"}): "none",
     frozenset({"--mlock", "--no-mmap"}): "mlock",
     frozenset({"--direct-io"}): "dio",
 }
 
 
-def check_extra_args(args: Sequence[str]) -> None:
-    """Refuse what no service may add, judging by the flags alone.
+def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES) -> tuple[Said, ...]:
+    """Read a service's own arguments as they may stand on the command line of a host's engine.
+
+    No value may look like a flag: so however a build reads these words, and however many values it gives to a flag, it
+    finds no flag among them but those that were judged here. (argparse reads `-c60000` as `-c`, and `-cr` as `-cram`.)
+
+    Args:
+        args: `spec.extraArgs`.
+        allowances: What the host's owner lets services use beyond the verdicts.
 
     Raises:
-        PlanError: A flag belongs to a field, or would let a service reach into the host; the message names it.
+        PlanError: A word is no flag and no flag's value, or the flag may not be used; the message says why, and what to
+            do.
     """
-    refuse_owned(args, OWNED)
+    if len(args) > MOST_WORDS:
+        raise PlanError(f"{len(args)} words are more than {MOST_WORDS}", field=EXTRA_ARGS)
+    found: list[Said] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, joined = flag_of(word), "=" in word, word.partition("=")[2]
+        if not flag:
+            raise _stray(word, found)
+        wanted = _values_of(flag, allowances)
+        values = [joined] if equals else []
+        if wanted is None:  # what the engine does with a flag that only its owner knows is the owner's business
+            while not equals and rest and not _looks_like_flag(rest[0]):
+                values.append(rest.pop(0))
+        elif equals and wanted != 1:
+            raise PlanError(f"{flag} takes no value behind an equals sign: leave that out", field=EXTRA_ARGS)
+        elif not equals:
+            values, rest = rest[:wanted], rest[wanted:]
+            if len(values) < wanted:
+                raise PlanError(f"{flag} needs a value: write it as the next word", field=EXTRA_ARGS)
+        for value in values:
+            _check_value(flag, value)
+        found.append(Said(flag, tuple(values)))
+    return tuple(found)
+
+
+def _values_of(flag: str, allowances: Allowances) -> int | None:
+    """Return how many values a flag takes; None if nothing but the host's owner knows.
+
+    Raises:
+        PlanError: The flag may not be used.
+    """
+    verdict = VERDICTS.get(flag)
+    if flag in allowances.flags:
+        return verdict.values if verdict else None
+    if verdict is None:
+        raise PlanError(
+            f"{flag[:MOST_SHOWN]} is not among the flags that LLMKube lets a service use on a host: write a flag "
+            f"and its value as two words, or ask the host's owner for {FLAG_SETTING}",
+            field=EXTRA_ARGS,
+        )
+    if verdict.kind is Kind.OURS:
+        raise PlanError(f"{flag} is decided by {verdict.says}: leave it out here", field=EXTRA_ARGS)
+    if verdict.kind is Kind.REFUSED:
+        raise PlanError(
+            f"{flag} {verdict.says}: no service may use it on a host unless the host's owner allows it by "
+            f"{FLAG_SETTING} {flag}",
+            field=EXTRA_ARGS,
+        )
+    return verdict.values
+
+
+def _stray(word: str, found: Sequence[Said]) -> PlanError:
+    shown = word if word.isprintable() else repr(word)
+    behind = f" behind {found[-1].flag}" if found else ""
+    return PlanError(
+        f'"{shown[:MOST_SHOWN]}"{behind} is neither a flag nor the value of one: write each flag and its value as two '
+        "words",
+        field=EXTRA_ARGS,
+    )
+
+
+def _check_value(flag: str, value: str) -> None:
+    if _looks_like_flag(value):
+        raise PlanError(f"{flag} needs a value, and what follows looks like another flag", field=EXTRA_ARGS)
+    if CONTROL_CHARACTER.search(value):
+        raise PlanError(f"the value of {flag} has a control character in it, such as a line break", field=EXTRA_ARGS)
+    if len(value.encode("utf-8", "surrogatepass")) > MOST_VALUE_BYTES:
+        raise PlanError(f"the value of {flag} is longer than {MOST_VALUE_BYTES} bytes", field=EXTRA_ARGS)
+
+
+def _looks_like_flag(word: str) -> bool:
+    return word.startswith("-") and not _NEGATIVE.fullmatch(word)
+
+
+def given_by(said: Iterable[Said]) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the flags that are used, by all their names, and what each says, for a `CommandLine`.
+
+    A switch says the empty text by the name that was used, and nothing by the others, which may be its opposite.
+    """
+    given: set[str] = set()
+    texts: dict[str, str] = {}
+    for each in said:
+        names = spellings_of(each.flag)
+        given.update(names)
+        for name in names if each.values else (each.flag,):
+            texts[name] = " ".join(each.values)
+    return frozenset(given), texts
+
+
+def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
+    """Refuse what a pod's engine may not be told either: what LLMKube writes, what shows a secret, what cannot serve.
+
+    What protects a host is not asked for here. A pod is a boundary of its own, whose author chooses image and command.
+
+    Args:
+        args: `spec.extraArgs`.
+        decided: Who decides further flags in pods.
+
+    Raises:
+        PlanError: The first of them.
+    """
     for arg in args:
         flag = flag_of(arg)
+        verdict = VERDICTS.get(flag)
+        judged = verdict is not None and verdict.in_pods
+        owner = decided.get(flag) or (verdict.says if judged and verdict and verdict.kind is Kind.OURS else "")
+        if owner:
+            raise PlanError(f"{flag} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
+        if judged and verdict and verdict.kind is Kind.REFUSED:
+            raise PlanError(f"{flag} {verdict.says}: leave it out here", field=EXTRA_ARGS)
         if "\0" in arg:
-            raise PlanError(f"{arg!r} has a NUL character in it", field=EXTRA_ARGS)
-        if _FORBIDDEN.fullmatch(flag):
-            raise PlanError(f"{flag} would let a service reach into the host: it cannot be used here", field=EXTRA_ARGS)
+            raise PlanError(f"{arg[:MOST_SHOWN]!r} has a NUL character in it", field=EXTRA_ARGS)
 
 
-def render_extra_args(args: Sequence[str], engine: EngineInfo) -> Iterator[str]:
-    """Yield the arguments as this engine spells them: `--x=1` in two parts, and flags that were replaced translated.
+def said_in(args: Sequence[str]) -> tuple[Said, ...]:
+    """Read what a service's own arguments say, without a judgement: what is not known is left out."""
+    found: list[Said] = []
+    for at, word in enumerate(args):
+        verdict = VERDICTS.get(flag_of(word))
+        if verdict is None:
+            continue
+        values = (word.partition("=")[2],) if "=" in word else tuple(args[at + 1 : at + 1 + verdict.values])
+        found.append(Said(flag_of(word), values))
+    return tuple(found)
+
+
+def render_extra_args(said: Sequence[Said], engine: EngineInfo) -> Iterator[str]:
+    """Yield the arguments as this engine spells them, flags that were replaced translated.
 
     Raises:
         PlanError: The engine has no such flag.
     """
-    replaced = frozenset(args) & frozenset.union(*_LOAD_MODES) - engine.flags
+    flags = frozenset(each.flag for each in said)
+    replaced = flags & frozenset.union(*_LOAD_MODES) - engine.flags
     if replaced and "--load-mode" in engine.flags:
         if (mode := _LOAD_MODES.get(replaced)) is None:
             raise PlanError(f"{' and '.join(sorted(replaced))} exclude each other", field=EXTRA_ARGS)
         yield from ("--load-mode", mode)
-        args = [arg for arg in args if arg not in replaced]
-    for arg in args:
-        flag = flag_of(arg)
-        if flag.startswith("--") and engine.flags and flag not in engine.flags:
-            raise PlanError(f"the engine {engine.version or engine.program} has no flag {flag}", field=EXTRA_ARGS)
-        if flag and "=" in arg:
-            yield flag
-            yield arg.partition("=")[2]
-        else:
-            yield flag or arg
+        said = [each for each in said if each.flag not in replaced]
+    for each in said:
+        if engine.flags and each.flag not in engine.flags:
+            raise PlanError(f"the engine {engine.version or engine.program} has no flag {each.flag}", field=EXTRA_ARGS)
+        yield from (each.flag, *each.values)

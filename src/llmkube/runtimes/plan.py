@@ -17,7 +17,8 @@ class PlanError(UserError):
 class Placeholder(StrEnum):
     """A place in argv that is filled at launch. A plain string of a user's with the same text is none.
 
-    On a host the supervisor fills program, model, host and port. In a pod the renderer fills model (the file, or the
+    On a host the supervisor fills program, model, host, port and keys (the file with the keys that clients have to
+    show). In a pod the renderer fills model (the file, or the
     folder, that the engine is given), folder (the one that model lies in), draft (the model of a second Model, for
     guessing ahead) and cache (a folder that the engine may write to).
     """
@@ -26,6 +27,7 @@ class Placeholder(StrEnum):
     MODEL = "{model}"
     HOST = "{host}"
     PORT = "{port}"
+    KEYS = "{keys}"
     FOLDER = "{folder}"
     DRAFT = "{draft}"
     CACHE = "{cache}"
@@ -69,13 +71,14 @@ class LaunchPlan:
     not_honoured: tuple[str, ...] = ()
     demand: Demand | None = None
 
-    def render(self, *, program: str, model: str, host: str, port: int) -> tuple[str, ...]:
+    def render(self, *, program: str, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv with every slot filled."""
         fill = {
             Placeholder.PROGRAM: program,
             Placeholder.MODEL: model,
             Placeholder.HOST: host,
             Placeholder.PORT: str(port),
+            Placeholder.KEYS: keys,
         }
         return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in self.argv)
 

@@ -13,6 +13,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
 from llmkube.k8s.fields import changed_paths
+from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.container import llamacpp as llama_pod
@@ -56,8 +57,13 @@ _NO_IMAGES: Final = Images()
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def check(isvc: InferenceService, model: Model) -> None:
+def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES) -> None:
     """Refuse what the objects alone show to be impossible on a host, before anything is downloaded.
+
+    Args:
+        isvc: The service.
+        model: The Model that it refers to.
+        allowances: What the host's owner lets services use.
 
     Raises:
         PlanError: Its `field` is the path that stands in the way.
@@ -75,11 +81,20 @@ def check(isvc: InferenceService, model: Model) -> None:
         raise PlanError(f"{runtime} is not supported on a host yet: use {names}", field=_RUNTIME_FIELD)
     if problem := mismatch(runtime, weights, hardware):
         raise PlanError(problem, field=_FORMAT_FIELD)
-    llamacpp.check(isvc, model)
+    llamacpp.check(isvc, model, allowances)
 
 
 def plan_for(
-    isvc: InferenceService, model: Model, weights: WeightsFile, gguf: GGUFFacts, engine: EngineInfo, *, alias: str
+    isvc: InferenceService,
+    model: Model,
+    weights: WeightsFile,
+    gguf: GGUFFacts,
+    engine: EngineInfo,
+    *,
+    alias: str,
+    draft: WeightsFile | None = None,
+    allowances: Allowances = NO_ALLOWANCES,
+    asks_key: bool = True,
 ) -> LaunchPlan:
     """Return what to run for this service on a host.
 
@@ -90,12 +105,25 @@ def plan_for(
         gguf: What the file's header says.
         engine: The program that will run, as it describes itself.
         alias: The model id that the engine shall answer to.
+        draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
+        allowances: What the host's owner lets services use.
+        asks_key: Whether it answers only requests that show a key.
 
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    check(isvc, model)
-    return llamacpp.plan(isvc, model, weights, gguf, engine, alias=alias)
+    check(isvc, model, allowances)
+    return llamacpp.plan(
+        isvc,
+        model,
+        weights,
+        gguf,
+        engine,
+        alias=alias,
+        draft=draft,
+        allowances=allowances,
+        asks_key=asks_key,
+    )
 
 
 # -- in a pod ---------------------------------------------------------------------------------------------------------

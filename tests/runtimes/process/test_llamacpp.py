@@ -6,6 +6,8 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.llamacpp import check, mode_of, plan
 from llmkube.weights.formats.gguf import GGUFFacts
@@ -48,10 +50,10 @@ def contains(argv, wanted):
 def test_a_plain_service_on_a_cpu():
     """Without a wish the whole command line is this one, and nothing in the spec went unheard."""
     result = planned()
-    argv = result.render(program="llama-server", model="/m.gguf", host="127.0.0.1", port=4711)
+    argv = result.render(program="llama-server", model="/m.gguf", host="127.0.0.1", port=4711, keys="/keys")
     assert " ".join(argv) == (
-        "llama-server --model /m.gguf --host 127.0.0.1 --port 4711 --alias chat --ctx-size 4096 --parallel 1 "
-        "--n-gpu-layers 0 --flash-attn auto --metrics --fit off --no-ui --verbosity 4"
+        "llama-server --model /m.gguf --host 127.0.0.1 --port 4711 --alias chat --api-key-file /keys --ctx-size 4096 "
+        "--parallel 1 --n-gpu-layers 0 --flash-attn auto --metrics --fit off --no-ui --verbosity 4"
     )
     assert (result.runtime, result.alias, result.ready_path, result.env) == ("llamacpp", "chat", "/health", ())
     assert result.not_honoured == ()
@@ -85,8 +87,9 @@ def test_weights_on_metal_are_memory_of_the_engines_own(of, extra, flags, wanted
 
 def test_an_old_engine_is_given_only_what_it_knows():
     """An engine from before a flag is never started with it: verbosity 4 would make such a one log prompts."""
-    assert planned(engine=OLD).argv[9:] == ("--ctx-size", "4096", "--parallel", "1", "--n-gpu-layers", "0", "--metrics",
-                                            "--no-webui")  # fmt: skip
+    assert planned(engine=OLD).argv[11:] == (
+        "--ctx-size", "4096", "--parallel", "1", "--n-gpu-layers", "0", "--metrics", "--no-webui"
+    )  # fmt: skip
 
 
 VALUE = EngineInfo("llama-server", "2", frozenset({"--flash-attn"}))
@@ -261,11 +264,12 @@ def test_an_embedding_model_pools_as_it_was_trained(pooling, forced):
 
 def test_our_defaults_give_way_to_the_users():
     """A flag that we only suggest appears once, with the user's value."""
-    extra = ["--pooling", "cls", "--cache-ram=100", "--verbosity", "5"]
-    argv = planned({"mode": "embedding", "uBatchSize": 64, "extraArgs": extra}).argv
-    assert [argv.count(flag) for flag in ("--pooling", "--cache-ram", "--verbosity", "--ubatch-size")] == [1, 1, 1, 1]
-    assert contains(argv, "--pooling cls --cache-ram 100 --verbosity 5")
-    assert "--verbosity" not in planned({"extraArgs": ["-v"]}).argv
+    extra = ["--pooling", "cls", "--cache-ram=100", "--metrics", "--no-webui"]
+    engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--no-webui"})
+    argv = planned({"mode": "embedding", "uBatchSize": 64, "extraArgs": extra}, engine=engine).argv
+    assert [argv.count(flag) for flag in ("--pooling", "--cache-ram", "--metrics", "--ubatch-size")] == [1, 1, 1, 1]
+    assert contains(argv, "--pooling cls --cache-ram 100 --metrics --no-webui")
+    assert "--no-ui" not in argv
 
 
 @pytest.mark.parametrize(
@@ -285,15 +289,90 @@ def test_the_impossible_is_refused_from_the_objects_alone(spec, of, field):
 
 
 def test_a_flag_that_the_engine_lacks_is_refused():
-    """An unknown flag in extraArgs is refused with its name and the engine's version."""
-    with pytest.raises(PlanError, match="9000 has no flag --nonsense"):
-        planned({"extraArgs": ["--nonsense"]})
+    """A flag that the build does not have is refused with its name and the engine's version, a short one as well."""
+    for flag in ("--swa-full", "-kvu"):
+        with pytest.raises(PlanError, match=f"9000 has no flag {flag}"):
+            planned({"extraArgs": [flag]})
+
+
+BUILD = attrs.evolve(MODERN, flags=MODERN.flags | {"--no-webui", "-ctk", "-ctv", "--embeddings", "--rerank", "-a"})
+PEOPLES = [
+    (["--alias", "chat"], "--alias chat", "--alias chat --alias"),
+    (["--alias", "qwen3.5-4b, ORG/Qwen"], "--alias chat,qwen3.5-4b,ORG/Qwen", "--alias qwen3.5-4b"),
+    (["-a", "chat,x"], "--alias chat,x", "-a chat"),
+    (["--metrics"], "--metrics", "--metrics --metrics"),
+    (["-ctk", "q8_0", "-ctv", "q8_0"], "-ctk q8_0 -ctv q8_0", "--cache-type-k"),
+    (["--embeddings"], "--embedding --pooling last --ubatch-size 2048", "--embeddings"),
+    (["--embedding", "--pooling", "mean"], "--embedding", "--embedding --embedding"),
+    (["--rerank"], "--embedding --reranking --pooling rank", "--rerank"),
+    (["--spec-type", "draft-mtp", "--spec-draft-n-max", "4", "--spec-draft-p-min", "0.5"],
+     "--spec-type draft-mtp --spec-draft-n-max 4 --spec-draft-p-min 0.5", "--spec-type none"),
+    (["--mlock"], "--load-mode mmap+mlock", "--mlock"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("extra", "wanted", "unwanted"), PEOPLES)
+def test_what_people_bring_is_read_and_not_refused(extra, wanted, unwanted):
+    """Flags for which there are fields reach the engine once, in its words; further names stand behind ours."""
+    argv = planned({"extraArgs": extra}, engine=BUILD).argv
+    assert contains(argv, wanted)
+    assert not contains(argv, unwanted)
+
+
+def test_further_names_on_a_build_that_takes_one_are_reported():
+    """Such a build would call itself by the whole list; the name that LLMKube looks for stays."""
+    result = planned(
+        {"extraArgs": ["--alias", "other"]}, engine=attrs.evolve(MODERN, flags=MODERN.flags - {"--load-mode"})
+    )
+    assert contains(result.argv, "--alias chat")
+    assert "other" not in result.argv
+    assert result.not_honoured == ("spec.extraArgs --alias",)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"cacheTypeK": "q8_0", "extraArgs": ["-ctk", "q8_0"]}, ""),
+        ({"cacheTypeK": "q8_0", "extraArgs": ["-ctk", "f16"]}, "--cache-type-k is decided by spec.cacheTypeK"),
+        ({"noWarmup": True, "extraArgs": ["--no-warmup"]}, ""),
+        ({"noWarmup": True, "extraArgs": ["--warmup"]}, "--no-warmup is decided by spec.noWarmup"),
+        ({"mode": "embedding", "extraArgs": ["--embeddings"]}, ""),
+        ({"mode": "rerank", "extraArgs": ["--embedding"]}, ""),
+        ({"mode": "chat", "extraArgs": ["--embedding"]}, "spec.mode: extraArgs ask for embedding"),
+        ({"batchSize": 64, "extraArgs": ["-b=64"]}, ""),
+        ({"batchSize": 64, "extraArgs": ["-b", "65"]}, "--batch-size is decided by spec.batchSize"),
+    ],
+)  # fmt: skip
+def test_a_flag_and_its_field_may_say_the_same_and_nothing_else(spec, says):
+    """What equals the field is taken once; of two that differ neither is ignored."""
+    engine = attrs.evolve(BUILD, flags=BUILD.flags | {"-b", "--warmup"})
+    if says:
+        with pytest.raises(PlanError, match=says):
+            planned(spec, engine=engine)
+    else:
+        result = planned(spec, engine=engine)
+        assert result.not_honoured == ()
+        words = [word for word in result.argv if word in {"-ctk", "--cache-type-k", "--no-warmup", "-b", "--embedding"}]
+        assert len(words) == 1
+
+
+def test_what_the_owner_allows_reaches_the_plan():
+    """Flags and variables that a host's owner has named are refused on every other host."""
+    owner = Allowances(frozenset({"--lora"}), frozenset({"OMP_DISPLAY_ENV"}))
+    engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--lora"})
+    spec = {"extraArgs": ["--lora", "/adapters/a.gguf"], "env": [{"name": "OMP_DISPLAY_ENV", "value": "true"}]}
+    result = plan(service(spec), model(), WEIGHTS, FACTS, engine, alias="chat", allowances=owner)
+    assert contains(result.argv, "--lora /adapters/a.gguf")
+    assert result.env == (("OMP_DISPLAY_ENV", "true"),)
+    for one in (Allowances(flags=owner.flags), Allowances(variables=owner.variables), Allowances()):
+        with pytest.raises(PlanError, match="unless the host's owner allows it"):
+            check(service(spec), model(), one)
 
 
 def test_the_environment_is_part_of_the_plan():
     """Variables of the spec reach the plan and make another one."""
-    result = planned({"env": [{"name": "GGML_X", "value": "1"}]})
-    assert result.env == (("GGML_X", "1"),)
+    result = planned({"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]})
+    assert result.env == (("OMP_NUM_THREADS", "1"),)
     assert result.digest != planned().digest
 
 
@@ -348,3 +427,58 @@ def test_the_prompt_cache_has_a_limit(extra, mib):
 def test_embeddings_have_no_prompt_cache():
     """No embedding ever reads it, whatever the shape."""
     assert planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, shape=decoder())).demand.cache_ram_bytes == 0
+
+
+DRAFT = WeightsFile(Path("/store/draft.gguf"), 1, None, "sha256:bb")
+GUESSING = attrs.evolve(MODERN, flags=MODERN.flags | {"-md", "--model-draft", "--spec-draft-model"})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}},
+        {"extraArgs": ["--spec-draft-model", "small", "--spec-type", "draft-simple"]},
+        {"extraArgs": ["-md=/models/small.gguf", "--spec-type", "draft-simple"]},
+        {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}, "extraArgs": ["-md", "small"]},
+    ],
+)
+def test_a_draft_is_named_by_field_or_flag_and_its_own_file_is_written(spec):
+    """However it is named, the engine gets the file that was found for it, once; its bytes are part of the plan."""
+    result = plan(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=DRAFT)
+    assert contains(result.argv, "-md /store/draft.gguf")
+    assert contains(result.argv, "--spec-type draft-simple")
+    assert not {"small", "/models/small.gguf", "--spec-draft-model"} & set(result.argv)
+    assert result.not_honoured == ()
+    other = attrs.evolve(DRAFT, identity="sha256:cc")
+    assert plan(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=other).digest != result.digest
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({}, ""),
+        ({"speculativeDecoding": {"type": "ngram-mod"}}, ""),
+        ({"speculativeDecoding": {"type": "draft", "draftModelRef": "small"}}, "small"),
+        ({"extraArgs": ["--model-draft", "small-1.5b"]}, "small-1.5b"),
+        ({"extraArgs": ["-md", "/m/x.gguf"]}, "/m/x.gguf"),
+    ],
+)
+def test_which_model_guesses_ahead(spec, named):
+    """It is a Model's name or a file's path."""
+    assert draft_of(service(spec).spec) == named
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"extraArgs": ["-md", "x.gguf/../../etc"]}, "absolute path below a folder that its owner lists"),
+        ({"extraArgs": ["-md", "../x"]}, "or else a Model of this namespace"),
+        ({"extraArgs": ["-md", "ORG/repo"]}, "or else a Model of this namespace"),
+        ({"speculativeDecoding": {"type": "draft", "draftModelRef": "a"}, "extraArgs": ["-md", "b"]}, "leave one of"),
+        ({"speculativeDecoding": {"type": "draft", "draftModelRef": "/etc/a"}}, "name a Model of this namespace"),
+    ],
+)
+def test_a_draft_that_is_neither_is_refused_before_anything_is_fetched(spec, says):
+    """No repository, no relative path, and not two of them."""
+    with pytest.raises(PlanError, match=says):
+        check(service(spec), model())

@@ -219,6 +219,8 @@ class ContainerPlan:
         latency_metric: The histogram of the seconds that an answer takes, by the name that it has in the cluster; empty
             when the engine has none.
         busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when it has none.
+        any_user: The image is one of which we know that it runs as any user, with a read-only root filesystem and a
+            folder /tmp that it may write to.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.
 
@@ -247,6 +249,7 @@ class ContainerPlan:
     metrics_path: str = "/metrics"
     latency_metric: str = ""
     busy_metrics: tuple[str, ...] = ()
+    any_user: bool = False
     shared_memory: bool = False
     not_honoured: tuple[str, ...] = ()
 

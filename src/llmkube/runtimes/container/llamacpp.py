@@ -1,10 +1,11 @@
 """llama.cpp's server in a pod: one model, or as a router over a folder of them."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
-from llmkube.runtimes.container.gpu import split_mode, tensor_split
+from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
 from llmkube.runtimes.llama_fields import (
     add_answers,
@@ -18,13 +19,27 @@ from llmkube.runtimes.llama_fields import (
     context_of,
     layers_of,
 )
-from llmkube.runtimes.llama_flags import OWNED_IN_PODS
+from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
 PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
 """Where the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
+
+_DECIDED: Final = {
+    "-mm": "the Model's spec.mmproj",
+    "--mmproj": "the Model's spec.mmproj",
+    "-sm": "the Model's spec.hardware.gpu.sharding.strategy",
+    "--split-mode": "the Model's spec.hardware.gpu.sharding.strategy",
+    "-ts": "the Model's spec.hardware.gpu.sharding.layerSplit",
+    "--tensor-split": "the Model's spec.hardware.gpu.sharding.layerSplit",
+    "-md": "spec.speculativeDecoding.draftModelRef",
+    "--model-draft": "spec.speculativeDecoding.draftModelRef",
+    "--host": "spec.bindAddress",
+    "--port": "spec.containerPort",
+}
+"""What fields decide in a pod, which has an address of its own, several files and perhaps several GPUs."""
 
 _BUSY: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 _GPU: Final = "Model.spec.hardware.gpu"
@@ -33,7 +48,7 @@ _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
 
 def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
-    builder.refuse(OWNED_IN_PODS)
+    _read_extra_args(builder, _DECIDED)
     _add_model(builder)
     builder.line.argv += ["--alias", builder.name]
     return _finish(builder, model_id=builder.name)
@@ -44,10 +59,17 @@ def plan_router(builder: ContainerBuilder) -> ContainerPlan:
 
     The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
     """
-    builder.refuse({**OWNED_IN_PODS, "--models-dir": f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"})
+    folder = f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"
+    _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
     builder.line.argv += ["--models-dir", MODELS_FOLDER]
     builder.honour(SOURCE)  # a Model has to have one
     return _finish(builder, model_id="")
+
+
+def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> None:
+    builder.refuse({})
+    check_pod_args(builder.spec.extra_args, decided)
+    builder.line.given, builder.line.said = given_by(said_in(builder.spec.extra_args))
 
 
 def _add_model(builder: ContainerBuilder) -> None:
@@ -110,7 +132,18 @@ def _finish(builder: ContainerBuilder, model_id: str) -> ContainerPlan:
         busy_metrics=_BUSY,
         draft_model=draft_model,
         model_id=model_id,
+        any_user=_runs_as_any_user(builder),
     )
+
+
+def _runs_as_any_user(builder: ContainerBuilder) -> bool:
+    """Whether the image is llama.cpp's own, with the entrypoint that it has, on a device that every user may open.
+
+    NVIDIA's device files are open to all (0666); those of AMD and Intel are a group's (render), whose number each
+    distribution chooses.
+    """
+    ours = not builder.spec.image and not builder.spec.command
+    return ours and (not builder.resources.on_gpu or stack_of(builder.model.spec) == "cuda")
 
 
 def _add_placement(builder: ContainerBuilder) -> None:

@@ -4,15 +4,17 @@ Flags move between llama.cpp versions, so a field's flag is written only if the 
 was given but found no flag is reported in `LaunchPlan.not_honoured`, as is every field that means nothing on a host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
+from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine
 from llmkube.runtimes.llama_fields import (
     DEFAULT_CONTEXT,
+    DRAFT_FLAGS,
     add_answers,
     add_flash_attention,
     add_memory,
@@ -22,17 +24,20 @@ from llmkube.runtimes.llama_fields import (
     add_speculation,
     check_fields,
     context_of,
+    draft_of,
     layers_of,
     mode_of,
 )
 from llmkube.runtimes.llama_flags import (
-    check_extra_args,
-    flags_in,
+    Said,
+    given_by,
     parse_help,
     parse_switches,
     parse_version,
+    read_extra_args,
     render_extra_args,
 )
+from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.memory_demand import demand_of
@@ -49,6 +54,10 @@ VERBOSITY: Final = 4
 
 _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
 """Who sets one of these decides how the file gets into memory."""
+
+_ALIAS: Final = frozenset(spellings_of("--alias"))
+_WRITTEN: Final = _ALIAS | DRAFT_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
+"""What extraArgs say and the plan writes by itself, having read it."""
 
 # Fields that take effect on a host without reaching the command line
 _HONOURED_ELSEWHERE: Final = frozenset(
@@ -77,7 +86,7 @@ _HONOURED_ELSEWHERE: Final = frozenset(
 )
 
 
-def check(isvc: InferenceService, model: Model) -> None:
+def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES) -> None:
     """Refuse what the objects alone show to be impossible, before anything is downloaded.
 
     Raises:
@@ -85,22 +94,35 @@ def check(isvc: InferenceService, model: Model) -> None:
     """
     spec = isvc.spec
     check_fields(spec)
-    check_extra_args(spec.extra_args)
-    plan_environment(spec.env)
+    draft_of(spec)
+    read_extra_args(spec.extra_args, allowances)
+    plan_environment(spec.env, allowances)
 
 
 def plan(
-    isvc: InferenceService, model: Model, weights: WeightsFile, gguf: GGUFFacts, engine: EngineInfo, *, alias: str
+    isvc: InferenceService,
+    model: Model,
+    weights: WeightsFile,
+    gguf: GGUFFacts,
+    engine: EngineInfo,
+    *,
+    alias: str,
+    draft: WeightsFile | None = None,
+    allowances: Allowances = NO_ALLOWANCES,
+    asks_key: bool = True,
 ) -> LaunchPlan:
     """Return the command line for this service on this engine.
 
     Raises:
         PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
     """
-    check(isvc, model)
+    check(isvc, model, allowances)
     spec = isvc.spec
     context = context_of(spec, gguf.context_length)
-    line = CommandLine(flags_in(spec.extra_args), engine)
+    said = read_extra_args(spec.extra_args, allowances)
+    given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
+    line = CommandLine(given, engine, said=texts)
+    names, unheard = _names(alias, said, engine)
     line.argv += [
         Placeholder.PROGRAM,
         "--model",
@@ -110,27 +132,55 @@ def plan(
         "--port",
         Placeholder.PORT,
         "--alias",
-        alias,
+        names,
     ]
+    if asks_key:  # every user and every web page of the machine reaches its port
+        line.argv += ["--api-key-file", Placeholder.KEYS]
+    if line.knows("--cors-origins"):
+        line.argv += ["--cors-origins", "localhost"]  # without it, a page of any origin may read what it answers
     add_size(line, spec, context)
     _add_placement(line, isvc, model)
     add_memory(line, spec)
     add_rope(line, spec)
     add_answers(line, spec)
-    add_speculation(line, spec.speculative_decoding)  # a draft model would be a second file, which no host fetches yet
+    _add_speculation(line, spec, draft)
     add_mode(line, spec, context, pools=bool(gguf.pooling_type))
     _add_ours(line, engine)
     _limit_prompt_cache(line, engine, gguf.shape)
-    line.argv += render_extra_args(spec.extra_args, engine)
+    line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
     return LaunchPlan(
         argv=tuple(line.argv),
-        env=plan_environment(spec.env),
+        env=plan_environment(spec.env, allowances),
         runtime=RUNTIME,
         alias=alias,
-        weights_identity=weights.identity,
-        not_honoured=tuple(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
+        weights_identity=weights.identity if draft is None else f"{weights.identity} {draft.identity}",
+        not_honoured=(
+            *(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
+            *unheard,
+        ),
         demand=demand_of(line.argv, engine),
     )
+
+
+def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: WeightsFile | None) -> None:
+    path = str(draft.path) if draft else ""
+    if spec.speculative_decoding is not None:
+        add_speculation(line, spec.speculative_decoding, path)
+    elif path:
+        line.add("spec.extraArgs", "-md", path)
+
+
+def _names(alias: str, said: Iterable[Said], engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
+    """Return the names that the engine shall answer to, ours first, and what of extraArgs finds no place there.
+
+    Builds that read several names have a flag for how the file is loaded, which is as old.
+    """
+    texts = [text for each in said if each.flag in _ALIAS for text in each.values]
+    further = dict.fromkeys(name for text in texts for name in map(str.strip, text.split(",")) if name)
+    further.pop(alias, None)
+    if further and "--load-mode" not in engine.flags:
+        return alias, ("spec.extraArgs --alias",)
+    return ",".join((alias, *further)), ()
 
 
 def _given(isvc: InferenceService, model: Model) -> Iterator[str]:

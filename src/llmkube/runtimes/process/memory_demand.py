@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.runtimes.llama_flags import flags_in
+from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.plan import EngineInfo, Placeholder
 from llmkube.weights.estimate.sizing import DEFAULT_CACHE_RAM_BYTES, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS

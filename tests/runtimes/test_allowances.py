@@ -1,0 +1,31 @@
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.runtimes.allowances import Allowances, parse_allowances
+
+
+def test_an_owners_list_is_taken_by_exact_names():
+    """Flags and variables stand in it as written, and an owner who writes nothing allows nothing."""
+    found = parse_allowances(["--lora", "-hf", "--fim-qwen-1.5b-default"], ["OMP_DISPLAY_ENV"], ours=["--host"])
+    assert found == Allowances(frozenset({"--lora", "-hf", "--fim-qwen-1.5b-default"}), frozenset({"OMP_DISPLAY_ENV"}))
+    assert found
+    assert not parse_allowances([], [], ours=[])
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "says"),
+    [
+        (["--lora-*"], [], "--allow-engine-flag: '--lora-\\*' is not one flag"),
+        (["lora"], [], "--allow-engine-flag: 'lora' is not one flag"),
+        (["--lora /x"], [], "--allow-engine-flag: '--lora /x' is not one flag"),
+        (["--host"], [], "--allow-engine-flag: --host is written by LLMKube itself"),
+        ([], ["OMP_.*"], "--allow-engine-variable: 'OMP_\\.\\*' is not the name of one variable"),
+        ([], ["A=1"], "--allow-engine-variable: 'A=1' is not"),
+        ([], ["OMP_X\n"], "--allow-engine-variable: "),
+        ([], ["LLMKUBE_ENGINE"], "--allow-engine-variable: LLMKUBE_ENGINE is LLMKube's own"),
+    ],
+)
+def test_a_pattern_is_refused_with_its_setting(flags, variables, says):
+    """A family of names cannot be allowed, nor what LLMKube itself writes."""
+    with pytest.raises(UserError, match=f"^{says}"):
+        parse_allowances(flags, variables, ours=["--host"])

