@@ -1,22 +1,32 @@
-# syntax=docker/dockerfile:1
+# The image of every LLMKube program; docs/helm.md builds it.
+# Wheels only, each of the digest that requirements/ pins, so no compiler is needed at any time and no package's build
+# script runs; what runs has neither pip of its own nor a shell script.
 
-# The image of every LLMKube program: docker build -t REGISTRY/llmkube:TAG .
-# Wheels only, so no compiler is needed at any time; what runs has neither pip of its own nor a shell script.
+# Python's slim image, by digest: python:3.13-slim@sha256:… There is no default: a digest that is never renewed would
+# keep its holes. `docker buildx imagetools inspect python:3.13-slim` prints today's.
+ARG BASE
 
-ARG PYTHON=3.11
-
-FROM python:${PYTHON}-slim AS build
+FROM ${BASE:?--build-arg_BASE=python:3.13-slim@sha256:…_is_required} AS build
+ARG BASE
+RUN case "${BASE}" in \
+        *@sha256:????????????????????????????????????????????????????????????????) ;; \
+        *) echo "BASE=${BASE} has no digest; docker buildx imagetools inspect ${BASE} prints it" >&2; exit 1 ;; \
+    esac
 # Empty for the controller; `llama` adds llama.cpp, for an agent in a container.
 ARG EXTRAS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/llmkube
 WORKDIR /src
+COPY requirements ./requirements
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/llmkube \
+    && /opt/build/bin/python -m pip install --only-binary=:all: --require-hashes -r requirements/build.txt \
+    && /opt/build/bin/python -m pip --python /opt/llmkube/bin/python install --only-binary=:all: --require-hashes \
+        -r "requirements/${EXTRAS:-runtime}.txt"
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /opt/llmkube/bin/python -m pip install --only-binary=:all: ".${EXTRAS:+[${EXTRAS}]}" \
-    && /opt/llmkube/bin/python -m pip uninstall --yes pip setuptools
+RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheel . \
+    && /opt/build/bin/python -m pip --python /opt/llmkube/bin/python install --no-deps --no-index /wheel/*.whl
 
-FROM python:${PYTHON}-slim
+FROM ${BASE}
 LABEL org.opencontainers.image.title="LLMKube" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/llmkube /opt/llmkube
 # Nothing is written outside /tmp, by any user id: the root filesystem may be read-only, and OpenShift chooses the user.

@@ -6,31 +6,36 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check docs envtest bench manifests sentences generate chart clean
+.PHONY: help demo test soak check docs envtest bench manifests sentences generate chart dist lock clean
 .PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 30
 
-$(STAMP): pyproject.toml
+# What is installed is what requirements/dev.txt pins, by digest and as wheels alone; then this tree, with nothing fetched.
+PINNED := --require-hashes --only-binary :all: --requirement requirements/dev.txt
+THIS := --no-deps --no-build-isolation --editable .
+
+$(STAMP): pyproject.toml requirements/dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is not Python 3.11 or later (macOS brings 3.9); name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; \
 		exit 1; \
 	} >&2
 	@if command -v uv >/dev/null 2>&1; then \
 		test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
-		uv pip install --quiet --python $(BIN)/python --editable '.[llama]' --group dev; \
+		uv pip install --quiet --python $(BIN)/python $(PINNED) && \
+		uv pip install --quiet --python $(BIN)/python $(THIS); \
 	else \
 		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]' --group dev; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check $(THIS); \
 	fi
 	@touch $@
 
 demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
-test: $(STAMP)  ## run the test suite, on every core (some minutes on two)
+test: $(STAMP)  ## run the test suite, on every core (about 5 minutes on two)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
 
@@ -59,19 +64,24 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 	$(BIN)/llmkube crds > charts/llmkube/files/crds.yaml
 	for program in agent controller; do \
 		roles="$(BIN)/llmkube rbac $$program --lease-namespace @RELEASE_NAMESPACE@"; \
-		$$roles > charts/llmkube/files/rbac/$$program-cluster.yaml || exit 1; \
+		$$roles --all-namespaces > charts/llmkube/files/rbac/$$program-cluster.yaml || exit 1; \
 		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \
 	done
+	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
 
 sentences: $(STAMP)  ## write docs/sentences.md: every sentence that a user can meet
 	$(BIN)/python tests/docs/sentences.py
 
 generate: manifests sentences
 
-chart: $(STAMP)  ## package the Helm chart and index it as a repository: dist/charts
-	@mkdir -p dist/charts
-	helm=$$($(BIN)/python tests/charts/chart_tools.py helm) && \
-		$$helm package --destination dist/charts charts/llmkube && $$helm repo index dist/charts
+chart: $(STAMP)  ## package the Helm chart with IMAGE=REPOSITORY@sha256:… in it, and index it: dist/charts
+	@$(BIN)/python tests/charts/package.py dist/charts $(IMAGE)
+
+dist: $(STAMP)  ## build what a release has from the last commit: wheel, sdist, lock, SBOM, checksums: dist
+	@$(BIN)/python tests/supply/dist.py dist
+
+lock: $(STAMP)  ## renew requirements/*.txt, versions and digests; KEEP=1 keeps what pyproject.toml still allows
+	@$(BIN)/python tests/supply/lock.py $(if $(KEEP),--keep)
 
 POWER_RULE := /etc/sudoers.d/llmkube-powermetrics
 

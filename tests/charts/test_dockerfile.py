@@ -1,7 +1,11 @@
 """The Dockerfile's lines name what exists and keep what they promise; no container engine is here to build it."""
 
+import os
 import re
+import subprocess
 import tomllib
+
+import pytest
 
 from charts.helm_runs import ROOT, named, render
 
@@ -22,11 +26,13 @@ def last_stage():
 def test_what_is_copied_exists_and_is_sent():
     """Every path of a COPY is in the tree, is let through by .dockerignore, and nothing else is."""
     copied = {path for word, rest in LINES if word == "COPY" and "--from" not in rest for path in rest.split()[:-1]}
-    assert copied == {"pyproject.toml", "README.md", "LICENSE", "src"}
-    assert all((ROOT / path).exists() for path in copied)
+    assert copied == {"pyproject.toml", "README.md", "LICENSE", "requirements", "src"}
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in ignored
-    assert {line[1:] for line in ignored if line.startswith("!")} == copied
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / path).exists() for path in sent)
+    assert {path for path in sent if "/" not in path} | {"requirements"} == copied
+    assert {path for path in sent if "/" in path} == locks()
 
 
 def test_the_build_has_every_file_that_the_package_needs():
@@ -36,20 +42,63 @@ def test_the_build_has_every_file_that_the_package_needs():
     assert "pyproject.toml" in copied
 
 
-def test_extras_and_python_are_the_project_s():
-    """The extra that a comment offers exists, and the base image's Python is new enough."""
-    assert re.search(r"`(\w+)` adds llama\.cpp", TEXT)[1] in PROJECT["optional-dependencies"]
-    (python,) = re.findall(r"^ARG PYTHON=(\S+)$", TEXT, re.MULTILINE)
-    least = PROJECT["requires-python"].removeprefix(">=")
-    assert tuple(map(int, python.split("."))) >= tuple(map(int, least.split(".")))
+def locks():
+    """Every file that a command may install, whatever EXTRAS is."""
+    named_ones = {"${EXTRAS:-runtime}", *re.findall(r"requirements/(\w+)\.txt", TEXT)}
+    known = {"${EXTRAS:-runtime}": ("runtime", re.search(r"`(\w+)` adds llama\.cpp", TEXT)[1])}
+    return {f"requirements/{each}.txt" for name in named_ones for each in known.get(name, (name,))}
+
+
+def test_the_extra_is_the_project_s():
+    """The extra that a comment offers exists, and has a lock of its name."""
+    (extra,) = PROJECT["optional-dependencies"]
+    assert f"`{extra}` adds llama.cpp" in TEXT
+    assert f"requirements/{extra}.txt" in locks()
+
+
+def test_what_is_installed_is_pinned_by_digest():
+    """Only wheels of the locks are taken; this project itself fetches nothing."""
+    commands = [part for word, rest in LINES if word == "RUN" for part in rest.split("&&") if " -m pip " in part]
+    assert len(commands) == 4
+    for command in commands:
+        pinned = "--require-hashes" in command and "--only-binary=:all:" in command and "-r " in command
+        ours = "--no-deps" in command and ("--no-build-isolation" in command or "--no-index" in command)
+        assert pinned != ours, command
+
+
+def test_no_image_is_named_by_a_tag():
+    """Both stages are the base that was given; no other image, and no Dockerfile frontend, is fetched."""
+    bases = [rest.split()[0] for word, rest in LINES if word == "FROM"]
+    assert [re.sub(r":\?[^}]*", "", base) for base in bases] == ["${BASE}", "${BASE}"]
+    assert "ARG BASE\n" in TEXT  # no default
+    assert not re.search(r"^# *syntax *=", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("base", "code"),
+    [
+        (f"python:3.13-slim@sha256:{'a' * 64}", 0),
+        (f"r.example.com:5000/mirror/python@sha256:{'0' * 64}", 0),
+        ("python:3.13-slim", 1),
+        ("python@sha256:abc", 1),
+        (f"python@sha256:{'a' * 64}b", 1),
+        ("", 1),
+    ],
+)
+def test_a_base_without_a_digest_ends_the_build(base, code):
+    """The first command of the first stage, run by sh as the build does."""
+    command = next(rest for word, rest in LINES if word == "RUN")
+    env = {**os.environ, "BASE": base}
+    done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("has no digest" in done.stderr) == bool(code)
 
 
 def test_the_last_stage_installs_nothing():
-    """It runs no command at all: what it has comes from a slim image and from the first stage."""
+    """It runs no command at all: what it has comes from the base image and from the first stage."""
     words = [word for word, _ in last_stage()]
     assert "RUN" not in words
     assert words.count("COPY") == 1
-    assert "-slim" in last_stage()[0][1]
 
 
 def test_the_entry_point_is_a_script_of_the_package():
