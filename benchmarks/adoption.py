@@ -147,7 +147,8 @@ async def kill_and_adopt(
     return agent, seconds, engines
 
 
-AGENT = ("agent", "--accelerator", "cpu", "--host-name", "bench", "--port", "0")
+EVERYWHERE = ("--allow-from", "0.0.0.0/0")
+AGENT = ("agent", "--accelerator", "cpu", "--host-name", "bench", "--port", "0", *EVERYWHERE)
 
 
 async def measure(run: Run) -> None:

@@ -175,8 +175,10 @@ async def open_host(
         host_name="bench",
         state_dir=state,
         store_dir=state / "store",
+        local_sources=(DEMO.parent,),
         llama_server=str(program),
         advertise_address="192.0.2.1",  # so that slices are published; engines are asked on the bind address
+        insecure_lan=True,  # so that slices name engines and not their proxies
         accelerators=frozenset({"cpu"}),
         **changes,
     )

@@ -4,6 +4,7 @@ Everything runs side by side but the tests that start real programs. Those have 
 they share one worker (`--dist loadgroup`), which comes on top of one for each core.
 """
 
+import gc
 import os
 import signal
 
@@ -43,11 +44,19 @@ def pytest_xdist_auto_num_workers(config):
     return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
+def pytest_collection_finish(session):
+    """Let the collector of cycles look at what tests make, and not at all modules and tests again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def pytest_collection_modifyitems(config, items):
     """Keep what takes long for `make soak`, and real programs in one worker."""
     if not SOAK and "soak" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)  # the longest group first
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("real programs"))

@@ -19,20 +19,32 @@ EXAMPLES: Final = _length("EXAMPLES", 60, 1000)
 SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 40, 400)
+QUIET_MINUTES: Final = _length("QUIET_MINUTES", 11, 30)
+"""Peace after each, in which nothing may move; all that is said again is said every 5 minutes."""
+
+RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 6, 200)
+"""Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
+
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 25, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
 BUSY_HOURS: Final = _length("BUSY_HOURS", 100, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/nouns/test_liveness.py)."""
 
-BUGS: Final = _length("BUGS", 1, 1000)
-"""At how many checkpoints of one line of code a bug is injected; a line has up to 150 (tests/sim/test_isolation.py)."""
+BUG_LINES: Final = _length("BUG_LINES", 2, 1)
+"""Of how many lines of code one is tried; 1 is every line (tests/sim/test_isolation.py)."""
 
-FAULT_KINDS: Final = _length("FAULT_KINDS", 2, 7)
+BUGS: Final = _length("BUGS", 1, 1000)
+"""At how many checkpoints of one of these lines a bug is injected; a line has up to 150."""
+
+FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
 
 FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 4)
 """Places in a scenario for each of these kinds; some have 90."""
+
+QUIET_SECONDS: Final = _length("QUIET_SECONDS", 330, 1800)
+"""How long nothing may be written after each of these."""
 
 KILLS: Final = _length("KILLS", 4, 100)
 """How often a server is killed while it writes (tests/apiserver/storage/test_durability.py)."""

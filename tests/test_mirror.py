@@ -29,7 +29,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         apiserver/writes/garbage_collector apiserver/writes/preconditions apiserver/writes/preparation
         apiserver/writes/request_objects apiserver/writes/rest_handlers apiserver/writes/write_options
         apiserver/writes/write_planner""",
-    "tests/apiserver/schema/test_cel.py": "apiserver/schema/cel_functions apiserver/schema/cel_rules",
+    "tests/apiserver/schema/test_cel.py": """apiserver/schema/cel_evaluator apiserver/schema/cel_functions
+        apiserver/schema/cel_rules""",
     "tests/base/http/test_client.py": "base/http/pool",
     "tests/base/http/test_server.py": "base/http/connection base/http/exchange base/http/listen",
     "tests/cli/job/test_termination_message.py": "k8s/wire/termination_message",
@@ -45,8 +46,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         runtimes/llama_fields runtimes/container/builder runtimes/container/llamacpp runtimes/container/ollama
         runtimes/container/sglang runtimes/container/vllm""",
     "tests/weights/download/test_downloader.py": """
-        weights/download/guarded_transport weights/download/redirects weights/download/retry
-        weights/download/transfer""",
+        weights/download/guarded_transport weights/download/receiver weights/download/redirects
+        weights/download/retry weights/download/transfer""",
     # what llama.cpp allocates, measured
     "tests/weights/estimate/test_sizing.py": """
         weights/estimate/attention weights/estimate/compute_buffer weights/estimate/graph_builder""",

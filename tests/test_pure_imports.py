@@ -1,7 +1,8 @@
 """What `.importlinter` calls pure really loads none of what it forbids, whatever the import graph says of it.
 
-import-linter reads our own sources only. Here each module of the list is imported alone, in an interpreter that has
-loaded nothing before, so that an import through a library or an `__init__` shows as well.
+import-linter reads our own sources only. Here modules of the list are imported alone, each in an interpreter that has
+loaded nothing before, so that an import through a library or an `__init__` shows as well. What one of them has loaded
+of the list is shown by it, too; `make soak` imports each first, which a cycle of imports may not survive.
 """
 
 import configparser
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lengths import SOAK
+
 ROOT = Path(__file__).parents[1]
 CONTRACT = "importlinter:contract:pure"
 
@@ -19,15 +22,25 @@ FORK_SERVER = """
 import gc, importlib, json, os, sys
 import attrs, cattrs, structlog, yaml  # the libraries that most modules share are loaded once, before the forks
 gc.disable()
-modules, forbidden = json.loads(sys.argv[1])
+modules, forbidden, each = json.loads(sys.argv[1])
 assert not set(forbidden) & set(sys.modules)
+shown = set()
 for module in modules:
+    if module in shown:
+        continue
+    answers, answer = os.pipe()
     if not os.fork():
         importlib.import_module(module)
-        loaded = sorted(set(forbidden) & set(sys.modules))
-        os.write(1, json.dumps([module, loaded]).encode() + b"\\n")
+        with open(answer, "w") as file:
+            json.dump([sorted(set(forbidden) & set(sys.modules)), sorted(sys.modules)], file)
         os._exit(0)
+    os.close(answer)
+    with open(answers) as file:
+        found, loaded = json.load(file)
     os.wait()
+    for one in [module] if each or found else set(loaded).intersection(modules):
+        shown.add(one)
+        print(json.dumps([one, found]))
 """
 
 
@@ -49,18 +62,14 @@ def modules_of(entry):
 PURE = [module for entry in contract("source_modules") for module in modules_of(entry)]
 
 
-def imported_alone(modules, forbidden):
-    """Import each module in a fork of a fresh interpreter; return what each has loaded of the forbidden ones."""
-    halves = [modules[0::2], modules[1::2]]  # on a processor each
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-c", FORK_SERVER, json.dumps([half, forbidden])], stdout=subprocess.PIPE, text=True
-        )
-        for half in halves
-    ]
-    lines = [line for server in servers for line in server.communicate()[0].splitlines()]
-    assert [server.returncode for server in servers] == [0, 0]
-    return dict(map(json.loads, lines))
+def imported_alone(modules, forbidden, *, each=SOAK):
+    """Import modules in forks of a fresh interpreter; return what each has loaded of the forbidden ones.
+
+    Unless `each` is, a module is left out that another one has loaded without loading anything forbidden.
+    """
+    server = [sys.executable, "-c", FORK_SERVER, json.dumps([modules, forbidden, each])]
+    done = subprocess.run(server, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(map(json.loads, done.stdout.splitlines()))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,13 @@ CHART = ROOT / "charts" / "llmkube"
 EVERYTHING = Path(__file__).with_name("everything.yaml")
 OPENSHIFT = CHART / "values-openshift.yaml"
 
+REPOSITORY = "team/llmkube"
+OUR_IMAGE = ("--set", f"image.registry=registry.example.com,image.repository={REPOSITORY}")
+"""Arguments that name the image of whoever built one; the chart of the tree names none."""
+DIGEST = f"sha256:{'5' * 64}"
+PACKAGED = f"registry.example.com/{REPOSITORY}@{DIGEST}"
+"""The image of the packages that tests make."""
+
 PATIENCE_SECONDS = 60
 NAMESPACE = "llmkube-system"
 GUIDE = ("llmkube", "llmkube/llmkube", "-n", NAMESPACE, "--create-namespace")
@@ -31,9 +38,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         *("-f", str(EVERYTHING), "-f", str(OPENSHIFT)),
         *("--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=true"),
     ),
-    "one-namespace": ("--set", "controller.namespace=ml"),
+    "one-namespace": ("--set", "controller.namespace=ml,agents.rbac=true,agents.secrets={*}"),
     "bare": (
-        *("--set", "crds.install=false,rbac.create=false,agents.rbac=false,priorityClasses.enabled=false"),
+        *("--set", "crds.install=false,rbac.create=false,agents.policies=false,priorityClasses.enabled=false"),
         *("--set", "controller.serviceAccount.create=false,controller.serviceAccount.name=theirs"),
         *("--set", "controller.podDisruptionBudget.enabled=false"),
     ),
@@ -71,8 +78,8 @@ def objects_in(text: str) -> list[dict[str, Any]]:
 
 
 def render(*args: str, release: str = "llmkube", namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-    """Return what the chart makes of these arguments."""
-    return objects_in(run("helm", "template", release, str(CHART), "--namespace", namespace, *args))
+    """Return what the chart makes of these arguments, with an image."""
+    return objects_in(run("helm", "template", release, str(CHART), "--namespace", namespace, *OUR_IMAGE, *args))
 
 
 def named(objects: Iterable[Object], kind: str) -> dict[str, Any]:

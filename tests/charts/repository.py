@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from charts.helm_runs import CHART, run
-
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
-
-
-def package(folder: Path) -> None:
-    """Do what `make chart` does, into another folder."""
-    run("helm", "package", "--destination", str(folder), str(CHART))
-    run("helm", "repo", "index", str(folder))
 
 
 @contextmanager

@@ -8,22 +8,38 @@ import yaml
 from click.testing import CliRunner
 from kubernetes.client import models
 
-from charts.helm_runs import CHART, EVERYTHING, NAMESPACE, OPENSHIFT, VARIANTS, named, render, run
+from charts.helm_runs import (
+    CHART,
+    EVERYTHING,
+    NAMESPACE,
+    OPENSHIFT,
+    OUR_IMAGE,
+    REPOSITORY,
+    VARIANTS,
+    named,
+    render,
+    run,
+)
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
 from llmkube.apiserver.values.label_requirements import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
+from llmkube.cli.config import ALLOWANCES
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.jobs import PROGRESS_PORT, fetch_job
 from llmkube.controller.render.manifests import kubernetes_service
+from llmkube.controller.render.pod_policy import HOST_PATHS, PRIORITY_CLASSES
+from llmkube.controller.settings import Allowance
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.supervisor.cluster.endpoints import service_manifest
 
 MODELS = {
     ("apps/v1", "Deployment"): models.V1Deployment,
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"): models.V1ValidatingAdmissionPolicy,
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"): models.V1ValidatingAdmissionPolicyBinding,
     ("networking.k8s.io/v1", "NetworkPolicy"): models.V1NetworkPolicy,
     ("policy/v1", "PodDisruptionBudget"): models.V1PodDisruptionBudget,
     ("rbac.authorization.k8s.io/v1", "ClusterRole"): models.V1ClusterRole,
@@ -42,7 +58,7 @@ MODELS = {
 SELECTOR = {"app.kubernetes.io/name": "llmkube", "app.kubernetes.io/instance": "llmkube"}
 SELECTOR |= {"app.kubernetes.io/component": "controller"}
 
-REPOSITORY = "defilantech/llmkube"
+POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 rendered = cache(lambda variant: render(*VARIANTS[variant]))
 
@@ -66,7 +82,7 @@ def container(variant="default"):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_helm_finds_nothing_to_say(variant):
     """`helm lint --strict` passes, with these values."""
-    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), *VARIANTS[variant])
+    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), *OUR_IMAGE, *VARIANTS[variant])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -110,7 +126,7 @@ def test_a_series_keeps_the_namespace_that_it_is_about(variant, kind):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_object_goes_astray(variant):
     """What has a namespace is in the release's, or in the one that is looked after; the rest has none."""
-    clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass")
+    clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", *POLICIES)
     for each in rendered(variant):
         namespace = each["metadata"].get("namespace")
         served = variant == "one-namespace" and each["kind"] in ("Role", "RoleBinding")
@@ -151,13 +167,13 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
 )
 def test_a_wrong_value_is_refused_by_its_name(change, said):
     """Helm stops before anything is applied, and names the value."""
-    assert said in run("helm", "template", "llmkube", str(CHART), "--set", change, code=1)
+    assert said in run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", change, code=1)
 
 
 def test_two_monitors_of_one_pod_are_refused():
     """Both would write every series twice."""
     both = ("-f", str(EVERYTHING), "--set", "metrics.podMonitor.enabled=true")
-    said = run("helm", "template", "a", str(CHART), *both, code=1)
+    said = run("helm", "template", "a", str(CHART), *OUR_IMAGE, *both, code=1)
     assert "both enabled" in said
 
 
@@ -182,7 +198,7 @@ def test_the_chart_is_of_the_program_s_version():
         ("image.registry=r.example.com", f"r.example.com/{REPOSITORY}:{__version__}"),
         ("image.registry=,image.repository=llmkube,image.tag=dev", "llmkube:dev"),
         ("global.imageRegistry=m.example.com:5000/proxy/", f"m.example.com:5000/proxy/{REPOSITORY}:{__version__}"),
-        (f"image.tag=dev,image.digest=sha256:{'0' * 64}", f"ghcr.io/{REPOSITORY}@sha256:{'0' * 64}"),
+        (f"image.tag=dev,image.digest=sha256:{'0' * 64}", f"registry.example.com/{REPOSITORY}@sha256:{'0' * 64}"),
     ],
 )
 def test_an_image_may_come_from_anywhere(changes, image):
@@ -191,6 +207,16 @@ def test_an_image_may_come_from_anywhere(changes, image):
     test = named(objects, "Pod")["llmkube-test"]
     workload = named(objects, "Deployment")["llmkube-controller"]
     assert {pod_of(workload)["containers"][0]["image"], test["spec"]["containers"][0]["image"]} == {image}
+
+
+def test_without_an_image_the_chart_stops_and_says_how_to_build_one():
+    """No default leads to an image that is not ours: nothing is rendered, whatever else is set."""
+    for args in ((), ("-f", str(EVERYTHING)), ("-f", str(OPENSHIFT)), ("--set", "image.registry=r.example.com")):
+        said = run("helm", "template", "llmkube", str(CHART), *args, code=1)
+        assert "LLMKube publishes no image" in said
+        assert "docker buildx build --push --build-arg BASE=" in said
+        assert "make chart IMAGE=REGISTRY/llmkube@sha256:..." in said
+        assert "kind:" not in said
 
 
 # -- what is generated ------------------------------------------------------------------------------------------------
@@ -208,11 +234,43 @@ def test_the_definitions_are_those_of_the_classes():
 
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
-@pytest.mark.parametrize(("scope", "args"), [("cluster", ()), ("namespace", ("-n", "@SERVED_NAMESPACE@"))])
+@pytest.mark.parametrize(("scope", "args"), [("cluster", ("-A",)), ("namespace", ("-n", "@SERVED_NAMESPACE@"))])
 def test_the_roles_are_those_of_the_programs(program, scope, args):
     """files/rbac is what `make manifests` would write now: if this fails, run it."""
     written = (CHART / "files" / "rbac" / f"{program}-{scope}.yaml").read_text()
     assert written == printed("rbac", program, "--lease-namespace", "@RELEASE_NAMESPACE@", *args)
+
+
+def test_the_policies_are_those_of_the_program():
+    """Which hosts are confined to what is what `llmkube rbac policies` prints; `make manifests` writes the file."""
+    written = (CHART / "files" / "rbac" / "policies.yaml").read_text()
+    assert written == printed("rbac", "policies", "--lease-namespace", "@RELEASE_NAMESPACE@")
+    for wanted in yaml.safe_load_all(printed("rbac", "policies")):
+        found = named(rendered("default"), wanted["kind"])[wanted["metadata"]["name"]]
+        assert found["spec"] == wanted["spec"]
+
+
+def test_s2_no_account_is_shared_unless_asked_for():
+    """S2: by default no account of hosts exists; a shared one serves one namespace, and reads named Secrets."""
+    assert not [name for name in named(rendered("default"), "ServiceAccount") if "agent" in name]
+    said = run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", "agents.rbac=true", code=1)
+    assert "agents.namespace" in said
+    anything = "agents.rbac=true,agents.allNamespaces=true,agents.secrets={*}"
+    assert "any Secret of the cluster" in run(
+        "helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", anything, code=1
+    )
+    rule = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
+    one = named(rendered("one-namespace"), "Role")["llmkube-agent-secrets"]
+    assert (one["metadata"]["namespace"], one["rules"]) == ("ml", [rule])
+    every = named(rendered("everything"), "ClusterRole")["llmkube-agent-secrets"]
+    assert every["rules"] == [{**rule, "resourceNames": ["hf-token"]}]
+
+
+def test_an_old_cluster_is_told_that_hosts_are_not_confined():
+    """A cluster whose API server lacks the policies' functions gets no release that only looks confined."""
+    old = ("template", "llmkube", str(CHART), *OUR_IMAGE, "--kube-version", "1.30.9")
+    assert "agents.policies=false" in run("helm", *old, code=1)
+    run("helm", *old, "--set", "agents.policies=false")
 
 
 def test_rendering_changes_nothing_in_a_definition():
@@ -225,11 +283,13 @@ def test_rendering_changes_nothing_in_a_definition():
         assert found["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
-@pytest.mark.parametrize("variant", ["default", "one-namespace"])
-@pytest.mark.parametrize("program", ["agent", "controller"])
+@pytest.mark.parametrize(
+    ("variant", "program"),
+    [("default", "controller"), ("everything", "agent"), ("one-namespace", "agent"), ("one-namespace", "controller")],
+)
 def test_the_rendered_roles_grant_what_the_program_prints(variant, program):
     """Kind, name, namespace, rules and subject are those of `llmkube rbac`, for a release called llmkube."""
-    args = ("-n", "ml") if variant == "one-namespace" else ()
+    args = ("-n", "ml") if variant == "one-namespace" else ("-A",)
     for wanted in yaml.safe_load_all(printed("rbac", program, *args)):
         if wanted["kind"] == "Namespace":
             continue
@@ -304,6 +364,7 @@ def test_pods_for_weights_are_told_what_the_release_knows():
     assert (seen["cache_size"], seen["cache_storage_class"]) == ("1Ti", "fast")
     assert (seen["cache_access_mode"], seen["cache_fs_group"]) == ("ReadWriteMany", "65532")
     assert tuple(seen["host_path"]) == ("/srv/models",)
+    assert tuple(seen["allow_priority_class"]) == ("team-gpu", "batch-*")
     assert tuple(seen["allow_private_sources"]) == ("10.1.0.0/16",)
     assert seen["hub_endpoint"] == "https://hub.example.com"
     assert tuple(seen["shared_gpu_node"]) == ("example.com/gpu=shared",)
@@ -316,6 +377,16 @@ def test_priority_classes_are_named_only_where_they_are_installed():
     prefix = told("default")["priority_class_prefix"]
     assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
     assert not told("bare")["priority_class_prefix"]
+
+
+def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
+    """S3: each value of `workloads.allow` is one that the controller knows, and none is on by default."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["workloads"]["allow"]
+    assert not any(values.values())
+    assert {*Allowance, HOST_PATHS, PRIORITY_CLASSES} == set(values)
+    assert set(told("everything")["allow"]) == set(Allowance) == set(ALLOWANCES)
+    seen = told("default")
+    assert not any(seen[name] for name in ("allow", "host_path", "allow_priority_class"))
 
 
 def test_without_workloads_no_pods_are_made():
@@ -439,12 +510,29 @@ def test_a_drain_is_never_blocked():
 # -- classes, agents, engines -----------------------------------------------------------------------------------------
 
 
-def test_there_is_a_class_for_every_priority():
-    """`llmkube-<priority>` for each value of spec.priority, in the same order; batch displaces nobody."""
-    classes = named(rendered("default"), "PriorityClass")
-    assert sorted(classes, key=lambda name: classes[name]["value"]) == [f"llmkube-{each}" for each in PRIORITIES]
-    assert [classes[f"llmkube-{each}"]["value"] for each in PRIORITIES] == [100, 1000, 10000, 100000, 1000000]
-    assert {name for name, each in classes.items() if each["preemptionPolicy"] == "Never"} == {"llmkube-batch"}
+@pytest.mark.parametrize("variant", ["default", "everything"])
+def test_s12_services_displace_ordinary_pods_only_where_the_operator_asks(variant):
+    """S12: no class outranks a pod without one (0) or displaces any pod, unless `outrankPods` is on; batch never."""
+    classes = named(rendered(variant), "PriorityClass")
+    prefix = told(variant)["priority_class_prefix"]
+    by_tier = {name.removeprefix(prefix): each for name, each in classes.items()}
+    values = [by_tier[tier]["value"] for tier in PRIORITIES]
+    assert values == sorted(values)
+    displaces = {tier for tier, each in by_tier.items() if each["preemptionPolicy"] != "Never"}
+    if variant == "everything":
+        assert displaces == {"low", "normal", "high", "critical"}
+        assert len(set(values)) == len(values)
+    else:
+        assert not displaces
+        # From -10 downwards a cluster autoscaler makes no node for a pod, and ends it to save one.
+        assert -10 < min(values) < by_tier["normal"]["value"] == max(values) == 0
+
+
+def test_classes_of_other_values_have_other_names():
+    """The API server lets neither value nor policy of a class change: an upgrade that switches needs new ones."""
+    assert (
+        not named(rendered("default"), "PriorityClass").keys() & named(rendered("everything"), "PriorityClass").keys()
+    )
 
 
 def test_no_account_has_a_token_that_nobody_asked_for():

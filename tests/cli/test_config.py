@@ -7,8 +7,9 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
-from llmkube.cli.config import TABLES, AgentConfig, ControllerConfig, UpConfig, load, state_dir_of
+from llmkube.cli.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load, state_dir_of
 from llmkube.cli.target_cluster import find_config
+from llmkube.controller.settings import Allowance
 
 KUBECONFIG = (
     "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
@@ -47,6 +48,21 @@ def test_the_file_in_the_chosen_directory_counts(tmp_path):
     assert (config.state_dir, config.gateway_port) == (tmp_path / "variable", 2)
     config = load("up", UpConfig, {"state_dir": str(tmp_path / "flag")}, environ)
     assert (config.state_dir, config.gateway_port) == (tmp_path / "flag", 1)
+
+
+def test_s14_no_setting_is_read_where_others_may_write(tmp_path):
+    """A state directory that is not this user's alone is refused before its config.toml is looked at."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "config.toml").write_text("this is no TOML")
+    state.chmod(0o777)
+    with pytest.raises(UserError, match=r"state is not safe to use: others .* chmod 700 it.*--state-dir"):
+        load("up", UpConfig, {"state_dir": str(state)}, {})
+    with pytest.raises(UserError, match="not safe to use"):
+        find_config(None, None, kubeconfig(state / "kubeconfig", "evil").parent, {"HOME": str(tmp_path)})
+    tmp_path.chmod(0o777)
+    missing = load("up", UpConfig, {"state_dir": str(tmp_path / "none")}, {})  # nothing is read, and nothing made
+    assert missing.state_dir == tmp_path / "none"
 
 
 def test_the_guides_flags_exist():
@@ -133,3 +149,14 @@ def test_labels_are_given_as_pairs():
     assert settings.shared_gpu_selector == {"gpu": "shared"}
     with pytest.raises(UserError, match="--monitor-label takes KEY=VALUE, not 'release'"):
         workload_settings(ControllerConfig(image="x", monitor_label=("release",)))
+
+
+def test_what_editors_may_ask_for_reaches_the_controller(tmp_path):
+    """S3: each `--allow` is a member of the settings; none is given by default, and another word is refused."""
+    assert workload_settings(ControllerConfig(image="x")).allow == frozenset()
+    flags = {"state_dir": tmp_path, "image": "x", "allow": ALLOWANCES, "allow_priority_class": ("gpu-*",)}
+    settings = workload_settings(load("controller", ControllerConfig, flags, {}))
+    assert settings.allow == frozenset(Allowance)
+    assert settings.priority_classes == ("gpu-*",)
+    with pytest.raises(UserError, match='"everything" is not one of foreignVolumes, tokens'):
+        load("controller", ControllerConfig, {**flags, "allow": ("everything",)}, {})

@@ -1,4 +1,6 @@
+import gc
 import http.server
+import importlib
 import os
 import signal
 import subprocess
@@ -35,6 +37,19 @@ def test_the_cheap_answers_import_nothing_heavy(args):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_command_is_imported_without_the_collector_of_cycles(monkeypatch):
+    """What an import makes stays, and is not looked through; afterwards the collector works as before."""
+    collecting = []
+
+    def load(name, original=importlib.import_module):
+        collecting.append(gc.isenabled())
+        return original(name)
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    assert cli.get_command(click.Context(cli), "crds") is not None
+    assert (collecting, gc.isenabled()) == ([False], True)
 
 
 def test_the_overview_lists_every_command():

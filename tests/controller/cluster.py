@@ -23,6 +23,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import (
     ACCELERATORS_ANNOTATION,
@@ -350,12 +351,12 @@ async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Clu
     chosen = ControllerSettings(host_accelerators=frozenset(accelerators or ("metal",)), **settings)
     async with (
         open_transport(server.handle) as transport,
-        httpx.AsyncClient(transport=transport, base_url="http://apiserver") as user,
-        httpx.AsyncClient(transport=(faults := Faults(transport, store)), base_url="http://apiserver") as network,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.run_housekeeping)
-        cluster = Cluster(Client(user), Client(network), faults, registry)
+        faults = Faults(transport, store)
+        user, network = (Client(TransportSender(one, "http://apiserver")) for one in (transport, faults))
+        cluster = Cluster(user, network, faults, registry)
         await nursery.start(cluster.run_controller, chosen)
         yield cluster
         nursery.cancel_scope.cancel()

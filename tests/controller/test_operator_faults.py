@@ -16,7 +16,7 @@ import trio
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import SETTINGS
 from controller.scenarios import SCENARIOS
-from lengths import FAULT_KINDS, FAULT_PLACES
+from lengths import FAULT_KINDS, FAULT_PLACES, QUIET_SECONDS
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.client import Client
@@ -51,9 +51,6 @@ LONG_ENOUGH = 90.0
 
 OLD_ENOUGH = sum(RECHECK_SECONDS) + 15.0
 """Seconds after which a reflector no longer lists again because its first list was empty: a broken watch is resumed."""
-
-QUIET = 1800.0
-"""Seconds in which nothing may be written after a scenario, whatever has gone wrong in it."""
 
 FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "crash before a write": ("crash_at", {}),
@@ -108,7 +105,7 @@ async def play(scenario, **faults):
         others.cancel()
         await trio.sleep(1)
         changes, events, revision = network.changes, network.events, network.store.revision
-        await trio.sleep(QUIET)
+        await trio.sleep(QUIET_SECONDS)
         assert network.store.revision == revision, "something was written although nothing happened"
         assert not hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
         objects = [lasting(one) for kind in KINDS for one in await everything(hands, kind)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 
 from e2e.separate_programs import eventually
-from e2e.up_process import DEMO, FREE_PORTS, engines_in, open_up
+from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_up
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -39,7 +39,7 @@ class Up:
 
     def engine(self, name):
         """The engine of one service."""
-        (engine,) = (each for each in engines_in(self.state) if name in each.cmdline())
+        (engine,) = (each for each in engines_in(self.state) if name in command_line(each))
         return engine
 
 

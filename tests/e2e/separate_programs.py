@@ -49,7 +49,8 @@ class Cluster:
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
-        args = ("agent", "--accelerator", "cpu", *where, *args)
+        allowed = () if "--allow-from" in args else ("--allow-from", address)
+        args = ("agent", "--accelerator", "cpu", *allowed, *where, *args)
         async with open_program(state, *args, kubeconfig=self.kubeconfig, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg": "agent started"')
             yield agent

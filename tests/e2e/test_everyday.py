@@ -102,7 +102,6 @@ async def test_a_failure_says_what_to_do(tmp_path, home):
         code, _, err = await run(*DEPLOY, "--sha256", "ab" * 32)
         assert code == 1
         assert "cannot be served: DigestMismatch: " in err
-        assert "ab" * 32 in err
         assert err.endswith("What to do: deploy again with the digest that you trust, or without --sha256\n")
         code, _, err = await run("deploy", "demo", "--source", str(tmp_path / "m.gguf"))
         assert (code, f"FileNotFound: spec.source: there is no file {tmp_path}/m.gguf" in err) == (1, True), err

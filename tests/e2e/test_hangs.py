@@ -51,8 +51,8 @@ pytestmark = pytest.mark.e2e
 
 ENGINE = f"{sys.prefix}/bin/llmkube-llama-server"
 MODEL = Path(__file__).parents[2] / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
-HASTY = Limits(tick_seconds=1.1, ask_seconds=2.2, still_seconds=3.0)
-PROMPT_TOKENS = 17 * 1000
+HASTY = Limits(tick_seconds=0.7, ask_seconds=1.5, still_seconds=2.0)
+PROMPT_TOKENS = 17 * 700
 
 
 async def test_a_stopped_engine_is_withdrawn_within_ten_seconds_and_replaced(tmp_path):
@@ -96,7 +96,7 @@ async def real_engine(tmp_path, model):
     engines = LocalEngines(settings(tmp_path))
     port = engines.free_port("127.0.0.1")
     launch = launched(model, await engines.info())
-    argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port)
+    argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port, keys="")
     command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie="test-of-hangs")
     async with open_http_client() as http, engines.open_child(command, Parting()) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
@@ -114,7 +114,8 @@ def wish(**spec):
 def launched(model, engine, **spec):
     wanted, facts = wish(contextSize=2 * PROMPT_TOKENS, **spec), read_header(model)
     weights = WeightsFile(model, model.stat().st_size, None, "test")
-    return Launch(plan_for(wanted.service, wanted.model, weights, facts, engine, alias="chat"), weights)
+    plan = plan_for(wanted.service, wanted.model, weights, facts, engine, alias="chat", asks_key=False)
+    return Launch(plan, weights)
 
 
 async def test_a_long_prompt_is_left_alone_and_a_stop_in_its_middle_is_not(tmp_path):

@@ -11,7 +11,7 @@ import trio
 from e2e.addresses import own_address
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
-from e2e.up_process import ANSWER, engines_in, fake_engine, processes_in
+from e2e.up_process import ANSWER, command_line, engines_in, fake_engine, processes_in
 from llmkube.base.http.client import open_http_client
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.resource import Key
@@ -104,7 +104,7 @@ async def test_serving_outlives_the_api_server(tmp_path, address):
             await cluster.wait_service(lambda service: service.status.ready_replicas == 1)
             assert await chat(f"http://{address}:{third_port}") == ANSWER
             await until(lambda: len(engines_in(tmp_path)) == 1)
-            assert "256" in cluster.engine().cmdline()
+            assert "256" in command_line(cluster.engine())
 
 
 ENGINE_THAT_LOOKS_BACK = """

@@ -10,7 +10,7 @@ import trio
 
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import chat
-from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, processes_in, run_program
+from e2e.up_process import ANSWER, FREE_PORTS, command_line, engines_in, open_up, processes_in, run_program
 from llmkube.base.http.client import open_http_client
 from waiting import until
 
@@ -51,7 +51,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
 
         kubectl.env["KUBE_EDITOR"] = "sed -i s/contextSize:.512/contextSize:\\ 256/"
         await kubectl.run("edit", "isvc", "demo")
-        await until(lambda: (engines := engines_in(state)) and engines != [first] and "256" in engines[0].cmdline())
+        await until(lambda: (engines := engines_in(state)) and engines != [first] and "256" in command_line(engines[0]))
         await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
         assert await chat(gateway) == ANSWER
         await kubectl.run("label", "isvc", "demo", "team=a")  # is no reason to restart

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Program:
 
 def environment(folder: Path) -> dict[str, str]:
     """An environment in which everything temporary and personal lies in `folder`."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return kept | {"TMPDIR": str(folder), "HOME": str(folder), "COLUMNS": "80"}
 
 
@@ -103,8 +103,9 @@ async def open_program(
         finally:  # the nursery then waits for the ends of both outputs, so that nothing said last is missed
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
-            for left in engines_in(folder) if runs_engines else ():
-                left.kill()
+            for left in [*engines_in(folder), *proxies_in(folder)] if runs_engines else ():
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
 
 
 def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:
@@ -128,34 +129,49 @@ async def _run(opening: AbstractAsyncContextManager[Program]) -> tuple[int, str,
     return code, program.out, program.err
 
 
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Every living process whose command line mentions the folder, except this one."""
+def command_line(process: psutil.Process) -> list[str]:
+    """What the process was started with; nothing once it has ended, which it may between any two looks."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return process.cmdline()
+    return []
+
+
+def working_folder(process: psutil.Process) -> str:
+    """Where the process works; nothing once it has ended."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return process.cwd()
+    return ""
+
+
+def processes_in(folder: Path, word: str = "") -> list[psutil.Process]:
+    """Every living process whose command line mentions the folder, and the word too, except this one."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+        line = " ".join(command_line(process))
+        if str(folder) in line and word in line and process.pid != os.getpid():
+            found.append(process)
     return found
 
 
 def engines_in(folder: Path) -> list[psutil.Process]:
     """Every engine that works in the folder: it is told where its model lies, and lies in the work folder itself."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd().startswith(str(folder)) and "--model" in process.cmdline():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+    return [
+        process
+        for process in psutil.process_iter()
+        if working_folder(process).startswith(str(folder)) and "--model" in command_line(process)
+    ]
+
+
+def proxies_in(folder: Path) -> list[psutil.Process]:
+    """Every proxy of an engine whose agent has its state in the folder."""
+    return processes_in(folder, "engine_proxy")
 
 
 def fake_engine(folder: Path, script: str, name: str = "engine") -> str:
     """A llama-server of a few lines of shell: it knows its flags and its version, and then does as told."""
     path = folder / name
-    flags = "--model --host --port --alias --ctx-size --parallel --metrics --verbosity --fit --n-gpu-layers --threads"
+    flags = "--model --host --port --alias --ctx-size --parallel --metrics --verbosity --fit --n-gpu-layers --threads "
+    flags += "--api-key-file"
     path.write_text(
         f'#!/bin/sh\ncase "$1" in\n--help) for f in {flags}; do echo "$f VALUE"; done; exit 0;;\n'
         f'--version) echo "version: 1 (test)"; exit 0;;\nesac\n{script}\n'

@@ -18,12 +18,14 @@ class Web:
         url: Where it is.
         files: Content by name; a test may change it.
         held: Names that are only sent by half until `go_on`.
+        credentials: What a request has to show one of, in its target or in Authorization; nothing where there is none.
         requests: What was asked for.
     """
 
     url: str
     files: dict[str, bytes]
     held: set[str] = attrs.field(factory=set)
+    credentials: tuple[str, ...] = ()
     go_on: trio.Event = attrs.field(factory=trio.Event)
     requests: list[Request] = attrs.field(factory=list)
 
@@ -46,7 +48,10 @@ class Web:
                 await self._answer(wire, request)
 
     async def _answer(self, wire: Wire, request: Request) -> None:
-        name = request.target.lstrip("/")
+        shown = request.target + request.headers.get("authorization", "")
+        if self.credentials and not any(each in shown for each in self.credentials):
+            return await wire.answer(401)
+        name = request.target.partition("?")[0].lstrip("/")
         data = self.files.get(name)
         if data is None:
             return await wire.answer(404)

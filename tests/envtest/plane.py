@@ -212,6 +212,7 @@ def _api_server(at: _Layout, more: Sequence[str]) -> Program:
         "--endpoint-reconciler-type=none",
         "--service-cluster-ip-range=10.0.0.0/24",
         "--authorization-mode=RBAC",
+        "--allow-privileged=true",  # as installers set it: what a pod may have is a matter of admission
         f"--client-ca-file={at.work_dir / 'ca.crt'}",
         f"--tls-cert-file={at.work_dir / 'apiserver.crt'}",
         f"--tls-private-key-file={at.work_dir / 'apiserver.key'}",

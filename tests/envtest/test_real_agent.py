@@ -6,19 +6,21 @@ import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 import yaml
 
 from e2e.addresses import own_address
 from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
-from e2e.up_process import ANSWER, engines_in, open_program
+from e2e.up_process import ANSWER, command_line, engines_in, open_program, run_program
 from envtest.plane import open_control_plane
 from llmkube.cli.commands.tools.files import Manifest, demo_manifests
+from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth.load import load_config
-from llmkube.k8s.builtins import EndpointSlice, Namespace, Service, ServiceAccount
+from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Service, ServiceAccount
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -26,7 +28,9 @@ from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CLAIM_LABEL
 from llmkube.supervisor import rights as agent_rights
+from llmkube.supervisor.host_policies import host_policies
 from waiting import until
 
 pytestmark = [pytest.mark.envtest, pytest.mark.e2e]
@@ -67,14 +71,17 @@ async def renew_for_ever(*renewers):
 
 
 @asynccontextmanager
-async def open_real_cluster(assets: Path, folder: Path):
-    """A control plane with our kinds, the two programs' accounts, and the controller running under its own."""
+async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmkube-agent",)):
+    """A control plane with our kinds, the programs' accounts, and the controller running under its own.
+
+    Of the agents' accounts the first is that of the cluster's agent; the kubeconfigs of the others lie beside it.
+    """
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(open_control_plane(assets, folder / "plane", controllers=True))
         client = await stack.enter_async_context(open_client(load_config(plane.kubeconfig)))
         manifests = [
             *all_crds(),
-            *rbac_manifests(agent_rights.PROGRAM, system_namespace=SYSTEM),
+            *agents,
             *rbac_manifests(controller_rights.PROGRAM, system_namespace=SYSTEM),
         ]
         # Through text, as `llmkube crds | kubectl apply -f -` would.
@@ -83,16 +90,20 @@ async def open_real_cluster(assets: Path, folder: Path):
         assert not any(each.error for each in applied), applied
         await client.create(Namespace(metadata=ObjectMeta(name=SECOND)))
         await eventually(lambda: client.list(InferenceService), lambda _: True)
-        agent_config, renew_agent = await account_kubeconfig(plane, client, "llmkube-agent", folder)
+        configs = [await account_kubeconfig(plane, client, name, folder) for name in accounts]
         controller_config, renew_controller = await account_kubeconfig(plane, client, "llmkube-controller", folder)
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        nursery.start_soon(renew_for_ever, renew_agent, renew_controller)
+        nursery.start_soon(renew_for_ever, *(renew for _, renew in configs), renew_controller)
         state = folder / "controller"
         state.mkdir()
         args = ("controller", "--accelerator", "cpu", "--state-dir", str(state))
         controller = await stack.enter_async_context(open_program(state, *args, kubeconfig=controller_config))
-        yield plane, Cluster(folder, agent_config, client, None, plane.server), controller
+        yield (
+            plane,
+            Cluster(folder, configs[0][0] if configs else plane.kubeconfig, client, None, plane.server),
+            controller,
+        )
 
 
 async def apply_in(cluster, namespace):
@@ -113,7 +124,8 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
     """Create, serve, edit, crash, outage, restart and delete in two namespaces, with expiring tokens and RBAC on."""
     address = own_address()
     with trio.fail_after(TEST_SECONDS):
-        async with open_real_cluster(assets, tmp_path) as (plane, cluster, controller):
+        shared = rbac_manifests(agent_rights.PROGRAM, system_namespace=SYSTEM)
+        async with open_real_cluster(assets, tmp_path, shared) as (plane, cluster, controller):
             client, second = cluster.client, Key(SECOND, "demo")
             async with cluster.open_agent(address) as agent:
                 await apply_in(cluster, "default")
@@ -134,7 +146,7 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
 
                 # a crash: not ready, then ready with another port, behind the same ClusterIP
                 async with cluster.open_slices() as seen:
-                    (engine,) = [one for one in engines_in(tmp_path / "agent") if str(port) in one.cmdline()]
+                    (engine,) = [one for one in engines_in(tmp_path / "agent") if "256" in command_line(one)]
                     engine.kill()
                     await until(lambda: [told[0] for told in seen] == [False, True])
                 port = seen[-1][2]
@@ -145,7 +157,7 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
 
                 # the API server is killed; an engine that dies meanwhile is replaced, and told of afterwards
                 await plane.api_server.kill()
-                (engine,) = [one for one in engines_in(tmp_path / "agent") if str(port) in one.cmdline()]
+                (engine,) = [one for one in engines_in(tmp_path / "agent") if "256" in command_line(one)]
                 engine.kill()
                 await until(lambda: len(logs(agent, "started inference service")) == 5)
                 await plane.start_api_server()
@@ -171,3 +183,126 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
                     lambda pieces: [told_by(one)[0] for one in pieces.items] == [True],
                 )
             assert "forbidden" not in successor.err.lower()
+
+
+async def test_s2_hosts_with_an_identity_each_serve_and_take_over(assets, tmp_path):
+    """S2: confined to its own, a host serves and adopts, another takes over from it, and its orphaned claim goes."""
+    with trio.fail_after(TEST_SECONDS):
+        await serve_and_take_over(assets, tmp_path)
+
+
+async def serve_and_take_over(assets, tmp_path):
+    address = own_address()
+    networks = (f"{address}/32",)
+    hosts = [agent_manifests(SYSTEM, "default", host, networks, ()) for host in ("box", "mini")]
+    agents = [*(one for manifests in hosts for one in manifests), *host_policies(SYSTEM)]
+    accounts = ("llmkube-agent-box", "llmkube-agent-mini")
+    here = ("--namespace", "default")
+    async with AsyncExitStack() as stack:
+        _, box, _ = await stack.enter_async_context(open_real_cluster(assets, tmp_path, agents, accounts))
+        client, mini = box.client, attrs.evolve(box, kubeconfig=tmp_path / "llmkube-agent-mini.kubeconfig")
+
+        async def holders() -> list[str | None]:
+            claims = await client.list(Lease, namespace=SYSTEM, label_selector=CLAIM_LABEL)
+            return [one.spec.holder_identity for one in claims.items]
+
+        async with box.open_agent(address, *here) as first:
+            await box.apply_demo()
+            await box.wait_ready()
+            await eventually(holders, lambda told: told == ["box"])
+            _, host, port = await box.slice()
+            assert await chat(f"http://{host}:{port}") == ANSWER
+            first.process.kill()
+            await first.process.wait()
+            # its engine is adopted by the next agent of this host
+            async with box.open_agent(address, *here) as second:
+                await until(lambda: bool(logs(second, "adopted inference service")))
+                (engine,) = engines_in(tmp_path / "agent")
+                async with mini.open_agent(address, *here, "--host-name", "mini", folder="mini") as other:
+                    second.process.kill()
+                    await second.process.wait()
+                    engine.kill()
+                    await eventually(holders, lambda told: told == ["mini"])
+                    key = Key("default", "demo.mini")
+                    _, _, port = await eventually(lambda: _slice(client, key), lambda told: told[0])
+                    assert await chat(f"http://{address}:{port}") == ANSWER
+                    await box.wait_ready()
+                    # gone without a word, and its service after it: what is left is a claim of a dead host
+                    other.process.kill()
+                    await other.process.wait()
+                    for one in engines_in(tmp_path / "mini"):
+                        one.kill()
+                await client.delete(InferenceService, Key("default", "demo"))
+                assert await holders() == ["mini"]
+                async with box.open_agent(address, *here) as last:
+                    await eventually(holders, lambda told: told == [])
+                    await box.apply_demo()
+                    await box.wait_ready()
+                    await eventually(holders, lambda told: told == ["box"])
+                    last.process.send_signal(signal.SIGTERM)
+                    assert await last.process.wait() == 0
+        assert await is_gone(client, Lease, Key(SYSTEM, "box"))
+        for agent in (first, second, other, last):
+            assert "forbidden" not in agent.err.lower()
+
+
+async def _slice(client, key):
+    return told_by(await client.get(EndpointSlice, key))
+
+
+async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp_path):
+    """S2: `agent join` makes an identity, the agent renews its token; an ended one stops no engine and is told."""
+    address = own_address()
+    with trio.fail_after(TEST_SECONDS):
+        async with open_real_cluster(assets, tmp_path, [], ()) as (plane, cluster, _):
+            state, names = tmp_path / "agent", ("--name", "box", "--network", f"{address}/32", "-n", "default")
+
+            async def join():
+                words = ("agent", "join", "--kubeconfig", str(plane.kubeconfig), "--state-dir", str(state), *names)
+                code, out, err = await run_program(tmp_path, *words)
+                assert code == 0, out + err
+                token = (state / "host.token").read_text()
+                assert token not in out + err
+                assert {oct((state / name).stat().st_mode) for name in ("host.token", "host.kubeconfig")} == {
+                    "0o100600"
+                }
+                return token
+
+            token = await join()
+            host = attrs.evolve(cluster, kubeconfig=state / "host.kubeconfig")
+            account = await cluster.client.get(ServiceAccount, Key(SYSTEM, "llmkube-agent-box"))
+
+            def signed(began_seconds_ago, lifetime_seconds):
+                began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=began_seconds_ago)
+                return plane.signer.token(
+                    SYSTEM, "llmkube-agent-box", account.metadata.uid, now=began, lifetime_seconds=lifetime_seconds
+                )
+
+            # past half of its life: the agent asks for another one by itself
+            old = signed(3600, 7000)
+            (state / "host.token").write_text(old)
+            async with host.open_agent(address, "--namespace", "default") as agent:
+                await until(lambda: bool(logs(agent, "this host's token is renewed")))
+                fresh = (state / "host.token").read_text()
+                assert fresh not in (old, token)
+                await host.apply_demo()
+                await host.wait_ready()
+                (engine,) = engines_in(state)
+
+                # at its end nothing stops, and the command that helps is told
+                (state / "host.token").write_text(signed(7200, 3600))
+                await until(lambda: any("engines go on" in line for line in agent.err.splitlines()))
+                assert "llmkube agent join --name box" in agent.err
+                _, at, port = await host.slice()
+                assert await chat(f"http://{at}:{port}") == ANSWER
+                assert engines_in(state) == [engine]
+
+                # and once an administrator has joined the host again, it speaks again
+                again = await join()
+                seen = (await cluster.client.get(Lease, Key(SYSTEM, "box"))).spec.renew_time
+                await eventually(
+                    lambda: cluster.client.get(Lease, Key(SYSTEM, "box")), lambda one: one.spec.renew_time != seen
+                )
+                assert engines_in(state) == [engine]
+            for secret in (token, old, fresh, again):
+                assert secret not in agent.err + agent.out

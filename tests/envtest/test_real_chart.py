@@ -12,11 +12,16 @@ import attrs
 import pytest
 import trio
 import yaml
+from click.testing import CliRunner
 
-from charts.helm_runs import EVERYTHING, GUIDE, NAMESPACE, OPENSHIFT, run
-from charts.repository import package, served
+from charts.helm_runs import EVERYTHING, GUIDE, NAMESPACE, OPENSHIFT, PACKAGED, run
+from charts.package import package
+from charts.repository import served
 from e2e.up_process import open_program, run_program
 from envtest.plane import ControlPlane, open_control_plane
+from llmkube.cli.commands.tools.files import Manifest
+from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.main import cli
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError
@@ -76,7 +81,7 @@ async def open_site(assets: Path, tmp_path: Path) -> AsyncIterator[Site]:
     """Open a cluster of its own: definitions of ours in a shared one would belong to another owner."""
     folder = tmp_path / "repository"
     folder.mkdir()
-    package(folder)
+    package(folder, PACKAGED)
     with served(folder) as url:
         run("helm", "repo", "add", "llmkube", url, home=tmp_path)
         async with (
@@ -87,7 +92,13 @@ async def open_site(assets: Path, tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def check_notes(site: Site, notes: str) -> None:
-    """Account and Deployment in the notes exist, and the API server takes the manifests in them."""
+    """Account and Deployment of the notes come to be, and the API server takes the manifests in them."""
+    (words,) = re.findall(r"^llmkube (rbac agent .*?) \|", notes, flags=re.MULTILINE)
+    printed = CliRunner().invoke(cli, words.split())
+    assert printed.exit_code == 0, printed.output
+    manifests = [Manifest("notes", body) for body in yaml.safe_load_all(printed.output)]
+    applied = await Applier(site.client).apply_all(manifests, lambda _: None)
+    assert not any(each.error for each in applied), applied
     (account,) = re.findall(r"create token (\S+) ", notes)
     await site.account(account)
     (deployment,) = re.findall(r"rollout status deployment/(\S+)", notes)

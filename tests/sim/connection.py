@@ -4,9 +4,13 @@ The client is the real one, and it speaks HTTP. A task and a parser for each eng
 """
 
 import json
+import re
 
 import attrs
 import trio
+
+_OPEN = ("/health",)
+"""What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
 
 
 @attrs.define(eq=False)
@@ -14,13 +18,17 @@ class Connection(trio.abc.Stream):
     """One keep-alive connection to an engine, seen from its client; it ends when the engine does."""
 
     child: object
+    asks_key: bool = False
     _path: str = ""
+    _is_let_in: bool = False
 
     async def send_all(self, data):
         await trio.lowlevel.checkpoint()
         if self.child.exit is not None:
             raise trio.BrokenResourceError
         self._path = data.split(b" ", 2)[1].decode()
+        key = re.search(rb"\r\nAuthorization: Bearer (\S+)\r\n", data)
+        self._is_let_in = not self.asks_key or (key is not None and key[1].decode() in self.child.api_keys)
 
     async def wait_send_all_might_not_block(self):
         await trio.lowlevel.checkpoint()
@@ -40,7 +48,9 @@ class Connection(trio.abc.Stream):
         child = self.child
         child.live_on()
         status, body = 200, "{}"
-        if self._path == "/metrics":
+        if not (self._is_let_in or self._path in _OPEN):
+            status = 401
+        elif self._path == "/metrics":
             child.answered += 1
             body = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
         elif self._path == "/v1/completions":

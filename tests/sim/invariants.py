@@ -256,7 +256,7 @@ class Books:
                 continue
             settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
             for place, (address, port) in self._ready.items():
-                if place[0] == host.name and not any(child.port == port for child in host.machine.live(place[1])):
+                if place[0] == host.name and not any(child.address[1] == port for child in host.machine.live(place[1])):
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
 
     # -- what must be true in the end ----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Books:
         for child in (child for children in on.values() for child in children):
             if (where := _differs(child, spec)) is not None:
                 yield "lost", f"{name} runs as it was not wished: {where}"
-        living = {host: (_argument(one, "--host"), one.port) for host, ones in on.items() for one in ones}
+        living = {host: one.address for host, ones in on.items() for one in ones}
         if ready != living:
             yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_said(service)}"
         if wanted and self.store.get(_ref("services", name)) is None:

@@ -35,7 +35,7 @@ HELP_FLAGS = frozenset(
     for name in (
         *("model", "host", "port", "alias", "ctx-size", "parallel", "n-gpu-layers", "flash-attn", "metrics", "fit"),
         *("verbosity", "no-ui", "cache-type-k", "cache-type-v", "batch-size", "ubatch-size", "jinja", "no-warmup"),
-        "cache-ram",
+        *("cache-ram", "api-key-file", "cors-origins"),
     )
 )
 
@@ -101,6 +101,8 @@ class SimChild:
     spawned_at: float = 0.0
     odd: bool = False  # it has misbehaved, and may be ended for that
     log: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    address: tuple[str, int] = ("", 0)  # where clients reach it, through its proxy or not
     visible: Callable[[], bool] = lambda: True  # whether the agent can look at it
 
     def environ(self):
@@ -203,6 +205,7 @@ class Machine:
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
         build: Which build of the engine program is there, and the flags that it knows.
+        no_proxies: The proxies of published engines do not listen.
         no_address: Nobody can listen on the address that engines should listen on.
         no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
         has_proc: A look at a process takes a descriptor; on macOS it takes none.
@@ -237,6 +240,7 @@ class Machine:
     no_engine: bool = False
     build: tuple[str, frozenset[str]] = ("sim", HELP_FLAGS)
     no_address: bool = False
+    no_proxies: bool = False
     no_descriptors: bool = False
     has_proc: bool = True
     look_seconds: float = 0.0
@@ -285,6 +289,8 @@ class Machine:
             self.doubles.append(name)
         child = SimChild(1000 + len(self.spawned), name, port, argv, self._script(name, argv))
         child.cookie, child.closed, child.log = command.cookie, child.script.deaf, command.log_path
+        child.api_keys = command.api_keys
+        child.address = command.proxy.listen if command.proxy else (argv[argv.index("--host") + 1], port)
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
         child.visible = lambda: not (self.no_descriptors and self.has_proc)
         self.spawned.append(child)
@@ -403,10 +409,10 @@ class Machine:
         await trio.lowlevel.checkpoint()
         if self.no_descriptors:
             raise OSError(errno.EMFILE, "too many open files")
-        child = next((child for child in self.live() if child.port == port), None)
-        if child is None or child.closed:
+        child = next((child for child in self.live() if port in (child.port, child.address[1])), None)
+        if child is None or child.closed or (self.no_proxies and port != child.port):
             raise ConnectionRefusedError(111, "connection refused")
-        return Connection(child)
+        return Connection(child, asks_key=port == child.port and "--api-key-file" in child.argv)
 
     # -- how it behaves -------------------------------------------------------------------------------------------
 

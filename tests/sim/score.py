@@ -58,6 +58,7 @@ class Timeline:
     looks: bool
     watched: bool  # somebody looks at the hosts' memory, and engines are replaced side by side
     happenings: tuple[Happening, ...]
+    busy_seconds: float = BUSY_SECONDS
 
 
 @attrs.define
@@ -138,7 +139,7 @@ async def _play(timeline, quiet_minutes, result):
             async with trio.open_nursery() as nursery:
                 for happening in timeline.happenings:
                     nursery.start_soon(_happen, stage, happening, result)
-                await trio.sleep_until(BUSY_SECONDS)
+                await trio.sleep_until(timeline.busy_seconds)
                 nursery.cancel_scope.cancel(reason="the faults stop")
             await stage.heal()
             await _converge(stage, result)

@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from llmkube.base.http.message import NO_HEADERS
 from llmkube.k8s.builtins import Event
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import liveness
@@ -305,7 +306,7 @@ def load_without_end(load, stats, now, limits):
 
 async def drained_first(engine, *args, original=health.watch, **kwargs):
     hung = await original(engine, *args, **kwargs)
-    await health.wait_idle(engine.http, engine.url)
+    await engine.wait_idle()
     return hung
 
 
@@ -314,7 +315,7 @@ async def everything_is_its_own(child, port):
     return True
 
 
-async def no_names(http, url):
+async def no_names(engine):
     await trio.lowlevel.checkpoint()
     return frozenset()
 
@@ -336,7 +337,8 @@ MUTANTS = {
     "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
     "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
     "nobody asks who answers": (SimChild, "listens", everything_is_its_own, intruder),
-    "nobody asks what is served": (health, "model_names", no_names, other_model),
+    "questions show no key": (health, "bearer", lambda api_key: NO_HEADERS, stuck_queue),
+    "nobody asks what is served": (health.Engine, "model_names", no_names, other_model),
 }
 
 

@@ -119,7 +119,7 @@ async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
         await world.until(world.slices, [("sim", LAN, True)], seconds=15)
         await trio.sleep(60)
         (engine,) = world.machine.live()
-        assert engine.argv[engine.argv.index("--host") + 1] == LAN
+        assert engine.address[0] == LAN
         assert len(world.machine.spawned) == 2
 
 
@@ -162,7 +162,7 @@ async def test_another_family_is_another_slice(autojump_clock):
         world.machine.reach = at("2001:db8::7")
         await world.until(world.slices, [("sim", "2001:db8::7", True)], seconds=20)
         (engine,) = world.machine.live()
-        assert engine.argv[engine.argv.index("--host") + 1] == "2001:db8::7"
+        assert engine.address[0] == "2001:db8::7"
 
 
 async def test_the_next_engine_leaves_nothing_at_the_address_of_the_other_family(autojump_clock):

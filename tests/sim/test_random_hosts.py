@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from lengths import EXAMPLES
+from lengths import RANDOM_HOSTS
 from sim.machine import Script
 from sim.world import agent_settings, open_world
 
@@ -91,7 +91,7 @@ async def converge(world, wishes, down):
     assert spawned == sum(len(host.machine.spawned) for host in world.hosts.values())
 
 
-@settings(max_examples=EXAMPLES // 5)
+@settings(max_examples=RANDOM_HOSTS)
 @given(timeline=st.lists(steps, max_size=20), seed=st.integers(0, 2**16))
 def test_any_timeline_of_three_hosts_ends_with_each_replica_once(timeline, seed):
     """Hosts that stop, die, sleep, lose their network and come back in any order leave nothing twice or out."""

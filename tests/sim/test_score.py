@@ -5,7 +5,7 @@
 
 import pytest
 
-from lengths import SIM_SEEDS
+from lengths import QUIET_MINUTES, SIM_SEEDS
 from llmkube.supervisor.cluster import endpoints
 from sim import score
 from sim.faults import FAULTS
@@ -14,7 +14,7 @@ from sim.faults import FAULTS
 @pytest.mark.parametrize("seed", range(SIM_SEEDS))
 def test_a_seed_violates_nothing(seed):
     """Half an hour of faults ends as it was wished, then nothing moves any more, and nothing wrong has ever been."""
-    result = score.run_seed(seed)
+    result = score.run_seed(seed, quiet_minutes=QUIET_MINUTES)
     assert not result.violations, f"replay it with: python -m tests.sim --seed {seed}"
     assert result.faults
 
@@ -39,8 +39,8 @@ def test_a_failing_timeline_is_shrunk(monkeypatch):
         return original(*args, **{**kwargs, "ready": True})
 
     monkeypatch.setattr(endpoints, "slice_manifest", always_ready)
-    names = ("create", "clock-set", "edit", "bad-flag", "reset", "label", "memory-moves")
+    names = ("create", "clock-set", "bad-flag", "reset", "label")
     happenings = tuple(score.Happening(1.0 + 100 * number, name, 0) for number, name in enumerate(names))
-    short = score.shrink(score.Timeline(1, 1, 30.0, False, False, happenings), quiet_minutes=0)
+    short = score.shrink(score.Timeline(1, 1, 30.0, False, False, happenings, busy_seconds=600.0), quiet_minutes=0)
     assert [happening.name for happening in short.happenings] == ["create", "bad-flag"]
     assert score.play(short, quiet_minutes=0).violations

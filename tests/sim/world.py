@@ -17,7 +17,7 @@ import trio
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
-from llmkube.apiserver.storage.revisions import Store
+from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.base.http.client import open_http_client
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
@@ -30,7 +30,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import CLAIM_LABEL, SLOT_ANNOTATION
+from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -400,6 +400,7 @@ class World:
     controller: Controller
     _transport: httpx.AsyncBaseTransport
     _nursery: trio.Nursery
+    store: Store
     hosts: dict[str, Host] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self):
@@ -469,6 +470,10 @@ class World:
         await self._apply(Model, model, body)
         await self._apply(InferenceService, name, {"modelRef": model, **spec}, labels)
 
+    async def apply_model(self, name, spec):
+        """Create or change a Model alone."""
+        await self._apply(Model, name, spec)
+
     async def _apply(self, kind, name, spec, labels=None):
         manifest = {
             "apiVersion": kind.RESOURCE.api_version,
@@ -503,17 +508,22 @@ class World:
 
     async def slices(self, name="chat"):
         """What is published of a service: (host, address, ready), in order."""
-        found = await self.client.list(EndpointSlice, label_selector=f"kubernetes.io/service-name={name}")
         return sorted(
-            (one.metadata.labels["inference.llmkube.dev/host"], endpoint.addresses[0], endpoint.conditions.ready)
-            for one in found.items
-            for endpoint in one.endpoints
+            (one["metadata"]["labels"][HOST_LABEL], endpoint["addresses"][0], endpoint["conditions"]["ready"])
+            for one in await self._stored(EndpointSlice, SERVICE_NAME_LABEL, name)
+            for endpoint in one.get("endpoints") or ()
         )
 
     async def claims(self, name="chat"):
         """Which host claims each replica of a service."""
-        leases = (await self.client.list(Lease, label_selector=f"{CLAIM_LABEL}={name}")).items
-        return {int(one.metadata.annotations[SLOT_ANNOTATION]): one.spec.holder_identity for one in leases}
+        leases = await self._stored(Lease, CLAIM_LABEL, name)
+        return {int(one["metadata"]["annotations"][SLOT_ANNOTATION]): one["spec"]["holderIdentity"] for one in leases}
+
+    async def _stored(self, kind, label, value):
+        """The objects of a kind with a label, out of the API server's store: timelines look ten times a second."""
+        await trio.lowlevel.checkpoint()
+        objects = (found for _, found in self.store.list(kind.RESOURCE.full_name))
+        return [found for found in objects if found["metadata"].get("labels", {}).get(label) == value]
 
     async def host_lease(self, name="sim"):
         """A host's Lease, or None."""
@@ -524,21 +534,23 @@ class World:
 
     async def ready_addresses(self, name="chat"):
         """How many endpoints of a service are published as ready."""
-        slices = await self.client.list(EndpointSlice, label_selector=f"kubernetes.io/service-name={name}")
-        endpoints = [endpoint for one in slices.items for endpoint in encode(one).get("endpoints") or []]
-        return sum(endpoint["conditions"]["ready"] for endpoint in endpoints)
+        return sum(ready for _, _, ready in await self.slices(name))
 
     async def condition(self, kind="Loaded", name="chat"):
         """A condition of the service as (status, reason, message)."""
-        found = await self.service(name)
-        for one in (found or {}).get("status", {}).get("conditions", []):
+        for one in (await self._status(name)).get("conditions", []):
             if one["type"] == kind:
                 return one["status"], one["reason"], one.get("message", "")
         return None
 
     async def phase(self, name="chat"):
         """The service's phase."""
-        return ((await self.service(name)) or {}).get("status", {}).get("phase")
+        return (await self._status(name)).get("phase")
+
+    async def _status(self, name):
+        await trio.lowlevel.checkpoint()
+        found = self.store.get(Ref(InferenceService.RESOURCE.full_name, Key("default", name)))
+        return (found or {}).get("status", {})
 
     async def until(self, what, wanted, *args, seconds=600.0, step_seconds=0.5):
         """Wait in virtual time until an observation has a value; fail with the last one."""
@@ -571,7 +583,8 @@ def agent_settings(**changes):
 async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=None):
     """Start everything; leaving the block stops the agent in order and checks that nothing is left."""
     settings = settings or agent_settings()
-    server = ApiServer(store or Store(), utcnow=utcnow, rng=random.Random(seed))
+    store = store or Store()
+    server = ApiServer(store, utcnow=utcnow, rng=random.Random(seed))
     await server.ensure_namespaces()
     await server.ensure(all_crds())
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
@@ -582,7 +595,7 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
         controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
         controller.start()
         first = Host(settings, machine, seed, transport, outer)
-        world = World(direct, first, seed, server, controller, transport, outer)
+        world = World(direct, first, seed, server, controller, transport, outer, store)
         await world.start_agent()
         yield world
         for host in world.hosts.values():

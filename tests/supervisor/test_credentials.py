@@ -1,4 +1,5 @@
 import base64
+from pathlib import Path
 
 import attrs
 import pytest
@@ -68,7 +69,7 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
         ),
         (
             ForbiddenError("x", code=403),
-            r"may not read Secret hf in namespace ns; apply what `llmkube rbac agent` prints",
+            r"may not read Secret hf in namespace ns; an administrator grants it: llmkube rbac agent --secret hf",
         ),
         ({}, r"Secret hf in namespace ns has no key HF_TOKEN \(it has nothing\)"),
         ({"a": b"1", "b": b"2"}, r"no key HF_TOKEN \(it has a, b\)"),
@@ -105,14 +106,26 @@ async def test_a_file_of_no_use(tmp_path, content):
 
 class Config:
     allow_private_sources = ("192.168.0.0/16", "fd00::/8")
+    allow_local_sources = None
+    s3_env_auth = False
     hf_token_file = None
     hub_endpoint = "https://hf-mirror.example/"
 
 
 def test_settings_are_read_before_anything_starts():
-    """Networks are parsed, and a hub that is no URL is refused under the flag's name."""
+    """Networks and folders are parsed; a folder that is none and a hub that is no URL are refused by their flag."""
     found = download_settings(Config())
     assert [str(network) for network in found["private_sources"]] == ["192.168.0.0/16", "fd00::/8"]
+    assert found["local_sources"] == ()
+    assert download_settings(Config(), (Path("/home/me"),))["local_sources"] == (Path("/home/me"),)
+    Config.allow_local_sources = ("~/models", "/srv/models")
+    assert download_settings(Config())["local_sources"] == (Path("~/models").expanduser(), Path("/srv/models"))
+    for text in ("models", "~no-such-user-of-ours/models"):
+        Config.allow_local_sources = (text,)
+        with pytest.raises(UserError, match=f"--allow-local-sources: '{text}'"):
+            download_settings(Config())
+    Config.allow_local_sources = ()
+    assert download_settings(Config(), (Path("/home/me"),))["local_sources"] == ()
     Config.hub_endpoint = "ftp://hub"
     with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' cannot be used"):
         download_settings(Config())

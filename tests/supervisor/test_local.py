@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +15,12 @@ from llmkube.supervisor.local import MAX_FILE_THREADS, open_local_ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.store.disk import in_threads
 
+MODELS = Path("/models")
+
 
 @asynccontextmanager
 async def opened(state_dir):
-    settings = AgentSettings("h", state_dir, state_dir / "store", "/no/engine")
+    settings = AgentSettings("h", state_dir, state_dir / "store", "/no/engine", local_sources=(state_dir, MODELS))
     async with open_local_ports(settings, SimpleNamespace(get=print)) as ports:
         yield ports
 
@@ -30,13 +33,15 @@ def model(source):
 async def test_a_file_that_cannot_be_looked_at_is_not_here(tmp_path, monkeypatch, source):
     """Whatever the look meets, a folder that it may not enter or a name that is too long, it is no error."""
 
-    def is_file(path):
+    def lstat(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     async with opened(tmp_path) as ports:
         assert not await ports.weights.has(model(source))
-        monkeypatch.setattr("pathlib.Path.is_file", is_file)
-        assert not await ports.weights.has(model(source))
+        monkeypatch.setattr("pathlib.Path.lstat", lstat)
+        has = await ports.weights.has(model(source))
+        monkeypatch.undo()
+        assert not has
 
 
 async def test_a_header_that_was_read_from_afar_is_believed_for_ten_minutes(tmp_path, monkeypatch, mock_clock):
@@ -55,7 +60,7 @@ async def test_a_header_that_was_read_from_afar_is_believed_for_ten_minutes(tmp_
         assert seen == ["facts 1", "facts 1", "facts 2"]
         mock_clock.jump(600)
         assert await ports.weights.preview(first) == "facts 3"
-        assert list(ports.weights._previews) == ["https://files.example/a.gguf"]
+        assert [source.identity for _, _, source in ports.weights._previews] == ["https://files.example/a.gguf"]
 
 
 async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):

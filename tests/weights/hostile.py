@@ -144,6 +144,12 @@ class Network:
             nursery.cancel_scope.cancel()
 
 
+def append(partial, data):
+    """Bring bytes into a partial file as a transfer does."""
+    partial.write(data)
+    partial.hash(data)
+
+
 async def inline(fn):
     """Blocking work where virtual time is watched: a thread would let it jump."""
     await trio.lowlevel.checkpoint()
@@ -160,7 +166,17 @@ class Bench:
     seen: list
 
     async def get(
-        self, text, *, sha256=None, token=None, policy=FROM_OBJECT, progress=None, access=None, fresh=False, files=()
+        self,
+        text,
+        *,
+        sha256=None,
+        token=None,
+        policy=FROM_OBJECT,
+        progress=None,
+        access=None,
+        fresh=False,
+        files=(),
+        namespace=None,
     ):
         async def find_token():
             await trio.lowlevel.checkpoint()
@@ -174,6 +190,7 @@ class Bench:
             policy=policy,
             progress=progress or self.seen.append,
             fresh=fresh,
+            namespace=namespace,
         )
 
     def files(self) -> list[str]:

@@ -56,9 +56,16 @@ app.kubernetes.io/component: controller
 {{- toYaml (merge $ours .Values.controller.podLabels .Values.commonLabels) }}
 {{- end }}
 
+{{- define "llmkube.noImage" -}}
+image.repository is empty, and LLMKube publishes no image. From a clone of its sources, build and push one, and package the chart with it:
+  docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... -t REGISTRY/llmkube:{{ .Chart.AppVersion }} .
+  make chart IMAGE=REGISTRY/llmkube@sha256:...
+Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,image.digest=sha256:...
+{{- end }}
+
 {{- define "llmkube.image" -}}
 {{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
-{{- $name := .Values.image.repository }}
+{{- $name := required (include "llmkube.noImage" .) .Values.image.repository }}
 {{- if $registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $registry) $name }}{{ end }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" $name .Values.image.digest }}
@@ -67,14 +74,14 @@ app.kubernetes.io/component: controller
 {{- end }}
 {{- end }}
 
-{{/* Roles and bindings as `llmkube rbac` prints them, under the release's names. Takes root, program, name, account. */}}
+{{/* Roles and bindings as `llmkube rbac` prints them, under the release's names. Takes root, program, name, account, namespace. */}}
 {{- define "llmkube.roles" -}}
 {{- $root := .root }}
-{{- $scope := ternary "namespace" "cluster" (ne $root.Values.controller.namespace "") }}
+{{- $scope := ternary "namespace" "cluster" (ne .namespace "") }}
 {{- $text := $root.Files.Get (printf "files/rbac/%s-%s.yaml" .program $scope) }}
 {{- $text = replace (printf "llmkube-%s" .program) .name $text }}
 {{- $text = replace "@RELEASE_NAMESPACE@" $root.Release.Namespace $text }}
-{{- $text = replace "@SERVED_NAMESPACE@" $root.Values.controller.namespace $text }}
+{{- $text = replace "@SERVED_NAMESPACE@" .namespace $text }}
 {{- $labels := include "llmkube.labels" $root | fromYaml }}
 {{- $account := .account }}
 {{- range splitList "\n---\n" $text }}
@@ -90,6 +97,19 @@ app.kubernetes.io/component: controller
 {{- end }}
 {{- end }}
 
+{{/* The namespace that agents with the shared account serve; empty: all of them. */}}
+{{- define "llmkube.agentNamespace" -}}
+{{- if not .Values.agents.allNamespaces }}
+{{- $said := default .Values.controller.namespace .Values.agents.namespace }}
+{{- required "agents.rbac needs agents.namespace, the namespace that agents serve (or agents.allNamespaces=true)" $said }}
+{{- end }}
+{{- end }}
+
 {{- define "llmkube.monitored" -}}
 {{- if or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled }}true{{ end }}
+{{- end }}
+
+{{- /* What stands before spec.priority in the name of a PriorityClass. */}}
+{{- define "llmkube.priorityClassPrefix" -}}
+{{- ternary "llmkube-" "llmkube-nonpreempting-" .Values.priorityClasses.outrankPods -}}
 {{- end }}

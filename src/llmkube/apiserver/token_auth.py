@@ -36,7 +36,7 @@ def token_judge(token: str) -> Judge:
     """Let in only requests with the token; others get a 401 Status, before their bodies are read."""
     expected = token.encode("ascii")
 
-    def judge(head: RequestHead) -> Response | None:
+    def judge(head: RequestHead, peer: str) -> Response | None:
         scheme, _, given = (head.headers.get("authorization") or "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), expected)
         if known or head.path in OPEN_PATHS:

@@ -6,6 +6,7 @@ settings, units                             flags, environment and files; bytes 
 log, messages                               structured logs; redaction of credentials
 backoff, mailbox, waiting, coalesced_ticks  retries, one-slot hand-over, waiting together
 private_files, probes                       files for the owner only; /healthz, /readyz, /metrics
+trusted_paths                               which users decide where a path leads
 json_text                                   JSON as bytes
 loop_watchdog                               tells of an event loop that stands still
 """

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import attrs
 
+from llmkube.base.errors import UserError
 from llmkube.base.log import LEVELS
-from llmkube.base.settings import read_config, resolve, setting
+from llmkube.base.settings import Config, read_config, resolve, setting
+from llmkube.base.trusted_paths import weakness_of_private
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.weights.download.hugging_face import ENDPOINT
 
@@ -27,9 +29,21 @@ OWN_NETWORKS = (
 """This machine and the networks around it. Under `llmkube up` the owner of the machine writes the Models, and could
 send requests to these addresses anyway; in a cluster other users write them."""
 
+_INNER = ("ca", "journal", "strays")
+"""What is in a state directory that is believed file by file."""
+
+ALLOWANCES = ("foreignVolumes", "tokens", "root", "privileged", "hostNamespaces", "controlPlane")
+"""The members of `controller.settings.Allowance`, which takes a quarter of a second to import."""
+
 _STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
 _LLAMA_SERVER = setting(None, help="The llama-server program; without it, the one on PATH, else the bundled one.")
 _HOST_NAME = setting(None, help="Name of this host; without it, the short host name and four hex digits.")
+_ALLOW_FROM = setting(
+    (),
+    help="Network (CIDR) whose requests reach engines without a key, such as the cluster's of pods and of nodes; "
+    "repeatable. All other requests get 401.",
+)
+_INSECURE_LAN = setting(False, help="Let every request in at published engines, from any address.")
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Path of the kubeconfig.")
@@ -38,7 +52,20 @@ _MODEL_STORE = setting(None, help="Folder for model files; without it, `store` i
 _HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
 )
+_S3_ENV_AUTH = setting(
+    False, help="Fetch s3:// sources of Models that name no Secret with the AWS keys of this program's environment."
+)
 _HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
+_ENGINE_FLAG = setting(
+    (),
+    help="Flag of the engine that services may use in extraArgs although none may without this, by its exact name; "
+    "repeatable. With one that names a file, every editor of a service reads any file of yours by it.",
+)
+_ENGINE_VARIABLE = setting(
+    (),
+    help="Variable that services may set in env although none may without this, by its exact name; repeatable. One "
+    "that loads a library runs an editor's code as you.",
+)
 _DRAIN_SECONDS = setting(30.0, help="How long requests in flight may take before an engine is stopped.", minimum=0)
 _LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 _MEMORY_FRACTION = setting(
@@ -99,13 +126,23 @@ class UpConfig:
     )
     host_name: str | None = _HOST_NAME
     host_ip: str | None = _HOST_IP
+    allow_from: tuple[str, ...] = _ALLOW_FROM
+    insecure_lan: bool = _INSECURE_LAN
     allow_private_sources: tuple[str, ...] = setting(
         OWN_NETWORKS,
         help="Network (CIDR) that Models may be downloaded from although it is not public; repeatable. Cloud metadata "
         "services are refused whatever stands here.",
     )
+    allow_local_sources: tuple[str, ...] | None = setting(
+        None,
+        help="Folder of this machine whose GGUF files Models may name by path; repeatable. Without it, the user's home "
+        "and the store.",
+    )
+    s3_env_auth: bool = _S3_ENV_AUTH
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
+    allow_engine_flag: tuple[str, ...] = _ENGINE_FLAG
+    allow_engine_variable: tuple[str, ...] = _ENGINE_VARIABLE
     drain_seconds: float = _DRAIN_SECONDS
     memory_fraction: float = _MEMORY_FRACTION
     memory_check: str = _MEMORY_CHECK
@@ -138,6 +175,8 @@ class AgentConfig:
     context: str | None = _CONTEXT
     accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
     host_name: str | None = _HOST_NAME
+    allow_from: tuple[str, ...] = _ALLOW_FROM
+    insecure_lan: bool = _INSECURE_LAN
     endpoints_api: str = setting(
         "endpointslices",
         help="Publish EndpointSlices, or the classic Endpoints for scripts that read them.",
@@ -149,8 +188,16 @@ class AgentConfig:
         help="Network (CIDR) that Models may be downloaded from although it is not public, such as that of a web "
         "server beside this host; repeatable. A Model can make this host send requests to any address in it.",
     )
+    allow_local_sources: tuple[str, ...] = setting(
+        (),
+        help="Folder of this host whose GGUF files Models may name by path; repeatable. Without it, none: a Model can "
+        "make this host serve any GGUF file below it.",
+    )
+    s3_env_auth: bool = _S3_ENV_AUTH
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
+    allow_engine_flag: tuple[str, ...] = _ENGINE_FLAG
+    allow_engine_variable: tuple[str, ...] = _ENGINE_VARIABLE
     on_exit: str = setting(
         "stop",
         help="What SIGTERM does to the engines: stop them, or keep them for the next agent on this host.",
@@ -225,7 +272,17 @@ class ControllerConfig:
     cache_fs_group: int = setting(
         65532, help="Group that may write to it; 0 where the cluster assigns one (OpenShift).", minimum=0
     )
-    host_path: tuple[str, ...] = setting((), help="Folder of the nodes that Models may name by path; repeatable.")
+    host_path: tuple[str, ...] = setting(
+        (), help="Folder of the nodes that Models may name by path, and services may mount to read; repeatable."
+    )
+    allow: tuple[str, ...] = setting(
+        (),
+        help="What an editor of an InferenceService may ask of its pods beyond an ordinary pod; repeatable.",
+        choices=ALLOWANCES,
+    )
+    allow_priority_class: tuple[str, ...] = setting(
+        (), help="PriorityClass, or a pattern of names (gpu-*), that services may name; repeatable."
+    )
     ca_config_map: str = setting("", help="ConfigMap whose ca.crt fetching shall trust; in every namespace.")
     priority_class_prefix: str = setting(
         "", help="Before a service's priority it names the pods' PriorityClass; without it, they have none."
@@ -279,16 +336,44 @@ def load(table: str, kind: type[T], flags: Mapping[str, Any], environ: Mapping[s
 
     Raises:
         SettingError: Some source has a wrong value; the sentence names it.
+        UserError: The state directory may hold what another user has put there.
     """
     environ = os.environ if environ is None else environ
     state_dir = state_dir_of(resolve(_Place, flags=flags, environ=environ).state_dir)
-    config = read_config(state_dir / "config.toml", TABLES)
+    file = state_dir / "config.toml"
+    config = read_config(file, TABLES) if check_state_dir(state_dir) else Config(file)
     return resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)
 
 
 def local_state_dir() -> Path:
     """Return the state directory of a program that was given no flag."""
     return state_dir_of(resolve(_Place, flags={}, environ=os.environ).state_dir)
+
+
+def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
+    """Refuse a state directory into which another user could have put something; return whether it is there.
+
+    What it holds decides which programs run and which servers are believed: this comes before anything in it is read.
+
+    Args:
+        path: The folder.
+        to_create: Whether it is made if it is not there; then the way to it counts too.
+
+    Raises:
+        UserError: It, or what is in it, is not this user's alone.
+    """
+    try:
+        there = path.is_dir()
+        weakness = weakness_of_private(path, uid=os.geteuid(), inner=_INNER) if there or to_create else ""
+    except OSError as exc:
+        problem = f"the state directory {path} cannot be used ({exc.strerror})"
+        raise UserError(f"{problem}; choose another with --state-dir") from exc
+    if weakness:
+        raise UserError(
+            f"the state directory {path} is not safe to use: {weakness}. It has to belong to the user that runs this "
+            "program, who alone may write to it; mend that, or choose another with --state-dir"
+        )
+    return there
 
 
 def state_dir_of(chosen: Path | None) -> Path:

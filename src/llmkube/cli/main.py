@@ -3,6 +3,7 @@
 `llmkube --version` and `--help` answer at once because nothing else is imported for them.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -73,7 +74,13 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module, _, name = entry.target.partition(":")
-        command = getattr(importlib.import_module(f"llmkube.cli.{module}"), name)
+        collects = gc.isenabled()
+        gc.disable()  # what an import makes stays: to look through it again and again is a seventh of the start
+        try:
+            command = getattr(importlib.import_module(f"llmkube.cli.{module}"), name)
+        finally:
+            if collects:
+                gc.enable()
         assert isinstance(command, click.Command)
         return command
 

@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import local_state_dir
+from llmkube.cli.config import check_state_dir, local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
@@ -72,6 +72,7 @@ def find_config(
             f"no cluster: there is no --kubeconfig, KUBECONFIG, {home} or {own}; "
             "start `llmkube up`, or name a cluster with --kubeconfig"
         )
+    check_state_dir(state_dir)
     return load_config(own, context, environ=environ), True
 
 

@@ -1,5 +1,6 @@
 """What an operator may tune about the controller."""
 
+import enum
 from collections.abc import Mapping
 
 import attrs
@@ -8,6 +9,20 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.runtimes.container.images import Images
+
+
+class Allowance(enum.StrEnum):
+    """What the operator may let editors ask of pods, by its name in the chart's values (`workloads.allow`).
+
+    `controller/render/pod_policy.py` says what each stands for.
+    """
+
+    FOREIGN_VOLUMES = "foreignVolumes"
+    TOKENS = "tokens"
+    ROOT = "root"
+    PRIVILEGED = "privileged"
+    HOST_NAMESPACES = "hostNamespaces"
+    CONTROL_PLANE = "controlPlane"
 
 
 @attrs.frozen
@@ -21,8 +36,11 @@ class WorkloadSettings:
         cache_storage_class: Its StorageClass; empty means the cluster's default.
         cache_access_mode: `ReadWriteOnce` keeps a namespace's pods on one node; `ReadWriteMany` needs such a volume.
         fs_group: Group that may write to the claim; None where the cluster assigns one itself (OpenShift).
-        host_paths: Folders of the nodes that Models may name by path; none by default, because a Model could
-            otherwise read any file of a node.
+        host_paths: Folders of the nodes that Models may name by path and services may mount; none by default, because
+            an editor could otherwise read any file of a node.
+        allow: What else editors may ask of pods; nothing by default.
+        priority_classes: PriorityClasses that services may name, as names or patterns (`gpu-*`), besides those of their
+            priority.
         hub_endpoint: Address of Hugging Face, or of a mirror of it; empty for the usual one.
         private_sources: Networks (CIDR) that Models may be fetched from although they are not public.
         ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` holds all certificates that fetching
@@ -44,6 +62,8 @@ class WorkloadSettings:
     cache_access_mode: str = "ReadWriteOnce"
     fs_group: int | None = 65532
     host_paths: tuple[str, ...] = ()
+    allow: frozenset[Allowance] = frozenset()
+    priority_classes: tuple[str, ...] = ()
     hub_endpoint: str = ""
     private_sources: tuple[str, ...] = ()
     ca_config_map: str = ""

@@ -8,7 +8,7 @@ Server-side apply is the verb `patch`, and `create` too where the object may not
 Apply": "requires both").
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import attrs
@@ -24,18 +24,32 @@ FOLLOW: Final = frozenset({"list", "watch"})
 APPLY: Final = frozenset({"create", "patch"})
 """What an apply does that may make the object; on a subresource, which is never made, it is `patch` alone."""
 
+EVERY: Final = "*"
+"""Stands for every object of the namespaces that are served."""
+
 _RBAC: Final = "rbac.authorization.k8s.io"
 _PART_OF: Final = {"app.kubernetes.io/part-of": "llmkube"}
 
 
 @attrs.frozen
 class Permission:
-    """Verbs that some code uses on a kind; of a cluster-scoped kind in `system`, on the system namespace itself."""
+    """Verbs that some code uses on a kind; of a cluster-scoped kind in `system`, on the system namespace itself.
+
+    Attributes:
+        kind: Of the objects.
+        verbs: What is done.
+        place: Where.
+        subresource: Of the objects; empty for the objects themselves.
+        names: The only objects; empty for all of the place.
+        opt_in: An administrator has to name the objects, or the program does without.
+    """
 
     kind: type[Object]
     verbs: frozenset[str]
     place: Place = "served"
     subresource: str = ""
+    names: frozenset[str] = frozenset()
+    opt_in: bool = False
 
     @property
     def resource(self) -> Resource:
@@ -54,10 +68,20 @@ class Program:
 
     name: str
     needs: tuple[Permission, ...]
+    annotations: Mapping[str, str] = {}
+
+    def granted(self, names: Collection[str]) -> "Program":
+        """Return the program with what an administrator grants of its opt-in needs: objects by name, or `EVERY`."""
+        chosen = frozenset() if EVERY in names else frozenset(names)
+        fixed = tuple(need for need in self.needs if not need.opt_in)
+        opted = tuple(attrs.evolve(need, names=chosen, opt_in=False) for need in self.needs if need.opt_in and names)
+        return attrs.evolve(self, needs=fixed + opted)
 
 
 def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | None = None) -> list[dict[str, Any]]:
     """Return the objects that let a program do its work, in the order in which they can be applied.
+
+    What an administrator has to opt into is not granted (`Program.granted`).
 
     Args:
         program: What it needs.
@@ -66,34 +90,43 @@ def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | 
             right on anything cluster-wide.
     """
     subject = {"kind": "ServiceAccount", "name": program.name, "namespace": system_namespace}
-    served = [need for need in program.needs if need.place == "served"]
-    system = [need for need in program.needs if need.place == "system" and need.resource.namespaced]
-    wide = [need for need in program.needs if need.place == "system" and not need.resource.namespaced]
+    needs = [need for need in program.needs if not need.opt_in]
+    served = [need for need in needs if need.place == "served"]
+    system = [need for need in needs if need.place == "system" and need.resource.namespaced]
+    wide = [need for need in needs if need.place == "system" and not need.resource.namespaced]
     rules = _rules(served)
     if namespace is None:
         pair = _granted("ClusterRole", program.name, None, rules + _named_rules(wide, system_namespace), subject)
     else:
         pair = _granted("Role", program.name, namespace, rules, subject)
+    account = _object("v1", "ServiceAccount", program.name, system_namespace)
+    if program.annotations:
+        account["metadata"]["annotations"] = dict(program.annotations)
     return [
         _object("v1", "Namespace", system_namespace),
-        _object("v1", "ServiceAccount", program.name, system_namespace),
+        account,
         *pair,
         *_granted("Role", f"{program.name}-system", system_namespace, _rules(system), subject),
     ]
 
 
 def _rules(needs: Iterable[Permission]) -> list[dict[str, Any]]:
-    """Return one rule per API group and set of verbs, in a stable order."""
-    verbs: dict[tuple[str, str], frozenset[str]] = {}
+    """Return one rule per API group, set of names and set of verbs, in a stable order."""
+    verbs: dict[tuple[str, str, tuple[str, ...]], frozenset[str]] = {}
     for need in needs:
-        place = (need.resource.group, need.plural)
+        place = (need.resource.group, need.plural, tuple(sorted(need.names)))
         verbs[place] = verbs.get(place, frozenset()) | need.verbs
-    plurals: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (group, plural), said in sorted(verbs.items()):
-        plurals.setdefault((group, tuple(sorted(said))), []).append(plural)
+    plurals: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (group, plural, names), said in sorted(verbs.items()):
+        plurals.setdefault((group, names, tuple(sorted(said))), []).append(plural)
     return [
-        {"apiGroups": [group], "resources": names, "verbs": list(said)}
-        for (group, said), names in sorted(plurals.items(), key=lambda item: (item[0][0], item[1]))
+        {
+            "apiGroups": [group],
+            "resources": resources,
+            **({"resourceNames": list(names)} if names else {}),
+            "verbs": list(said),
+        }
+        for (group, names, said), resources in sorted(plurals.items(), key=lambda item: (item[0][0], item[1]))
     ]
 
 

@@ -36,11 +36,13 @@ class Backend:
         host: Address.
         port: TCP port.
         alias: The model id that the engine itself goes by.
+        credentials: Header lines that let the gateway in; the client's own credentials do not go to the engine then.
     """
 
     host: str
     port: int
     alias: str
+    credentials: bytes = attrs.field(default=b"", repr=False)
 
 
 @attrs.frozen
@@ -102,7 +104,7 @@ def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Calla
     return handle
 
 
-def refuse_foreign_pages(head: RequestHead) -> Response | None:
+def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
     """Let web pages from elsewhere use nothing here: the `Judge` of the gateway's server."""
     if not is_foreign_origin(head.lines):
         return None
@@ -171,7 +173,7 @@ async def _forward(exchange: StreamExchange, client: HttpClient, backend: Backen
     The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
     """
     try:
-        await forward(exchange, client, (backend.host, backend.port), body)
+        await forward(exchange, client, (backend.host, backend.port), body, credentials=backend.credentials)
     except HttpError as exc:
         if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole

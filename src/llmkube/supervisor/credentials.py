@@ -103,7 +103,9 @@ class SourceCredentials:
             raise TokenError(f"{problem}; make it with: {command}", field=field) from exc
         except ForbiddenError as exc:
             problem = f"the agent may not read Secret {key.name} in namespace {key.namespace}"
-            raise TokenError(f"{problem}; apply what `llmkube rbac agent` prints", field=field) from exc
+            raise TokenError(
+                f"{problem}; an administrator grants it: llmkube rbac agent --secret {key.name}", field=field
+            ) from exc
         except ApiError as exc:
             raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
         except trio.TooSlowError as exc:

@@ -11,18 +11,22 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import attrs
+import structlog
 import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.private_files import remove_temporary_files
+from llmkube.base.trusted_paths import open_file
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.credentials import SourceCredentials
+from llmkube.supervisor.engine.key_file import remove_key_files
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.engine.proxy import remove_config_files
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
@@ -32,21 +36,28 @@ from llmkube.supervisor.nouns.journal import Entry, FileJournal
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
+from llmkube.weights.download.buckets import PLACE_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.errors import DigestMismatchError
+from llmkube.weights.errors import DigestMismatchError, WeightsNotFoundError
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, parse_source, pick
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
-from llmkube.weights.store.index import find_weights
+from llmkube.weights.store.index import find_weights, name_of
+from llmkube.weights.store.local_sources import LocalSources
+
+log = structlog.get_logger()
 
 MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""
 
 MAX_STATE_THREADS = 2
 """Worker threads for the state directory's small files: a dead network disk may hold all of those for models."""
+
+MAX_TOLD: Final = 256
+"""Paths of which the log's last words are kept, so that retries do not repeat them."""
 
 PREVIEW_KEPT_SECONDS: Final = 600.0
 """How long the header of a file that is elsewhere is believed: its owner may put a smaller one in its place."""
@@ -63,9 +74,11 @@ class LocalWeights:
     tokens: SourceCredentials
     read: RunSync
     endpoint: str
+    local: LocalSources = LocalSources()
+    _told: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
-    _previews: dict[str, tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # by the identity of a source; since when
+    _previews: dict[tuple[str, str, Remote], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
     _headers: WeakValueDictionary[str, GGUFFacts] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
@@ -82,16 +95,31 @@ class LocalWeights:
             token=partial(self.tokens.find, model),
             access=partial(self.tokens.find_access, model),
             policy=self.policy,
+            local=self.local,
+            namespace=model.key.namespace,
         )
-        if isinstance(source, LocalFile) and sha256 is not None:
-            weights = await self._verified_in_place(bound, sha256)
-        else:
-            weights = await bound(sha256=sha256)
-        facts = self._headers.get(weights.identity)
-        if facts is None:
-            facts = await self.read(partial(read_header, weights.path))
-            facts = self._headers.setdefault(weights.identity, facts)
+        try:
+            if isinstance(source, LocalFile) and sha256 is not None:
+                weights = await self._verified_in_place(bound, sha256)
+            else:
+                weights = await bound(sha256=sha256)
+            facts = self._headers.get(weights.identity)
+            if facts is None:
+                opened = self.local.open if isinstance(source, LocalFile) else open_file
+                facts = await self.read(partial(read_header, weights.path, opened))
+                facts = self._headers.setdefault(weights.identity, facts)
+        except WeightsNotFoundError as error:
+            self._tell(model.spec.source, error.detail)
+            raise
         return weights, facts
+
+    def _tell(self, source: str, detail: str) -> None:
+        """Say once in this host's own log why a path leads to no weights; who writes Models does not read it."""
+        if self._told.get(source) != detail:
+            if len(self._told) >= MAX_TOLD:
+                self._told.clear()
+            self._told[source] = detail
+            log.warning("a local file cannot be served", path=source, why=detail)
 
     async def preview(self, model: Model) -> GGUFFacts | None:
         """Read the header of a file that is elsewhere, or return what it said not long ago."""
@@ -100,7 +128,9 @@ class LocalWeights:
             return None
         now = trio.current_time()
         self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_KEPT_SECONDS}
-        if source.identity not in self._previews:
+        secret = model.spec.source_secret_ref
+        asked = (model.key.namespace, secret.name if secret is not None else "", source)  # for whom it was read
+        if asked not in self._previews:
             facts = await read_remote_header(
                 source,
                 policy=self.policy,
@@ -108,8 +138,8 @@ class LocalWeights:
                 **await self._secrets(source, model),
                 endpoint=self.endpoint,
             )
-            self._previews[source.identity] = (now, facts)
-        return self._previews[source.identity][1]
+            self._previews[asked] = (now, facts)
+        return self._previews[asked][1]
 
     async def _secrets(self, source: Remote, model: Model) -> dict[str, Any]:
         if isinstance(source, BucketFile):
@@ -123,15 +153,17 @@ class LocalWeights:
         except UserError:
             return False
         if isinstance(source, LocalFile):
-            return await trio.to_thread.run_sync(_is_file, Path(source.path), abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(self.local.admits, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, Remote):
-            found = await self.read(partial(find_weights, self.store, source.identity))
+            name = await self.read(partial(name_of, self.store, source))
+            found = await self.read(partial(find_weights, self.store, name))
             return isinstance(found, WeightsFile)
         return isinstance(source, Builtin)
 
     async def keeps(self, file: WeightsFile) -> bool:
-        """Whether it has not been removed meanwhile."""
-        return await trio.to_thread.run_sync(_is_file, file.path, abandon_on_cancel=True)
+        """Whether it has not been removed meanwhile, and may still be served."""
+        kept = self.local.admits if file.identity.startswith("/") else _is_file  # a blob is known by its digest
+        return await trio.to_thread.run_sync(kept, file.path, abandon_on_cancel=True)
 
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
@@ -167,7 +199,8 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
-    tokens = SourceCredentials(partial(client.get, Secret), settings.hub_token_file, limiter, os.environ)
+    environ = os.environ if settings.s3_env_auth else {name: os.environ.get(name, "") for name in PLACE_VARIABLES}
+    tokens = SourceCredentials(partial(client.get, Secret), settings.hub_token_file, limiter, environ)
     async with (
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
@@ -176,7 +209,14 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
         yield Ports(
             engines=LocalEngines(settings),
             weights=LocalWeights(
-                store, limiter, downloader, policy, tokens, in_threads(limiter, abandon=True), endpoint
+                store,
+                limiter,
+                downloader,
+                policy,
+                tokens,
+                in_threads(limiter, abandon=True),
+                endpoint,
+                LocalSources(settings.local_sources, settings.store_dir),
             ),
             journal=journal,
             http=http,
@@ -200,6 +240,9 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     entries = journal.read_all()
     left, orphans = match_processes(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
     journal.clear(entries.keys() - left.keys())
+    cookies = frozenset(entry.engine.cookie for entry in left.values() if entry.engine)
+    remove_key_files(settings.state_dir, cookies)
+    remove_config_files(settings.state_dir, cookies)
     for process in end_all(orphans, grace_seconds=settings.grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
             notes.note(stuck)

@@ -1,12 +1,16 @@
-"""Everything that an agent does to the API server, for its Role."""
+"""Everything that an agent does to the API server, for its Role, and the identity of one host."""
 
+from collections.abc import Collection
 from typing import Final
 
+import attrs
+
 from llmkube.k8s import events, host_monitor
-from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service, ServiceAccount
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.rbac import APPLY, FOLLOW, Permission, Program
+from llmkube.k8s.wire.names import ADDRESSES_ANNOTATION, HOST_ACCOUNT_PREFIX
 
 PROGRAM: Final = Program(
     "llmkube-agent",
@@ -26,7 +30,26 @@ PROGRAM: Final = Program(
         Permission(Lease, APPLY | {"delete"}, place="system"),
         *host_monitor.PERMISSIONS,
         # The one that `Model.spec.sourceSecretRef` names, when its file has to be fetched; never listed, never watched.
-        Permission(Secret, frozenset({"get"})),
+        Permission(Secret, frozenset({"get"}), opt_in=True),
         *events.PERMISSIONS,
     ),
 )
+
+
+def host_program(host: str, networks: Collection[str]) -> Program:
+    """Return the agent of one host: its own ServiceAccount, which may renew its own token.
+
+    Args:
+        host: What `host_id` returned.
+        networks: Where its engines may be (CIDR); written on the account, where the policies read it.
+    """
+    name = f"{HOST_ACCOUNT_PREFIX}{host}"
+    token = Permission(
+        ServiceAccount, frozenset({"create"}), place="system", subresource="token", names=frozenset({name})
+    )
+    return attrs.evolve(
+        PROGRAM,
+        name=name,
+        needs=(*PROGRAM.needs, token),
+        annotations={ADDRESSES_ANNOTATION: ",".join(networks)},
+    )

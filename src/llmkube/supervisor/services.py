@@ -25,7 +25,7 @@ from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import Terms
-from llmkube.supervisor.nouns.desired import Desired, desired_here, model_key
+from llmkube.supervisor.nouns.desired import Desired, desired_here, draft_key, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.need import need_of
@@ -109,7 +109,7 @@ class Services:
     def on_model(self, key: Key) -> None:
         """A Model has changed: look at every service that refers to it, and at what is said of it."""
         for service in self.services.values():
-            if model_key(service) == key:
+            if key in (model_key(service), draft_key(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
 
@@ -247,7 +247,9 @@ def wish_of(
     """Return what this host should do for a service as last seen; None when the service is not its business."""
     service, runs = services.get(key), running.by_key.get(key)
     model = models.get(model_key(service)) if service else None
-    return desired_here(service, model, runs.wish if runs else None, settings.accelerators)
+    named = draft_key(service) if service else None
+    draft = models.get(named) if named else None
+    return desired_here(service, model, runs.wish if runs else None, settings.accelerators, draft=draft)
 
 
 def _terms(wish: Desired) -> Terms:

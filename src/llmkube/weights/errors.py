@@ -4,7 +4,8 @@ The user's errors stay until the user edits the Model, mends the file or grants 
 themselves.
 """
 
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.units import format_bytes
@@ -31,10 +32,41 @@ class SourceUnsupportedError(SourceError):
     reason = "SourceUnsupported"
 
 
+class SourceNotAllowedError(SourceError):
+    """`spec.source` names a path outside the folders that the host's owner lists; says nothing of what is there."""
+
+    reason = "SourceNotAllowed"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} is not below a folder that this host's owner allows; let the owner list its folder with "
+            "--allow-local-sources (allow_local_sources in config.toml), or move the file below one that is listed"
+        )
+
+
 class WeightsNotFoundError(SourceError):
-    """`spec.source` names a local path where there is no readable regular file."""
+    """`spec.source` names a local path where there are no weights that this host can read.
+
+    The message is the same whatever is there instead: who writes a Model need not know what else is on the host.
+
+    Attributes:
+        detail: What it is, for the log of the host's owner.
+    """
 
     reason = "FileNotFound"
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+    @classmethod
+    def at(cls, path: Path, detail: str) -> Self:
+        """Say that there are no weights at a path."""
+        return cls(
+            f"there is no file {path} that this host can serve; check the path, that LLMKube's user may read the file "
+            "and its folders, and that it is a GGUF file (LLMKube's log on the host says what is wrong)",
+            detail=detail,
+        )
 
 
 class SourceNotFoundError(SourceError):

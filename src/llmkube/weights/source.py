@@ -59,8 +59,13 @@ class WebFile:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by; who asks makes no difference, so neither do user and password."""
+        """What the store knows it by, together with a keyed digest of `secret`: who asks may make a difference."""
         return str(self.url)
+
+    @property
+    def secret(self) -> str:
+        """The user and the password, which are never written down; empty without."""
+        return "" if self.user_info is None else f"{self.user_info.user}\0{self.user_info.password}"
 
     @property
     def redacted(self) -> str:

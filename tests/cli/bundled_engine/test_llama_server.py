@@ -245,9 +245,9 @@ def command_for(spec):
     service = decode(InferenceService, {"metadata": {"name": "demo"}, "spec": {"modelRef": "demo", **spec}})
     model = decode(Model, {"metadata": {"name": "demo"}, "spec": {"source": "builtin://demo"}})
     weights = WeightsFile(DEMO, DEMO.stat().st_size, None, "demo")
-    plan = plan_for(service, model, weights, gguf.read_header(DEMO), engine, alias="demo")
+    plan = plan_for(service, model, weights, gguf.read_header(DEMO), engine, alias="demo", asks_key=False)
     assert plan.not_honoured == ()
-    return plan.render(program=PROGRAM, model=str(DEMO), host="127.0.0.1", port=0)
+    return plan.render(program=PROGRAM, model=str(DEMO), host="127.0.0.1", port=0, keys="")
 
 
 @pytest.mark.parametrize(

@@ -334,9 +334,8 @@ async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
         assert await hands.model_where() == "Ready/PVCModelReady"
         spec = (await hands.json(Deployment))["spec"]["template"]["spec"]
         assert "/model-source/phi/model.gguf" in spec["containers"][0]["args"]
-        assert spec["volumes"] == [
-            {"name": "model-source", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
-        ]
+        source = {"name": "model-source", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
+        assert spec["volumes"] == [source, {"name": "engine-scratch", "emptyDir": {}}]
         assert await hands.names(Job) == []
 
 

@@ -91,6 +91,46 @@ async def test_a_draft_that_the_engine_does_not_take_is_named(autojump_clock):
     assert "spec.speculativeDecoding.draftModelRef" in said["generic"]
 
 
+async def test_what_the_operator_has_not_allowed_is_not_made(autojump_clock):
+    """S3: no object is made of it, and the condition Accepted has the field and the value of the chart."""
+    async with open_pods() as hands:
+        await hands.create_model(hardware={"accelerator": "cpu"})
+        await hands.create_service(securityContext={"privileged": True})
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        assert await hands.where() == "Failed/NotAllowed"
+        [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
+        assert (accepted.status, accepted.reason) == ("False", "NotAllowed")
+        assert "spec.securityContext.privileged" in accepted.message
+        assert "workloads.allow.privileged" in accepted.message
+        assert await hands.names(Deployment) == []
+
+
+async def test_what_runs_is_left_alone_when_an_edit_asks_for_too_much(autojump_clock):
+    """The pods of the spec before go on, can be stopped, and are replaced once the edit is taken back."""
+    async with open_pods() as hands:
+        await hands.bring_up(contextSize=2048)
+        before = await hands.json(Deployment)
+        for spec in ({"hostPath": {"path": "/"}}, {"nfs": {"server": "s", "path": "/"}}):
+            await hands.create_service(contextSize=4096, extraVolumes=[{"name": "v", **spec}])
+            await trio.sleep(SETTLED)
+            assert (await hands.json(Deployment))["spec"] == before["spec"]
+            assert await hands.where() == "Ready/InferenceReady"
+            said = {one.type: one.reason for one in (await hands.cluster.service()).status.conditions}
+            assert (said["Accepted"], said["Degraded"]) == ("NotAllowed", "NotAllowed")
+        await hands.create_service(contextSize=4096)
+        await trio.sleep(SETTLED)
+        assert "4096" in (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+async def test_a_fetch_that_tolerates_too_much_is_not_made(autojump_clock):
+    """S3: a Model's Job is a pod as well; the Model says what the operator has not allowed."""
+    async with open_pods() as hands:
+        await hands.create_model(prefetch=True, prefetchTolerations=[{"operator": "Exists"}])
+        assert await hands.model_where() == "Failed/NotAllowed"
+        assert await hands.names(Job) == []
+
+
 SETTLED_SECONDS: Final = 25.0
 CHILDREN: Final = (Job, Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget)
 VOLATILE: Final = {

@@ -22,7 +22,7 @@ from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.manifests import render_manifests
 from llmkube.controller.render.model_sources import cache_key, published_name
-from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.controller.status.supply import choose_supply
 from llmkube.k8s.crd.model import Model
@@ -150,7 +150,8 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     fetched = {"phase": "Ready", "conditions": [CONDITION], **_remembered(model)}
     model = cluster_model(source, status=fetched, **model_spec)
     service = pod_service(**spec)
-    settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-"))
+    allowed = {"allow": frozenset(Allowance), "priority_classes": ("mine",)}
+    settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-", **allowed))
     unused: Any = None
     context = PodContext(
         unused, settings, settings.workloads, unused, Informers(), PodInformers(), unused, unused, unused, unused

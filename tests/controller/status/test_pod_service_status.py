@@ -23,6 +23,10 @@ STUCK = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineE
 MOVING = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}]
 REFUSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota"}]
 
+VIOLATIONS = 'runAsNonRoot != true (pod or container "vllm" must set securityContext.runAsNonRoot=true)'
+FORBIDDEN = f'pods "chat-1" is forbidden: violates PodSecurity "restricted:latest": {VIOLATIONS}'
+CLOSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": FORBIDDEN}]
+
 
 def scene(base=STARTING, **facts):
     return attrs.evolve(base, **facts)
@@ -36,6 +40,8 @@ def scene(base=STARTING, **facts):
         ({}, scene(SERVING, model=None, plan=None), "Progressing/ModelNotFound"),
         ({}, scene(refusal="spec.runtime: no"), "Failed/Invalid"),
         ({}, scene(SERVING, refusal="spec.runtime: no"), "Ready/InferenceReady"),
+        ({}, scene(refusal="not allowed", refusal_reason="NotAllowed"), "Failed/NotAllowed"),
+        ({}, scene(SERVING, refusal="not allowed", refusal_reason="NotAllowed"), "Ready/InferenceReady"),
         ({}, scene(obstacle="taken"), "Failed/NameTaken"),
         ({"replicas": 0}, scene(deployment=deployment_of(0)), "Stopped/ManuallyScaledToZero"),
         ({"replicas": 0}, SERVING, "Progressing/Creating"),
@@ -56,6 +62,12 @@ def scene(base=STARTING, **facts):
         ),
         ({}, scene(deployment=deployment_of(0, conditions=REFUSED)), "Failed/ReplicaFailure"),
         ({}, scene(deployment=deployment_of(0, conditions=[*STUCK, *REFUSED])), "Failed/ReplicaFailure"),
+        ({}, scene(deployment=deployment_of(0, conditions=[*STUCK, *CLOSED])), "Failed/PodSecurity"),
+        (
+            {},
+            scene(SERVING, deployment=deployment_of(1, ready=1, updated=0, conditions=CLOSED)),
+            "Progressing/PodSecurity",
+        ),
         ({}, scene(deployment=deployment_of(1, conditions=STUCK)), "Failed/ProgressDeadlineExceeded"),
         ({}, scene(deployment=deployment_of(1, conditions=STUCK, observed=0)), "Creating/Creating"),
         ({}, scene(deployment=deployment_of(1, conditions=MOVING)), "Creating/Creating"),
@@ -86,6 +98,33 @@ def test_available_holds_exactly_while_something_answers(spec, model, ready):
     [available] = [one for one in status["conditions"] if one["type"] == "Available"]
     wanted = ready and not spec.get("suspend") and spec.get("replicas", 1)
     assert available["status"] == ("True" if wanted else "False")
+
+
+@pytest.mark.parametrize(
+    ("violations", "way_out"),
+    [
+        (VIOLATIONS, "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"),
+        ('hostPath volumes (volume "v")', "leave out what it names"),
+    ],
+)
+def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
+    """S3: the standard, what the pods lack and what would open the namespace are in the condition."""
+    words = FORBIDDEN.replace(VIOLATIONS, violations)
+    closed = deployment_of(0, conditions=[{**CLOSED[0], "message": words}])
+    conditions = derive_pod_status(pod_service(), scene(deployment=closed), ControllerSettings(), now=NOW)["conditions"]
+    [degraded] = [one for one in conditions if one["type"] == "Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "PodSecurity")
+    for part in ('"restricted"', violations, way_out):
+        assert part in degraded["message"]
+
+
+def test_what_an_operator_could_allow_is_told_apart_from_what_is_wrong():
+    """Accepted and Degraded have the reason of the refusal."""
+    given = scene(refusal="not allowed", refusal_reason="NotAllowed")
+    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    said = {one["type"]: (one["status"], one["reason"], one["message"]) for one in conditions}
+    assert said["Accepted"] == ("False", "NotAllowed", "not allowed")
+    assert said["Degraded"] == ("True", "NotAllowed", "not allowed")
 
 
 @pytest.mark.parametrize("given", [SERVING, STARTING, ServiceFacts(), scene(refusal="no")])

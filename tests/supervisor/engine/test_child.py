@@ -58,9 +58,10 @@ async def first_line(child):
 
 
 def alive(pid):
-    if not psutil.pid_exists(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def test_an_exit_is_an_event_with_its_code_and_its_last_words(tmp_path):
@@ -144,7 +145,7 @@ async def test_a_missing_program_is_named(tmp_path):
 async def test_a_log_that_cannot_be_opened_is_named(tmp_path):
     """Where the log cannot be written no process is started, and the error names the file."""
     (tmp_path / "log").mkdir()
-    with pytest.raises(SpawnError, match=r"cannot write the log .*/log: Is a directory"):
+    with pytest.raises(SpawnError, match=r"cannot write .*/log, which the engine needs: Is a directory"):
         async with opened(tmp_path, "pass"):
             raise AssertionError("it started")
 

@@ -304,7 +304,7 @@ async def test_an_answer_that_is_not_understood_is_an_answer(error):
     assert await engine.counters() == Answer("ok")
     assert await engine.one_token() == Answer("busy", token=False)
     assert await health.ask(Odd(), "http://127.0.0.1:1/x") == "busy"
-    assert await health.in_flight(Odd(), "http://127.0.0.1:1") == 0
+    assert await engine.in_flight() == 0
 
 
 async def test_progress_within_a_prompt_is_seen(autojump_clock):

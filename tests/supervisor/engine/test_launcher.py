@@ -1,7 +1,9 @@
+import json
 import os
 import signal
 import sys
 
+import attrs
 import psutil
 import pytest
 import trio
@@ -32,8 +34,24 @@ ASKED = """#!/bin/sh
 echo "$1" >> "$0.asked"
 sleep 0.2
 test -e "$0.broken" && exit 3
-echo usage
+echo '  --api-key-file FNAME   keys'
 """
+
+
+@pytest.mark.e2e
+async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monkeypatch):
+    """Of the agent's environment an engine gets a few names, and what switches off libomp's tools."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("OMP_TOOL_LIBRARIES", "/evil.so")
+    wanted = command(tmp_path)
+    told = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+    wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", told), env={"OMP_NUM_THREADS": "2"})
+    async with engines(tmp_path).open_child(wanted, Parting()):
+        with trio.fail_after(30):
+            await until(lambda: wanted.log_path.exists() and "}" in wanted.log_path.read_text())
+    found = json.loads(wanted.log_path.read_text())
+    assert (found["OMP_TOOL"], found["OMP_NUM_THREADS"]) == ("disabled", "2")
+    assert not {"HF_TOKEN", "OMP_TOOL_LIBRARIES"} & found.keys()
 
 
 @pytest.mark.e2e

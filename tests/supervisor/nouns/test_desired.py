@@ -1,9 +1,10 @@
+import attrs
 import pytest
 
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.supervisor.nouns.desired import Desired, desired_here
+from llmkube.supervisor.nouns.desired import Desired, desired_here, draft_key
 
 METAL = frozenset({"metal"})
 
@@ -53,6 +54,22 @@ def test_a_reference_to_a_missing_model_does_not_reuse_the_old_one():
     """A service that now refers to another Model does not run with the former one's weights."""
     current = Desired(service(), model())
     assert desired_here(service(modelRef="other"), None, current, METAL) is None
+
+
+def test_a_draft_is_part_of_the_wish():
+    """A service keeps a draft Model that disappears, drops one that it no longer names, and another one is news."""
+    with_draft = service(speculativeDecoding={"type": "draft", "draftModelRef": "small"})
+    draft = attrs.evolve(model(), metadata=attrs.evolve(model().metadata, name="small"))
+    assert draft_key(with_draft) == draft.key
+    assert draft_key(service(extraArgs=["-md", "/x.gguf"])) is None
+    assert draft_key(service(extraArgs=["-md", "../x"])) is None
+    wish = desired_here(with_draft, model(), None, METAL, draft=draft)
+    assert wish == Desired(with_draft, model(), draft)
+    assert desired_here(with_draft, model(), wish, METAL) == wish
+    assert desired_here(service(), model(), wish, METAL) == Desired(service(), model())
+    assert not wish.same_wish(Desired(with_draft, model()))
+    assert not wish.same_wish(attrs.evolve(wish, draft=attrs.evolve(draft, spec=model(quantization="Q8_0").spec)))
+    assert wish.same_wish(Desired(with_draft, model(), draft))
 
 
 @pytest.mark.parametrize(("spec", "running"), [({}, True), ({"replicas": 0}, False), ({"suspend": True}, False)])

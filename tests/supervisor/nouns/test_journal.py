@@ -71,6 +71,14 @@ async def test_a_damaged_entry_is_as_good_as_none(tmp_path, text):
     assert kept.read_all() == {CHAT: entry()}
 
 
+async def test_a_draft_comes_back_with_its_service(tmp_path):
+    """The next agent knows the Model that guesses ahead."""
+    kept, known = journal(tmp_path), entry()
+    wish = attrs.evolve(known.wish, draft=known.wish.model)
+    await kept.write(attrs.evolve(known, wish=wish))
+    assert kept.read_all()[CHAT].wish == wish
+
+
 async def test_a_journal_that_cannot_be_written_says_so(tmp_path):
     """Where no folder can be made, writing is an error that names the file."""
     (tmp_path / "journal").write_text("in the way")

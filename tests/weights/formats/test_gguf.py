@@ -161,9 +161,9 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
     ("data", "says"),
     [
         (b"", "is empty"),
-        (b"GG", "starts with"),
+        (b"GG", "does not start with"),
         (b"GGUF\x03\x00", "goes beyond the end"),
-        (b"hello world", "starts with b'hell'"),
+        (b"hello world", "does not start with b.GGUF."),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04....", "zip archive"),

@@ -10,7 +10,7 @@ from lengths import GGUF_CASES
 from llmkube.weights.formats.gguf_format import FILE_TYPES, NEWEST_TENSOR_TYPE, TENSOR_TYPES
 
 needs_engine = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install 'llmkube[llama]'"
+    importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install xllamacpp"
 )
 
 

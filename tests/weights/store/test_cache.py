@@ -14,6 +14,7 @@ from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import BlobInfo, Unverified, blob_info, commit_record, find_blob, find_weights, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
+from weights.hostile import append
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def put(store, identity, *datas):
     for data in datas:
         partial = open_partial(store, hashlib.sha256(data).hexdigest())
         partial.begin(PartialInfo())
-        partial.append(data)
+        append(partial, data)
         partial.checkpoint()
         parts.append(partial)
     kept = commit_record(store, identity, f"shown {identity}", parts, "2026-01-01T00:00:00+00:00")
@@ -130,7 +131,7 @@ def test_what_nothing_needs_is_removed(store):
     (store.blobs / ("0" * 64)).write_bytes(b"nobody's")
     left = open_partial(store, "ab" * 32)
     left.begin(PartialInfo())
-    left.append(b"half")
+    append(left, b"half")
     left.close()
     assert incomplete_bytes(store) > 0
     trial = prune(store, ["a"], dry_run=True)
@@ -160,7 +161,7 @@ def test_a_running_download_is_not_pruned(store):
     """A partial file that somebody writes stays."""
     partial = open_partial(store, "ab" * 32)
     partial.begin(PartialInfo())
-    partial.append(b"half")
+    append(partial, b"half")
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
     other.start()
@@ -196,7 +197,7 @@ def test_a_running_download_may_be_looked_at(store, monkeypatch):
     """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
     partial = open_partial(store, "ab" * 32)
     partial.begin(PartialInfo())
-    partial.append(b"half")
+    append(partial, b"half")
     partial.close()
     names = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda folder: [*names(folder), folder / ".new-renamed"])

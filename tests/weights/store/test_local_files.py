@@ -1,24 +1,25 @@
-"""Files of this host that are not ours."""
+"""Files of this host that other programs may change."""
 
 import errno
 
 import pytest
 
-from llmkube.weights.errors import (
-    WeightsNotFoundError,
-)
+from llmkube.weights.errors import WeightsNotFoundError
 from llmkube.weights.store import local_files as module
 
 
-def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(tmp_path, monkeypatch):
+def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(monkeypatch):
     """Where macOS keeps background programs out (EPERM), the advice is its privacy settings and not chmod."""
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-
-    def guarded(*_args, **_kwargs):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(module.os, "open", guarded)
+    guarded = PermissionError(errno.EPERM, "Operation not permitted")
+    assert "change its permissions" in module.unreadable(guarded)
     monkeypatch.setattr(module.sys, "platform", "darwin")
-    with pytest.raises(WeightsNotFoundError, match="Full Disk Access"):
-        module.take_snapshot(path)
+    assert "Full Disk Access" in module.unreadable(guarded)
+    assert "change its permissions" in module.unreadable(PermissionError(errno.EACCES, "Permission denied"))
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch(), lambda _: None])
+def test_a_snapshot_is_of_a_file_with_something_in_it(tmp_path, make):
+    """A folder, an empty file and a missing one are no weights."""
+    make(tmp_path / "m.gguf")
+    with pytest.raises(WeightsNotFoundError):
+        module.take_snapshot(tmp_path / "m.gguf")

@@ -10,6 +10,7 @@ from llmkube.weights.http_responses import Validator
 from llmkube.weights.store import partial as module
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.partial import PartialInfo, open_partial, remove_partial
+from weights.hostile import append
 
 KEY = "ab" * 32
 NOTE = PartialInfo(Validator('"v1"', "yesterday"), 100)
@@ -24,7 +25,7 @@ def begun(store, *chunks, note=NOTE):
     partial = open_partial(store, KEY)
     partial.begin(note)
     for chunk in chunks:
-        partial.append(chunk)
+        append(partial, chunk)
     return partial
 
 
@@ -40,7 +41,7 @@ def test_what_was_put_down_is_taken_up_again(store):
     begun(store, b"one ", b"two ").close()
     partial = taken_up(store)
     assert (partial.info, partial.size_bytes) == (NOTE, 8)
-    partial.append(b"three")
+    append(partial, b"three")
     assert partial.sha256 == hashlib.sha256(b"one two three").hexdigest()
     partial.checkpoint()
     blob = partial.commit()
@@ -53,11 +54,11 @@ def test_only_what_was_synced_is_believed(store):
     """After a power cut, bytes beyond the last checkpoint are dropped, whatever the file's length says."""
     partial = begun(store, b"one ")
     partial.checkpoint()
-    partial.append(b"two ")
+    append(partial, b"two ")
     os.close(partial._fd)  # no close(): as if the power had failed
     partial = taken_up(store)
     assert partial.size_bytes == 4
-    partial.append(b"2")
+    append(partial, b"2")
     assert partial.path.read_bytes() == b"one 2"
     partial.close()
 
@@ -103,7 +104,7 @@ def test_a_committed_file_cannot_be_written_by_a_late_opener(store):
     partial.checkpoint()
     blob = partial.commit()
     other = open_partial(store, KEY)
-    other.append(b"other")
+    append(other, b"other")
     other.close()
     partial.close()
     assert blob.read_bytes() == b"one"
@@ -136,21 +137,35 @@ def test_links_and_other_things_are_not_followed(store, tmp_path):
 def test_a_full_disk_keeps_what_was_written_whole(store, monkeypatch):
     """When the disk fills up in the middle of a chunk, the file ends with the chunk before, and its digest fits."""
     partial = begun(store, b"one ")
-    real_write, writes = os.write, []
+    real_write, writes = os.pwrite, []
 
-    def fill_up(fd, data):
+    def fill_up(fd, data, offset):
         writes.append(len(data))
         if len(writes) == 1:
-            return real_write(fd, bytes(data)[:2])
+            return real_write(fd, bytes(data)[:2], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "write", fill_up)
+    monkeypatch.setattr(module.os, "pwrite", fill_up)
     with pytest.raises(NoSpaceError, match=r"no space in the model store.*llmkube cache prune") as caught:
-        partial.append(b"two ")
+        append(partial, b"two ")
     assert caught.value.needed_bytes is None
     monkeypatch.undo()
     assert partial.path.read_bytes() == b"one "
-    partial.append(b"2")
+    append(partial, b"2")
+    assert partial.sha256 == hashlib.sha256(b"one 2").hexdigest()
+    partial.close()
+
+
+def test_what_is_written_and_not_hashed_does_not_count(store):
+    """It is dropped before more is written, and is no part of what a checkpoint promises."""
+    partial = begun(store, b"one ")
+    partial.write(b"two ")
+    partial.checkpoint()
+    assert (partial.size_bytes, partial.written_bytes) == (4, 8)
+    assert json.loads(module._note_of(partial.path).read_text())["syncedBytes"] == 4
+    partial.drop_unhashed()
+    append(partial, b"2")
+    assert partial.path.read_bytes() == b"one 2"
     assert partial.sha256 == hashlib.sha256(b"one 2").hexdigest()
     partial.close()
 

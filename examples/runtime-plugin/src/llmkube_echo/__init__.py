@@ -34,7 +34,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         builder.line.add("spec.contextSize", "--longest", builder.spec.context_size)
     return builder.finish(
         container_name="echo",
-        image="ghcr.io/example/llmkube-echo:0.1.0",
+        image="registry.example.com/llmkube-echo:0.1.0",
         port=port,
         command=("python3", "-m", "llmkube_echo.server"),
         probes=Probes.http("/health"),

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import xllamacpp as engine  # noqa: PLC0415 (100 MB that --help and --version do without)
     except ImportError as exc:
-        return _fail(f"the bundled engine is not installed ({exc}): pip install 'llmkube[llama]'")
+        return _fail(f"the bundled engine is not installed ({exc}): pip install xllamacpp")
     try:
         params = apply(settings, engine)
         _check_model(Path(params.model.path))

@@ -47,9 +47,11 @@ from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.source import (
     BucketFile,
+    Builtin,
     HubFile,
     HubRepository,
     LocalFile,
+    Remote,
     Source,
     WebFile,
     parse_source,
@@ -58,7 +60,7 @@ from llmkube.weights.source import (
 )
 from llmkube.weights.store.blobs import DIGEST, Store, open_store
 from llmkube.weights.store.cache import remove_unreferenced
-from llmkube.weights.store.index import find_weights, key_of, read_record, set_names
+from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
 
 _KEPT_CHARS: Final = 300
 _MODEL_NAME: Final = "model.gguf"
@@ -282,7 +284,9 @@ def _kept(order: Order, store: Store, source: Source, error: WeightsError | Fetc
         FetchError: The same.
     """
     server = order.access.server if isinstance(source, BucketFile) else None
-    found = find_weights(store, getattr(source, "identity", ""), server) if order.fresh else None
+    found = None
+    if order.fresh and isinstance(source, Remote | Builtin):
+        found = find_weights(store, name_of(store, source), server)
     if not isinstance(found, WeightsFile):
         raise error
     return found
@@ -306,7 +310,8 @@ def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -
     if order.versions:
         _drop_old(order.folder, version)
         remove_unreferenced(store)
-    record = read_record(store, key_of(getattr(order.sources[0], "identity", "")))
+    source = order.sources[0]
+    record = read_record(store, key_of(name_of(store, source))) if isinstance(source, Remote | Builtin) else None
     return {
         "path": f"{version}/{first}" if order.versions else first,
         "sizeBytes": sum(one.size_bytes for one in found),

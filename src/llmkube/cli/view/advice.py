@@ -20,6 +20,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.MODEL_NOT_FOUND: "give the --source of its weights, or the name of another Model with --model",
     Reason.INVALID: "the field at fault is named above: deploy again without its flag, or with another value",
     Reason.NOT_SUPPORTED: "the field at fault is named above: deploy again without its flag",
+    Reason.NOT_ALLOWED: "leave out what is named above, or ask the operator of the cluster to allow it",
     Reason.NAME_TAKEN: "delete the object that has the name, or deploy under another one",
     Reason.QUANTIZATION_MISMATCH: "correct spec.quantization of the Model, or name another file",
     # the source
@@ -64,10 +65,13 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.INVALID_IMAGE_NAME: _IMAGE,
     Reason.ERR_IMAGE_NEVER_PULL: "put the image on the node: it may not be pulled there",
     Reason.REGISTRY_UNAVAILABLE: _IMAGE,
-    Reason.CREATE_CONTAINER_CONFIG_ERROR: "create the Secret or ConfigMap that the container refers to",
+    Reason.CREATE_CONTAINER_CONFIG_ERROR: "create the Secret or ConfigMap that the container refers to, or name a user "
+    "in spec.podSecurityContext.runAsUser where the image runs as root",
     Reason.CREATE_CONTAINER_ERROR: _POD,
     Reason.RUN_CONTAINER_ERROR: _POD,
     Reason.REPLICA_FAILURE: "the API server says above why it refuses the pods: a quota or an admission rule",
+    Reason.POD_SECURITY: "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser, or "
+    "serve it in another namespace",
     Reason.PROGRESS_DEADLINE_EXCEEDED: _POD,
     Reason.REPLICA_SET_CREATE_ERROR: "the API server says above why it refuses the ReplicaSet",
 }

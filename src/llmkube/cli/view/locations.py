@@ -25,12 +25,13 @@ _DEFAULT_LEASE_SECONDS: Final = 40
 
 @attrs.frozen
 class Engine:
-    """One address that a slice of a service lists, and whether the slice says that it answers."""
+    """One address that a slice of a service lists, whether the slice says that it answers, and the pod that has it."""
 
     host: str
     address: str
     port: int
     ready: bool
+    pod: str = ""
 
     @property
     def netloc(self) -> str:
@@ -54,6 +55,7 @@ def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
             endpoint.addresses[0],
             port,
             endpoint.conditions.ready is not False,  # None reads as ready
+            endpoint.target_ref.name if endpoint.target_ref and endpoint.target_ref.kind == "Pod" else "",
         )
         for piece in slices
         for port in [each.port for each in piece.ports if each.port][:1]

@@ -9,11 +9,12 @@ import attrs
 
 from llmkube.controller.informers import drafts_of
 from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.render.pod_policy import refusal_message, service_refusals
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.service_record import Weights, WorkloadPlan
 from llmkube.controller.status.inspection import is_mounted
 from llmkube.controller.status.pod_model_status import NO_RESULT
-from llmkube.controller.status.pod_service_status import ServiceFacts
+from llmkube.controller.status.pod_service_status import NOT_ALLOWED, ServiceFacts
 from llmkube.controller.status.supply import User, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -103,6 +104,9 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
     plan = plan_container(context, service, model)
     if isinstance(plan, PlanError):
         return WorkloadPlan(ServiceFacts(model=_verdict_on(model), refusal=str(plan)))
+    if refusals := service_refusals(service.spec, context.workloads):
+        said = refusal_message(refusals)
+        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=said, refusal_reason=NOT_ALLOWED))
     supply = choose_supply(model, [user_of(context, service, model)], context.workloads)
     ignored = without_effect(model, supply, plan.not_honoured)
     if ignored != plan.not_honoured:

@@ -1,5 +1,6 @@
 """A service's pod: its runtime's container plan, its Model's storage, and what the user asks of both. Pure."""
 
+import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,8 +17,13 @@ CACHE_FOLDER: Final = "/cache"
 GRACE_SECONDS: Final = 60
 """From TERM to KILL: answers in flight get this long."""
 
-_ENGINE_CONTEXT: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_POD_CONTEXT: Final = {"seccompProfile": {"type": "RuntimeDefault"}}
+ENGINE_USER: Final = 65532
+"""The user of engines in images that run as any user; the one of our own image, too."""
+
+_SCRATCH: Final = "engine-scratch"
+_SCRATCH_FOLDER: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
+_DROPPED: Final = {"drop": ["ALL"]}
+_USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
 def pod_template(
@@ -43,7 +49,7 @@ def pod_template(
         "automountServiceAccountToken": False,
         # Variables for every Service of a namespace collide with those of engines (VLLM_PORT is one of vLLM's own).
         "enableServiceLinks": False,
-        "securityContext": _pod_context(service, storage, settings),
+        "securityContext": _pod_context(service, plan, storage, settings),
         "containers": [_engine(service, plan, storage, draft, mounts)],
     }
     init = [*storage.init_containers, *({**one, "name": f"{one['name']}-draft"} for one in draft.init_containers)]
@@ -90,13 +96,13 @@ def _engine(
         "livenessProbe": plan.probes.liveness.manifest(),
         "readinessProbe": plan.probes.readiness.manifest(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": dict(service.spec.security_context or _ENGINE_CONTEXT),
+        "securityContext": _engine_context(service, plan),
     }
     after = plan.render_hook(places)
     optional: Mapping[str, Any] = {
         "command": plan.render_words(plan.command, places),
         "args": plan.render_words(plan.args, places),
-        "env": plan.render_env(places),
+        "env": [*_home(plan), *plan.render_env(places)],
         "resources": resources,
         "volumeMounts": mounts,
         "lifecycle": {"postStart": {"exec": {"command": after}}} if after else {},
@@ -115,15 +121,51 @@ def _volumes(
     if plan.shared_memory:
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 (the place that engines expect)
+    if plan.any_user and not _mounts_scratch(service):
+        volumes.append({"name": _SCRATCH, "emptyDir": {}})
+        mounts.append({"name": _SCRATCH, "mountPath": _SCRATCH_FOLDER})
     volumes += [dict(one) for one in service.spec.extra_volumes]
     mounts += [dict(one) for one in service.spec.extra_volume_mounts]
     return volumes, mounts
 
 
-def _pod_context(service: InferenceService, storage: Storage, settings: WorkloadSettings) -> dict[str, Any]:
-    if service.spec.pod_security_context is not None:
-        return dict(service.spec.pod_security_context)
-    return {**_POD_CONTEXT, **(writing_group(settings) if storage.init_containers else {})}
+def _pod_context(
+    service: InferenceService, plan: ContainerPlan, storage: Storage, settings: WorkloadSettings
+) -> dict[str, Any]:
+    """Return the pod's security context: what the user says, and ours of which the user says nothing."""
+    theirs, container = service.spec.pod_security_context or {}, service.spec.security_context or {}
+    ours: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if storage.init_containers:
+        ours |= writing_group(settings)
+    if plan.any_user and not any(name in context for context in (theirs, container) for name in _USER_FIELDS):
+        ours["runAsNonRoot"] = True
+        if settings.fs_group is not None:  # else the cluster gives each namespace users of its own (OpenShift)
+            ours |= {"runAsUser": ENGINE_USER, "runAsGroup": ENGINE_USER}
+    return {**ours, **theirs}
+
+
+def _engine_context(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
+    """Return the engine's security context: what the user says, and ours of which the user says nothing."""
+    theirs = service.spec.security_context or {}
+    capabilities = theirs.get("capabilities") or {}
+    ours: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": _DROPPED}
+    if theirs.get("privileged") or "CAP_SYS_ADMIN" in (capabilities.get("add") or ()):
+        ours = {}  # the API server takes no container that is both
+    elif capabilities:
+        theirs = {**theirs, "capabilities": {**_DROPPED, **capabilities}}
+    if plan.any_user:
+        ours["readOnlyRootFilesystem"] = True
+    return {**ours, **theirs}
+
+
+def _home(plan: ContainerPlan) -> list[dict[str, Any]]:
+    """Return the variable that leads caches of drivers and compilers to where a user without a name may write."""
+    named = any(variable.name == "HOME" for variable in plan.env)
+    return [{"name": "HOME", "value": _SCRATCH_FOLDER}] if plan.any_user and not named else []
+
+
+def _mounts_scratch(service: InferenceService) -> bool:
+    return any(posixpath.normpath(one["mountPath"]) == _SCRATCH_FOLDER for one in service.spec.extra_volume_mounts)
 
 
 def _pull_secrets(

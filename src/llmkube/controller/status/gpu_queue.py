@@ -1,7 +1,7 @@
 """Who is first in line for a GPU: by priority, then by age. Pure.
 
-The queue orders what people see; which pod gets the next GPU is the scheduler's decision, by the same priorities
-(PriorityClass).
+The queue orders what people see; which pod gets the next GPU is the scheduler's decision, by the PriorityClasses that
+there are. The chart's own are as apart as these priorities only with `priorityClasses.outrankPods`.
 """
 
 from collections.abc import Iterable

@@ -6,7 +6,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 |---|---|---|
 | `spec.suspend` | Suspended | Suspended |
 | the Model does not exist, nothing is ready | Pending | ModelNotFound |
-| the spec cannot be made into pods, nothing is ready | Failed | Invalid |
+| the spec cannot be made into pods, nothing is ready | Failed | Invalid, NotAllowed |
 | an object of that name has another owner, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
 | nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
@@ -14,7 +14,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | the Model does not exist, and old pods answer | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
 | pods cannot run, and that does not pass by itself | Failed; Progressing while others answer | ImagePullBackOff, … |
-| pods cannot be made | Failed; Progressing while others answer | ReplicaFailure |
+| pods cannot be made | Failed; Progressing while others answer | PodSecurity, ReplicaFailure |
 | pods do not run yet, and waiting may be enough | Creating, or Progressing | Unschedulable, … |
 | the rollout stands still | Failed; Progressing while others answer | ProgressDeadlineExceeded, ReplicaSetCreateError |
 | some answer | Progressing | Creating |
@@ -25,6 +25,7 @@ A bad edit leaves what runs alone: the phase is that of the pods, and `Accepted`
 """
 
 import datetime
+import re
 from typing import Any, Final
 
 import attrs
@@ -57,6 +58,11 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 WAITING_FOR_GPU: Final = "WaitingForGPU"
 INVALID: Final = "Invalid"
+NOT_ALLOWED: Final = "NotAllowed"
+POD_SECURITY: Final = "PodSecurity"
+
+_POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
+"""How the API server's admission says that a namespace's Pod Security standard forbids a pod."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +73,7 @@ class ServiceFacts:
         model: The verdict on its Model; None when there is no Model.
         plan: What its container is; None when the spec cannot be made into one, or there is no Model.
         refusal: Why it cannot; empty when it can.
+        refusal_reason: The same as a word: `Invalid`, or `NotAllowed` where an operator could allow it.
         obstacle: Why an object could not be written; empty when all could.
         passing: The obstacle goes by itself: it is what a predecessor of the same name has left.
         unmet: Fields without an effect for a reason that is not their plan's, each with that reason.
@@ -79,6 +86,7 @@ class ServiceFacts:
     model: Verdict | None = None
     plan: ContainerPlan | None = None
     refusal: str = ""
+    refusal_reason: str = INVALID
     obstacle: str = ""
     passing: bool = False
     unmet: tuple[str, ...] = ()
@@ -124,7 +132,7 @@ def judge_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
         if facts.model is None:
             return _missing(service)
         if facts.refusal:
-            return Verdict("Failed", INVALID, facts.refusal)
+            return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
             return Verdict("Pending" if facts.passing else "Failed", NameTakenError.reason, facts.obstacle)
     if not desired:
@@ -215,13 +223,31 @@ def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) 
         return Verdict(broken, trouble.reason, trouble.message)
     refused = find_condition(facts.deployment.status.conditions, "ReplicaFailure") if facts.deployment else None
     if refused is not None and refused.status == "True":
-        return Verdict(broken, "ReplicaFailure", refused.message or refused.reason)
+        return _refused_pods(broken, refused.message or refused.reason)
     if trouble is not None:
         return Verdict(going, trouble.reason, trouble.message)
     stuck = _standstill(facts.deployment)
     if stuck is not None:
         return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
     return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
+
+
+def _refused_pods(phase: str, words: str) -> Verdict:
+    """Say why a ReplicaSet cannot make pods, and of a namespace that is closed to them what would open it."""
+    found = _POD_SECURITY.search(words)
+    if found is None:
+        return Verdict(phase, "ReplicaFailure", words)
+    level, violations = found.groups()
+    way_out = (
+        "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"
+        if "runAsNonRoot" in violations
+        else "leave out what it names"
+    )
+    message = (
+        f'the namespace enforces the Pod Security standard "{level}", which these pods do not meet: {violations}. '
+        f"To serve it here, {way_out}; else serve it in another namespace"
+    )
+    return Verdict(phase, POD_SECURITY, message)
 
 
 def _standstill(deployment: Deployment | None) -> Condition | None:
@@ -240,7 +266,7 @@ def _statements(
     available = replicas.ready > 0 and replicas.desired > 0
     unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
     wrong = facts.refusal or ("" if facts.passing else facts.obstacle)
-    wrong_reason = INVALID if facts.refusal else NameTakenError.reason
+    wrong_reason = facts.refusal_reason if facts.refusal else NameTakenError.reason
     ignored = (*facts.plan.not_honoured, *facts.unmet) if facts.plan else ()
     suspended = service.spec.suspend
     suspended_reason = "Suspended" if suspended else "NotSuspended"

@@ -14,6 +14,7 @@ from llmkube.controller.render.model_sources import (
     published_name,
     source_of,
 )
+from llmkube.controller.render.pod_policy import fetch_refusals, is_allowed_folder, refusal_message
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.inspection import is_inspected
 from llmkube.k8s.crd.model import Model
@@ -86,7 +87,8 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
-    return Supply("job")
+    refusals = fetch_refusals(model.spec, settings)
+    return Supply("nothing", "NotAllowed", refusal_message(refusals)) if refusals else Supply("job")
 
 
 def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[str, ...]:
@@ -133,8 +135,7 @@ def weights_path(model: Model, supply: Supply) -> str:
 
 
 def _is_allowed(source: LocalFile, settings: WorkloadSettings) -> bool:
-    path = posixpath.normpath(source.path)
-    return any(path.startswith(f"{folder.rstrip('/')}/") for folder in settings.host_paths)
+    return is_allowed_folder(posixpath.dirname(posixpath.normpath(source.path)), settings)
 
 
 def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
@@ -142,7 +143,8 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         return Supply("node")
     allowed = ", ".join(settings.host_paths) or "none"
     message = (
-        f"{source.path} is a path on a node, and pods may mount only the folders of the controller's --host-path "
-        f"({allowed}); copy the file to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
+        f"{source.path} is a path on a node, and pods may mount only the folders of the chart's "
+        f"workloads.allow.hostPaths, --host-path of the controller ({allowed}); copy the file to a "
+        "PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
     )
     return Supply("nothing", "SourceNotAllowed", message)

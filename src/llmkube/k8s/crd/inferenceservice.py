@@ -63,7 +63,9 @@ class InferenceServiceSpec:
     suspend: bool = field("Stops the service and keeps replicas as they are.", False)
     autoscaling: Autoscaling | None = field("Lets an autoscaler choose the replica count.")
     priority: str = field("Order for scarce GPUs and for eviction.", "normal", enum=PRIORITIES)
-    priority_class_name: str | None = field("PriorityClass of the pods; wins over priority there.")
+    priority_class_name: str | None = field(
+        "PriorityClass of the pods, one that the operator allows; wins over priority there."
+    )
     eviction_protection: bool = field("Never evicted under memory pressure.", False)
 
     # llama.cpp: context and slots
@@ -142,9 +144,15 @@ class InferenceServiceSpec:
     )
     pod_labels: Mapping[str, str] = field("Labels for the pods; those of LLMKube win.", dict)
     pod_annotations: Mapping[str, str] = field("Annotations for the pods.", dict)
-    pod_security_context: PodPart | None = field("Replaces the pod's security context.", pod_part="PodSecurityContext")
-    security_context: PodPart | None = field("Replaces the container's security context.", pod_part="SecurityContext")
-    extra_volumes: tuple[PodPart, ...] = field("Volumes added to the pods.", (), pod_part="Volume")
+    pod_security_context: PodPart | None = field(
+        "Security context of the pod; what it leaves out stays LLMKube's.", pod_part="PodSecurityContext"
+    )
+    security_context: PodPart | None = field(
+        "Security context of the engine's container; what it leaves out stays LLMKube's.", pod_part="SecurityContext"
+    )
+    extra_volumes: tuple[PodPart, ...] = field(
+        "Volumes added to the pods: the namespace's own, and others that the operator allows.", (), pod_part="Volume"
+    )
     extra_volume_mounts: tuple[PodPart, ...] = field(
         "Mounts added to the engine's container.", (), pod_part="VolumeMount"
     )

@@ -54,6 +54,12 @@ ADDRESS_ANNOTATION: Final = "inference.llmkube.dev/address"
 ADDRESS_REASON_ANNOTATION: Final = "inference.llmkube.dev/address-reason"
 """Annotation on a host's Lease: why it advertises that address, or why none."""
 
+ADDRESSES_ANNOTATION: Final = "inference.llmkube.dev/addresses"
+"""Annotation on a host's ServiceAccount: the networks in which its engines may be, as CIDRs with commas between."""
+
+HOST_ACCOUNT_PREFIX: Final = "llmkube-agent-"
+"""What comes before `host_id(host_name)` in the name of a host's ServiceAccount."""
+
 CLAIM_LABEL: Final = "inference.llmkube.dev/claim"
 """Label on a claim, the Lease by which a host runs one replica; its value is `label_value(name)` of the service."""
 

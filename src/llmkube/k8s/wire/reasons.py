@@ -80,6 +80,7 @@ class Reason(enum.StrEnum):
     ACCEPTED = "Accepted", Meaning.FINE
     INVALID = "Invalid", Meaning.USER
     NOT_SUPPORTED = "NotSupported", Meaning.USER
+    NOT_ALLOWED = "NotAllowed", Meaning.USER
     HONOURED = "Honoured", Meaning.FINE
     FIELDS_IGNORED = "FieldsIgnored", Meaning.FINE
     NOT_PLANNED = "NotPlanned", Meaning.PASSING
@@ -118,6 +119,7 @@ class Reason(enum.StrEnum):
     CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
     OOM_KILLED = "OOMKilled", Meaning.RETRIED
     REPLICA_FAILURE = "ReplicaFailure", Meaning.HOST
+    POD_SECURITY = "PodSecurity", Meaning.USER
     ERR_IMAGE_PULL = "ErrImagePull", Meaning.HOST
     IMAGE_PULL_BACK_OFF = "ImagePullBackOff", Meaning.HOST
     INVALID_IMAGE_NAME = "InvalidImageName", Meaning.USER

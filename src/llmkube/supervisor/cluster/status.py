@@ -29,6 +29,9 @@ condition back that it alone owns; those that it shares with the host that spoke
 server refuses a condition without its time: no status of this service would ever be written again.
 """
 
+OF_MODEL = ("Fetched",)
+"""The conditions that agents state of a Model."""
+
 
 def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime.datetime) -> Conditions:
     """Return the statements as the API wants them, in a stable order.

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.supervisor.engine.key_file import write_keys
 from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
 from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
 from llmkube.supervisor.host import processes
@@ -162,12 +163,13 @@ async def open_child(
         check: Called first, in the thread that opens the log; what it raises is raised here.
 
     Raises:
-        SpawnError: There is no such program, it may not be run, or its log cannot be written.
+        SpawnError: There is no such program, it may not be run, or its log or its keys cannot be written.
     """
     try:
         offset, output = await trio.to_thread.run_sync(_prepare, command, check)
     except OSError as error:
-        raise SpawnError(f"cannot write the log {command.log_path}: {error.strerror or error}") from error
+        at = error.filename or command.log_path
+        raise SpawnError(f"cannot write {at}, which the engine needs: {error.strerror or error}") from error
     try:
         process = await trio.lowlevel.open_process(
             command.argv,
@@ -193,9 +195,11 @@ async def open_child(
 
 
 def _prepare(command: Command, check: Callable[[], None]) -> tuple[int, int]:
-    """Return the size of the log and its descriptor; blocks."""
+    """Write what it needs, and return the size of the log and its descriptor; blocks."""
     check()
     command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if command.keys_path is not None:
+        write_keys(command.keys_path, command.api_keys)
     return open_for_append(command.log_path)
 
 

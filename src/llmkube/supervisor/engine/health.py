@@ -16,7 +16,7 @@ from llmkube.base.coalesced_ticks import skips_so_far, wait_tick
 from llmkube.base.errors import NOT_ASKED
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, EngineStats, Limits, Load, Watch, step, step_load
 
@@ -32,6 +32,7 @@ SECOND_LOOK_SECONDS = 4.0
 """After this long a process that was seen stopped is looked at again: it may have been stopped for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
+_Got = Response | Literal["gone", "late", "odd", "unasked"]
 ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
@@ -41,6 +42,11 @@ NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
 _METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
 _WORK: Final = frozenset({"requests_processing", "requests_deferred"})
 _PROGRESS: Final = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
+
+
+def bearer(api_key: str) -> Headers:
+    """Return the header that shows an engine a key; none for an engine that asks for none."""
+    return Headers.of({"Authorization": f"Bearer {api_key}"}) if api_key else NO_HEADERS
 
 
 async def wait_ready(http: HttpClient, url: str) -> None:
@@ -71,11 +77,13 @@ class Engine:
         http: The way to it.
         url: Scheme, host and port.
         plan: What it was started with.
+        credentials: What lets a request in; `/health` answers without.
     """
 
     http: HttpClient
     url: str
     plan: LaunchPlan
+    credentials: Headers = attrs.field(default=NO_HEADERS, repr=False)
 
     @property
     def ready_url(self) -> str:
@@ -84,7 +92,7 @@ class Engine:
 
     async def counters(self) -> Answer | None:
         """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
-        got = await _get(self.http, f"{self.url}/metrics")
+        got = await self._get("/metrics")
         if got == "unasked":
             return None
         if got == "gone":
@@ -96,7 +104,7 @@ class Engine:
         if work == 0:
             return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
         late = got == "late"
-        slots = b"" if late else await _body(self.http, f"{self.url}/slots")
+        slots = b"" if late else _body(await self._get("/slots"))
         if work is None:
             work = _busy_slots(slots)
         counters = None
@@ -112,7 +120,7 @@ class Engine:
         None: this host could not ask.
         """
         path, body = self._least()
-        content = Headers.of({"Content-Type": "application/json"})
+        content = self.credentials.with_("Content-Type", "application/json")
         token = False
         with trio.move_on_after(TOKEN_SECONDS):
             try:
@@ -123,6 +131,33 @@ class Engine:
                 return None if _is_our_lack(error) else Answer("gone", token=False)
             token = got.status < 500
         return Answer("ok" if token else "busy", token=token)
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.
+
+        llama-server counts both in its metrics (with `--metrics`, which our plans give); without them its slots say who
+        is at work, but not who waits.
+        """
+        while await self.in_flight():  # noqa: ASYNC110 - another process knows it: there is no event
+            await trio.sleep(IDLE_POLL_SECONDS)
+
+    async def in_flight(self) -> int:
+        """Return how many requests it works on or has queued; 0 when it does not say."""
+        metrics = _numbers(await self._get("/metrics"))
+        if metrics.keys() & _WORK:
+            return int(sum(metrics.get(name, 0.0) for name in _WORK))
+        return _busy_slots(_body(await self._get("/slots"))) or 0
+
+    async def model_names(self) -> frozenset[str]:
+        """Return the names of the models that it says it serves; empty when it does not say."""
+        body = _body(await self._get("/v1/models"))
+        try:
+            return frozenset(str(model["id"]) for model in json.loads(body)["data"])
+        except (ValueError, KeyError, TypeError):
+            return frozenset()
+
+    async def _get(self, path: str) -> _Got:
+        return await _get(self.http, self.url + path, self.credentials)
 
     def _least(self) -> tuple[str, dict[str, object]]:
         if "--reranking" in self.plan.argv:
@@ -230,34 +265,7 @@ async def watch_load(read_stats: ReadStats, say: Callable[[EngineStats], Awaitab
     return stalled
 
 
-async def model_names(http: HttpClient, url: str) -> frozenset[str]:
-    """Return the names of the models that an engine says it serves; empty when it does not say."""
-    body = await _body(http, f"{url}/v1/models")
-    try:
-        return frozenset(str(model["id"]) for model in json.loads(body)["data"])
-    except (ValueError, KeyError, TypeError):
-        return frozenset()
-
-
-async def wait_idle(http: HttpClient, url: str) -> None:
-    """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.
-
-    llama-server counts both in its metrics (with `--metrics`, which our plans give); without them its slots say who is
-    at work, but not who waits.
-    """
-    while await in_flight(http, url):  # noqa: ASYNC110 - another process knows it: there is no event
-        await trio.sleep(IDLE_POLL_SECONDS)
-
-
-async def in_flight(http: HttpClient, url: str) -> int:
-    """Return how many requests an engine works on or has queued; 0 when it does not say."""
-    metrics = _numbers(await _get(http, f"{url}/metrics"))
-    if metrics.keys() & _WORK:
-        return int(sum(metrics.get(name, 0.0) for name in _WORK))
-    return _busy_slots(await _body(http, f"{url}/slots")) or 0
-
-
-def _numbers(got: Response | str) -> dict[str, float]:
+def _numbers(got: _Got) -> dict[str, float]:
     """llama.cpp's metrics by their names; none of anything but a 200."""
     if not isinstance(got, Response) or got.status != 200:
         return {}
@@ -277,13 +285,12 @@ def _busy_slots(slots: bytes) -> int | None:
         return None
 
 
-async def _body(http: HttpClient, url: str) -> bytes:
+def _body(got: _Got) -> bytes:
     """The body of a 200, and nothing of anything else."""
-    got = await _get(http, url)
     return got.body if isinstance(got, Response) and got.status == 200 else b""
 
 
-async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late", "odd", "unasked"]:
+async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) -> _Got:
     """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nothing listens or the answer is incomplete.
 
     `odd`: a process has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left,
@@ -291,7 +298,7 @@ async def _get(http: HttpClient, url: str) -> Response | Literal["gone", "late",
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            return await http.request("GET", url, max_body_bytes=4 * 1024 * 1024)
+            return await http.request("GET", url, headers=credentials, max_body_bytes=4 * 1024 * 1024)
         except NOT_UNDERSTOOD:
             return "odd"
         except HttpError as error:

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,18 +13,26 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.environment import OURS
 from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_version
 from llmkube.supervisor.engine.child import Ending, adopt_child, open_child
+from llmkube.supervisor.engine.cookie_scan import CookieScan
+from llmkube.supervisor.engine.key_file import kept_while_running, key_path
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.process_stats import Sampler
+from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.ports import Child, Command, Parting
+from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
+
+_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
+"""What a proxy, which is this program once more, needs besides."""
 
 HELP_SECONDS = 30.0
 """How long `--help` may take; macOS checks a new binary's signature online at its first start."""
@@ -64,6 +72,7 @@ class LocalEngines:
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _question: _Question | None = None
     _sampler: Sampler = attrs.field(factory=Sampler)
+    _scan: CookieScan = attrs.field(factory=CookieScan)
 
     async def info(self) -> EngineInfo:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
@@ -96,7 +105,13 @@ class LocalEngines:
     async def _ask(self, program: str) -> EngineInfo:
         text = await self._output(program, "--help")
         version = parse_version(await self._output(program, "--version"))
-        return EngineInfo(program, version, parse_help(text), parse_switches(text))
+        flags = parse_help(text)
+        if "--api-key-file" not in flags:
+            raise EngineNotFoundError(
+                f"{program} has no --api-key-file, without which every user and every web page of this machine could "
+                "use an engine; install a newer llama-server"
+            )
+        return EngineInfo(program, version, flags, parse_switches(text))
 
     async def _output(self, program: str, flag: str) -> str:
         try:
@@ -141,14 +156,40 @@ class LocalEngines:
         ending = self._ending(command.cookie, parting, service)
         cap = self.settings.log_cap_bytes
         check = partial(self._refuse_beside_stuck, service)
-        async with open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check) as child:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._keys(command.cookie, parting))
+            child = await stack.enter_async_context(
+                open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check)
+            )
+            await self._add_proxy(stack, command.proxy, command.cookie, parting)
             yield child
 
-    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+    @asynccontextmanager
+    async def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AsyncIterator[Child]:
         """Take over a process that an earlier agent has started."""
         ending = self._ending(record.cookie, parting, service_of(log_path))
         cap = self.settings.log_cap_bytes
-        return adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._keys(record.cookie, parting))
+            child = await stack.enter_async_context(
+                adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
+            )
+            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), record.cookie, parting)
+            yield child
+
+    async def _add_proxy(
+        self, stack: AsyncExitStack, config: ProxyConfig | None, cookie: str, parting: Parting
+    ) -> None:
+        if config is not None:
+            folder = self.settings.state_dir
+            environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
+            path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
+            program = self.settings.engine_proxy
+            proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
+            await stack.enter_async_context(proxy.running(parting))
+
+    def _keys(self, cookie: str, parting: Parting) -> AbstractContextManager[None]:
+        return kept_while_running(key_path(self.settings.state_dir, cookie), parting)
 
     def _refuse_beside_stuck(self, service: str) -> None:
         engine = self._stuck.of(service)
@@ -171,4 +212,4 @@ class LocalEngines:
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return inherited | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
+        return inherited | dict(OURS) | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}

@@ -13,6 +13,7 @@ import attrs
 import psutil
 
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.engine.proxy import proxy_cookie
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.nouns.desired import accelerator
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
@@ -40,7 +41,7 @@ def match_processes(
     An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
     settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
     not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
-    family is no orphan.
+    family is no orphan, nor is its proxy.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     for process in ours:
@@ -51,7 +52,8 @@ def match_processes(
         if record is not None:
             record = _alive(record, filter(leads_session, by_cookie.get(record.cookie, [])), start_of)
         if record is not None:
-            by_cookie.pop(record.cookie, None)
+            for cookie in (record.cookie, proxy_cookie(record.cookie)):
+                by_cookie.pop(cookie, None)
         if record is not None or belongs(entry, settings):
             left[key] = attrs.evolve(entry, engine=record)
     return left, [process for family in by_cookie.values() for process in family]

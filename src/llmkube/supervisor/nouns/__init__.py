@@ -3,6 +3,7 @@
 desired, target                 what is wished, and what follows from it
 journal                         what an agent leaves for the next one
 lifecycle, liveness             states of a service; does an engine hang
+proxy_config                    what the proxy of a published engine is told
 ports                           what the agent needs of the outside world, as protocols
 slot                            an object that an agent writes
 host_addresses, settings, need  addresses, configuration, what a launch needs

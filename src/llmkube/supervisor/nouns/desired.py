@@ -5,14 +5,23 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.llama_fields import draft_of
+from llmkube.runtimes.plan import PlanError
 
 
 @attrs.frozen
 class Desired:
-    """One service that this host should look after, with the Model that it refers to."""
+    """One service that this host should look after, with the Model that it refers to.
+
+    Attributes:
+        service: The service.
+        model: The Model that it serves.
+        draft: The Model that guesses ahead for it, where it names one and there is one.
+    """
 
     service: InferenceService
     model: Model
+    draft: Model | None = None
 
     @property
     def key(self) -> Key:
@@ -38,13 +47,22 @@ def slots(desired: Desired) -> int:
 
 
 def _wish(desired: Desired) -> tuple[object, ...]:
-    service, model = desired.service, desired.model
-    return tuple((each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in (service, model))
+    objects = (desired.service, desired.model, desired.draft)
+    return tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
 
 
 def model_key(service: InferenceService) -> Key:
     """The key of the Model that a service refers to; always in its own namespace."""
     return Key(service.key.namespace, service.spec.model_ref)
+
+
+def draft_key(service: InferenceService) -> Key | None:
+    """The key of the Model that shall guess ahead for a service; None where it names none that there could be."""
+    try:
+        named = draft_of(service.spec)
+    except PlanError:  # which the plan will say
+        return None
+    return Key(service.key.namespace, named) if named and not named.startswith("/") else None
 
 
 def accelerator(model: Model) -> str:
@@ -53,7 +71,12 @@ def accelerator(model: Model) -> str:
 
 
 def desired_here(
-    service: InferenceService | None, model: Model | None, current: Desired | None, accelerators: frozenset[str]
+    service: InferenceService | None,
+    model: Model | None,
+    current: Desired | None,
+    accelerators: frozenset[str],
+    *,
+    draft: Model | None = None,
 ) -> Desired | None:
     """Return what this host should do for a service, or None when the service is not its business.
 
@@ -66,4 +89,6 @@ def desired_here(
         model = current.model
     if model is None or accelerator(model) not in accelerators:
         return None
-    return Desired(service, model)
+    if draft is None and current is not None and current.draft is not None and draft_key(service) == current.draft.key:
+        draft = current.draft
+    return Desired(service, model, draft)

@@ -50,10 +50,13 @@ class EngineRecord:
         cookie: What it carries in its environment; no other process does.
         host: The address that it listens on.
         port: Its port.
+        public_host: The address that its proxy listens on; "" when clients reach the engine itself.
+        public_port: The proxy's port.
         log_offset: Where its own output begins in the service's log file, in bytes.
         pid: Its process id; 0 while only the intent is known.
         started: What tells it from another process with the same pid (`processes.start_of`).
         next_log: Whether its log may still be called as that of a successor is.
+        api_key: What it asks to be shown; "" of one that an agent without keys has started.
     """
 
     cookie: str
@@ -63,6 +66,14 @@ class EngineRecord:
     pid: int = 0
     started: str = ""
     next_log: bool = False
+    api_key: str = attrs.field(default="", repr=False)
+    public_host: str = ""
+    public_port: int = 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where clients reach it."""
+        return (self.public_host, self.public_port) if self.public_host else (self.host, self.port)
 
 
 @attrs.frozen
@@ -93,6 +104,7 @@ def dump(entry: Entry) -> dict[str, Any]:
         "format": FORMAT,
         "service": encode(entry.wish.service),
         "model": encode(entry.wish.model),
+        "draft": encode(entry.wish.draft) if entry.wish.draft else None,
         **_dump_launch(entry.launch),
         "engine": attrs.asdict(entry.engine) if entry.engine else None,
         "kept": _dump_launch(entry.kept) if entry.kept else None,
@@ -119,7 +131,8 @@ def load(data: Mapping[str, Any]) -> Entry:
         raise ValueError(f"not an entry of format {FORMAT}")
     try:
         engine = EngineRecord(**data["engine"]) if data["engine"] else None
-        wish = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]))
+        draft = decode(Model, data["draft"]) if data.get("draft") else None
+        wish = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft)
         kept = _launch(data["kept"]) if data.get("kept") else None
         return Entry(wish, _launch(data), engine, kept)
     except (KeyError, TypeError, IndexError, AttributeError) as error:

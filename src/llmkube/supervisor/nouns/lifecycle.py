@@ -94,7 +94,8 @@ class ServiceView:
     """What the agent knows of one service right now; a snapshot, safe to keep.
 
     `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although the agent had
-    not asked them to, since the agent started. `ready` is a claim about now.
+    not asked them to, since the agent started. `ready` is a claim about now. `api_key` lets requests in at the engine;
+    it is for the programs that send them, and nothing else shows it.
     """
 
     reason: str
@@ -104,6 +105,7 @@ class ServiceView:
     pid: int | None = None
     alias: str = ""
     restarts: int = 0
+    api_key: str = attrs.field(default="", repr=False)
 
     @property
     def ready(self) -> bool:

@@ -19,15 +19,24 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
+from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 
 
 @attrs.frozen
 class Command:
-    """A process to start: what to run, what to add to its environment, where, and which file takes its output.
+    """A process to start.
 
-    `cookie` is the mark by which it and all that it starts are found again.
+    Attributes:
+        argv: What to run.
+        env: What to add to its environment.
+        work_dir: Where it runs.
+        log_path: Which file takes its output.
+        cookie: The mark by which it and all that it starts are found again.
+        keys_path: The file in which it finds the keys that it asks for; it is there as long as the process.
+        api_keys: These keys.
+        proxy: What lets others in on its behalf; None when clients reach the engine itself.
     """
 
     argv: tuple[str, ...]
@@ -35,6 +44,9 @@ class Command:
     work_dir: Path
     log_path: Path
     cookie: str = ""
+    keys_path: Path | None = None
+    api_keys: tuple[str, ...] = attrs.field(default=(), repr=False)
+    proxy: ProxyConfig | None = None
 
 
 @attrs.define(eq=False)

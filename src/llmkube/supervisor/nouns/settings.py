@@ -6,6 +6,7 @@ from typing import Literal
 import attrs
 
 from llmkube.k8s.label_selectors import Selector
+from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.nouns.liveness import Limits
 from llmkube.weights.address_policy import Network
@@ -24,12 +25,18 @@ class AgentSettings:
         state_dir: Private folder (0700) for logs and working directories.
         store_dir: Where model files are kept.
         private_sources: Networks that the source of a Model may lead to although they are not public.
+        local_sources: Folders of this host in which the source of a Model may name files.
+        s3_env_auth: Whether Models that name no Secret get objects with the AWS keys of the agent's environment.
         hub_token_file: Holds the token for Models from the hub that name no Secret; read whenever one is needed.
         hub_endpoint: The address of Hugging Face, or of a mirror of it.
+        allowances: Flags and variables that services may use although LLMKube lets none use them.
         llama_server: Path of the llama-server program.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
             (one machine, reached through the local gateway).
         bind_address: The address that engines listen on; never a wildcard.
+        engine_proxy: The command of the proxy in front of a published engine; its settings' path is its argument.
+        allow_from: The networks (CIDR) from which requests reach published engines without a key.
+        insecure_lan: Whether published engines ask for no key at all.
         api_server: The API server's URL, when the advertised address is to follow the route to it and the networks that
             this host comes to; empty when `advertise_address` stands as given.
         host_ip: The operator's own choice of the advertised address, which is then only watched.
@@ -59,6 +66,9 @@ class AgentSettings:
     llama_server: str
     advertise_address: str | None = None
     bind_address: str = "127.0.0.1"
+    engine_proxy: tuple[str, ...] = ()
+    allow_from: tuple[str, ...] = ()
+    insecure_lan: bool = False
     api_server: str = ""
     host_ip: str | None = None
     namespace: str | None = None
@@ -80,8 +90,16 @@ class AgentSettings:
     memory_guesses: bool = False
     memory_policy: Policy = Policy()
     private_sources: tuple[Network, ...] = ()
+    local_sources: tuple[Path, ...] = ()
+    s3_env_auth: bool = False
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT
+    allowances: Allowances = NO_ALLOWANCES
+
+    @property
+    def publishes(self) -> bool:
+        """Whether engines are reached from outside this host."""
+        return self.advertise_address is not None or bool(self.api_server)
 
     @property
     def limits(self) -> Limits:

@@ -11,6 +11,7 @@
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
 """
 
+import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -22,15 +23,19 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError, innermost
+from llmkube.base.http.client import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
+from llmkube.supervisor.engine.key_file import key_path, new_key
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
+from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Grant, Ledger
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import Need
+from llmkube.supervisor.nouns.host_addresses import LOOPBACK
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
@@ -50,6 +55,9 @@ LAST_LINES: Final = 20
 
 NOTE_AGAIN_SECONDS: Final = 1.0
 """Between two tries of a successor to be written into the journal."""
+
+OPEN_SECONDS: Final = 30.0
+"""How long a proxy may take to answer that was started together with its engine."""
 
 CONFIRM_SECONDS: Final = 0.15
 """How long an adopted engine may take to answer before its endpoint is made not-ready."""
@@ -205,12 +213,12 @@ class Attempt:
             view = ServiceView(
                 Reason.LOADING,
                 "the engine is loading the model",
-                record.host,
-                record.port,
+                *record.address,
                 child.pid,
                 self.launch.plan.alias,
+                api_key=record.api_key,
             )
-            self._host = record.host
+            self._host = view.host
             self.address_changed()
             try:
                 return await self._serve(child, record, view, grant)
@@ -225,17 +233,20 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info()
-        key, plan, host = context.status_manager.key, launch.plan, context.status_manager.reach.value.bind
-        port = context.ports.engines.free_port(host)
-        log.info("starting inference service", name=key.name, namespace=key.namespace, port=port)
-        record = EngineRecord(f"{context.ports.rng.getrandbits(64):016x}", host, port)
+        key, plan, record = context.status_manager.key, launch.plan, self._new_record()
+        log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
+        keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
+        model = str(launch.weights.path)
         command = Command(
-            argv=plan.render(program=engine.program, model=str(launch.weights.path), host=host, port=port),
+            argv=plan.render(program=engine.program, model=model, host=record.host, port=record.port, keys=str(keys)),
             env=dict(plan.env),
             work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
             log_path=context.log_path if alone else next_log(context.log_path),
             cookie=record.cookie,
+            keys_path=keys if record.api_key else None,
+            api_keys=(record.api_key,),
+            proxy=proxy_of(record, context.settings.allow_from),
         )
         if alone:
             await self._note(record)
@@ -245,6 +256,24 @@ class Attempt:
                 await self._note(record)
             yield child, record
 
+    def _new_record(self) -> EngineRecord:
+        """Choose where an engine listens: itself, or where it is published, its proxy."""
+        settings, engines = self.context.settings, self.context.ports.engines
+        cookie, host = f"{self.context.ports.rng.getrandbits(64):016x}", self.context.status_manager.reach.value.bind
+        if settings.insecure_lan:
+            return EngineRecord(cookie, host, engines.free_port(host))
+        if not settings.publishes:
+            return EngineRecord(cookie, host, engines.free_port(host), api_key=new_key())
+        inside = LOOPBACK[ipaddress.ip_address(host).version]
+        return EngineRecord(
+            cookie,
+            inside,
+            engines.free_port(inside),
+            api_key=new_key(),
+            public_host=host,
+            public_port=engines.free_port(host),
+        )
+
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
@@ -253,7 +282,11 @@ class Attempt:
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.parting) as child:
             log.info(
-                "adopted inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=record.port
+                "adopted inference service",
+                name=key.name,
+                namespace=key.namespace,
+                pid=child.pid,
+                port=record.address[1],
             )
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
@@ -300,7 +333,9 @@ class Attempt:
     async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, grant: Grant) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         context, launch = self.context, self.launch
-        engine = health.Engine(context.ports.http, _url(record), launch.plan)
+        engine = health.Engine(
+            context.ports.http, _url(record.host, record.port), launch.plan, health.bearer(record.api_key)
+        )
         started_at = trio.current_time()
         outcome = Outcome(published=self.found is not None)  # by an earlier agent
 
@@ -312,12 +347,15 @@ class Attempt:
 
             nursery.start_soon(notice_exit)
             async with (
-                self._drained(engine.url, outcome, grant.hurried),
+                self._drained(engine, outcome, grant.hurried),
                 self.status.withdrawn(outcome, grant, context.parting),
             ):
-                if self.found is None or not await self._answers_at_once(engine.ready_url):
+                entrance = attrs.evolve(engine, url=_url(*record.address))
+                if self.found is None or not await self._answers_at_once(entrance.ready_url):
                     self.status.set_view(view)
-                outcome.failure = await self._load(child, view, engine)
+                outcome.failure = await self._load(child, record, engine)
+                if outcome.failure is None:
+                    outcome.failure = await self._opened(entrance)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.loaded(grant)
@@ -326,7 +364,7 @@ class Attempt:
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
-                    outcome.failure = await self._watched(child, view, engine, grant)
+                    outcome.failure = await self._watched(child, record, engine, grant)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         return await self._failure(child, outcome)
 
@@ -346,14 +384,15 @@ class Attempt:
         when = "while loading" if loading else "while serving"
         return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
 
-    async def _watched(self, child: Child, view: ServiceView, engine: health.Engine, grant: Grant) -> Failure:
+    async def _watched(self, child: Child, record: EngineRecord, engine: health.Engine, grant: Grant) -> Failure:
         """Return when it hangs."""
         context = self.context
         key = context.status_manager.key
-        log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=view.port)
+        port = record.address[1]
+        log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=port)
         self._task_status.started()
-        read = partial(child.read_stats, view.host, view.port, loading=False)
-        read_nowait = partial(child.read_stats_nowait, view.host, view.port)
+        read = partial(child.read_stats, record.host, record.port, loading=False)
+        read_nowait = partial(child.read_stats_nowait, record.host, record.port)
         measuring = Measuring(child, read, read_nowait, self.launch, grant, context.ports)
         hung = await health.watch(
             engine,
@@ -378,7 +417,7 @@ class Attempt:
         self.status.lead()
         self.before = None
 
-    async def _load(self, child: Child, view: ServiceView, engine: health.Engine) -> Failure | None:
+    async def _load(self, child: Child, record: EngineRecord, engine: health.Engine) -> Failure | None:
         """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
         line, stalled = LoadLine(child, self.status, self.launch.weights.size_bytes), ""
         http, limits = self.context.ports.http, self.context.settings.limits
@@ -386,7 +425,7 @@ class Attempt:
 
             async def notice_stall() -> None:
                 nonlocal stalled
-                read = partial(child.read_stats, view.host, view.port, loading=True)
+                read = partial(child.read_stats, record.host, record.port, loading=True)
                 stalled = await health.watch_load(read, line.write, limits)
                 nursery.cancel_scope.cancel(reason="the load has stalled")
 
@@ -395,23 +434,32 @@ class Attempt:
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
             return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
-        impostor = await self._impostor(child, view, engine.url)
+        impostor = await self._impostor(child, record.port, engine)
         return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
 
-    async def _impostor(self, child: Child, view: ServiceView, url: str) -> str:
+    async def _opened(self, entrance: health.Engine) -> Failure | None:
+        """Return when clients get in as well, through the proxy where there is one; or why they do not."""
+        with trio.move_on_after(OPEN_SECONDS):
+            await health.wait_ready(self.context.ports.http, entrance.ready_url)
+            return None
+        return Failure(
+            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {entrance.url} does not; see proxies.log"
+        )
+
+    async def _impostor(self, child: Child, port: int, engine: health.Engine) -> str:
         """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
 
         Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
         """
-        if not await child.listens(view.port):
-            return f"port {view.port} is answered by a process that is not this engine"
-        names = await health.model_names(self.context.ports.http, url)
-        if names and view.alias not in names:
-            return f"port {view.port} serves {', '.join(sorted(names))} instead of {view.alias}"
+        if not await child.listens(port):
+            return f"port {port} is answered by a process that is not this engine"
+        names, alias = await engine.model_names(), self.launch.plan.alias
+        if names and alias not in names:
+            return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
         return ""
 
     @asynccontextmanager
-    async def _drained(self, url: str, outcome: Outcome, hurried: trio.Event) -> AsyncIterator[None]:
+    async def _drained(self, engine: health.Engine, outcome: Outcome, hurried: trio.Event) -> AsyncIterator[None]:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
 
         Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
@@ -424,12 +472,12 @@ class Attempt:
             can_end = outcome.published and outcome.failure is None and outcome.exit is None
             if can_end and not context.parting.keep and not hurried.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(hurried.wait, partial(health.wait_idle, context.ports.http, url))
+                    await wait_any(hurried.wait, engine.wait_idle)
                 if bound.cancelled_caught or hurried.is_set():
                     late = f"they have not ended in {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if hurried.is_set() else late
                     context.status_manager.emit(cut_short(why))
 
 
-def _url(record: EngineRecord) -> str:
-    return f"http://{f'[{record.host}]' if ':' in record.host else record.host}:{record.port}"
+def _url(host: str, port: int) -> str:
+    return f"http://{netloc((host, port))}"

@@ -16,13 +16,17 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports
+from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
@@ -31,6 +35,7 @@ from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import Shape
 
 BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
@@ -82,13 +87,13 @@ async def _plan(
         target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
         return True
     try:
-        check(wish.service, wish.model)
+        check(wish.service, wish.model, manager.settings.allowances)
         own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
     except UserError as error:
         manager.update(Facts.without_plan, error)
         _idle_unless_running(target, manager, Reason.INVALID, str(error))
         return True
-    if (never := await _preview(wish, ports, ledger)) is not None:
+    if (never := await _preview(wish, manager.settings, ports, ledger)) is not None:
         _idle_unless_running(target, manager, never.reason, never.message)
         return False
     try:
@@ -100,9 +105,17 @@ async def _plan(
         # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
         # file that had the wrong digest three times is not downloaded a fourth time for nothing.
         return isinstance(error, DigestMismatchError) and error.final
-    manager.update(Facts.with_file, weights, facts)
     try:
-        launch = await _launch(wish, ports, weights, facts)
+        with progress:
+            draft = await _fetch_draft(wish, ports, progress)
+    except LLMKubeError as error:
+        manager.update(Facts.with_file, weights, facts)
+        reason = getattr(error, "reason", Reason.FETCH_FAILED)
+        _idle_unless_running(target, manager, reason, f"the draft model: {error}")
+        return False
+    manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
+    try:
+        launch = await _launch(wish, manager.settings, ports, weights, facts, draft=draft)
     except UserError as error:
         manager.update(Facts.without_plan, error)
         _idle_unless_running(target, manager, Reason.INVALID, str(error))
@@ -115,14 +128,64 @@ async def _plan(
     return True
 
 
-async def _launch(wish: Desired, ports: Ports, weights: WeightsFile, facts: GGUFFacts) -> Launch:
+async def _fetch_draft(wish: Desired, ports: Ports, progress: Callable[[Progress], None]) -> "_Draft | None":
+    """Make the file of the model that guesses ahead present; a file of this host is one as a Model could name it."""
+    named = draft_of(wish.service.spec)
+    if not named:
+        return None
+    model = wish.draft
+    if named.startswith("/"):
+        metadata = ObjectMeta(name=wish.key.name, namespace=wish.key.namespace)
+        model = Model(metadata=metadata, spec=ModelSpec(source=named))
+    if model is None:
+        raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
+    weights, facts = await ports.weights.fetch(model, progress)
+    return _Draft(weights, facts.shape)
+
+
+@attrs.frozen
+class _Draft:
+    """The model that guesses ahead: its file, and what its header says of its memory."""
+
+    weights: WeightsFile
+    shape: Shape | None
+
+
+class DraftMissingError(UserError):
+    """A service names a Model that is not there; it is looked at again when there is one."""
+
+    reason = Reason.MODEL_NOT_FOUND
+
+
+async def _launch(
+    wish: Desired,
+    settings: AgentSettings,
+    ports: Ports,
+    weights: WeightsFile,
+    facts: GGUFFacts,
+    *,
+    draft: "_Draft | None" = None,
+) -> Launch:
     engine = await ports.engines.info()
-    plan = plan_for(wish.service, wish.model, weights, facts, engine, alias=wish.key.name)
-    expected = _estimate(facts.shape, plan.demand) if facts.shape is not None and plan.demand is not None else None
+    plan = plan_for(
+        wish.service,
+        wish.model,
+        weights,
+        facts,
+        engine,
+        alias=wish.key.name,
+        draft=draft.weights if draft else None,
+        allowances=settings.allowances,
+        asks_key=not settings.insecure_lan,
+    )
+    demand = plan.demand
+    if demand is not None and draft is not None:
+        demand = attrs.evolve(demand, draft=draft.shape)
+    expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
     return Launch(plan, weights, expected, facts.shape)
 
 
-async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
+async def _preview(wish: Desired, settings: AgentSettings, ports: Ports, ledger: Ledger) -> Idle | None:
     """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
 
     Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
@@ -133,7 +196,7 @@ async def _preview(wish: Desired, ports: Ports, ledger: Ledger) -> Idle | None:
             if facts is None:
                 return None
             file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
-            launch = await _launch(wish, ports, file, facts)
+            launch = await _launch(wish, settings, ports, file, facts)
         except LLMKubeError:
             return None
         if launch.estimate is None or not launch.estimate.certain:

@@ -77,11 +77,16 @@ class StatusManager:
         return self.facts.view.value
 
     def update(self, change: Callable[Concatenate[Facts, P], Facts], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make new facts of the old, and say what follows: `update(Facts.with_plan, ignored)`."""
+        """Make new facts of the old, and say what follows: `update(Facts.with_plan, ignored)`.
+
+        What has changed nothing costs nothing: each look at the host's memory is told to every service.
+        """
         before = known = self.facts
         if self.reach.value != known.reach:
             known = known.with_reach(self.reach.value)
         self.facts = change(known, *args, **kwargs)
+        if self.facts is before:
+            return
         for event in events(before, self.facts):
             self.emit(event)
         self._write()
@@ -127,7 +132,7 @@ class StatusManager:
 
     def refresh(self) -> None:
         """Say what was not said yet; how this host is reached may have changed."""
-        self.update(Facts.with_reach, self.reach.value)
+        self.update(Facts.with_reach, self.reach.value)  # which are new facts, also where it is the same
 
     def set_reason(self, reason: str, message: str = "") -> None:
         """Change the reason of the snapshot and keep where the engine is."""

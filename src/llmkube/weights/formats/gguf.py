@@ -14,13 +14,14 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from llmkube.weights.errors import FetchError, NotGGUFError
+from llmkube.base.trusted_paths import open_file
+from llmkube.weights.errors import FetchError, NotGGUFError, WeightsError
 from llmkube.weights.formats.gguf_format import (
     BOOL,
     FILE_TYPES,
@@ -109,30 +110,34 @@ class GGUFFacts:
     shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
 
-def read_header(path: Path) -> GGUFFacts:
+def read_header(path: Path, opened: Callable[[Path], int] = open_file) -> GGUFFacts:
     """Read the facts, in a second at worst and little memory whatever the file is. Blocks on the disk.
 
     The other files of a split model are looked for beside the first one, for `shape` alone; one that is missing or no
     part of it is left out.
 
+    Args:
+        path: The file.
+        opened: Opens it, and the other files of a split model.
+
     Raises:
+        WeightsError: What `opened` raises of the first file.
         NotGGUFError: The file is not a complete little-endian GGUF of version 2 or 3 that holds a model.
         FetchError: The file cannot be read now.
     """
-    facts = facts_of(_read(path))
+    facts = facts_of(_read(path, opened))
     if facts.split_count == 1 or facts.shape is None:
         return facts
-    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count))
+    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count, opened))
 
 
-def _read(path: Path) -> HeaderReader:
+def _read(path: Path, opened: Callable[[Path], int]) -> HeaderReader:
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise NotGGUFError(f"{path} is not a regular file")
-        # O_NONBLOCK: should a named pipe have taken its place meanwhile, opening it must not wait for a writer
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = opened(path)
         try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise NotGGUFError(f"{path} is not a regular file")
             reader = HeaderReader(str(path), found.st_size)
             while (wanted := reader.wanted) is not None:
                 reader.feed(os.pread(descriptor, max(wanted.length, PIECE_BYTES), wanted.offset))
@@ -143,14 +148,14 @@ def _read(path: Path) -> HeaderReader:
     return reader
 
 
-def _with_parts(path: Path, shape: Shape, count: int) -> Shape:
+def _with_parts(path: Path, shape: Shape, count: int, opened: Callable[[Path], int]) -> Shape:
     named = _PART.fullmatch(path.name)
     if named is None or int(named["count"]) != count or count > MAX_PARTS:
         return shape
     for number in range(2, count + 1):
         try:
-            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf")).header
-        except (NotGGUFError, FetchError):
+            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf"), opened).header
+        except (WeightsError, FetchError):
             continue
         if header is not None and len(shape.tensors) + header.tensor_count <= MAX_TENSORS:
             shape = attrs.evolve(

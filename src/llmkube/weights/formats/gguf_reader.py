@@ -235,7 +235,7 @@ class HeaderReader:
     def _check_start(self, magic: bytes, version: int | None) -> None:
         if magic != MAGIC:
             guess = next((guess for prefix, guess in LOOKALIKES if self._data.startswith(prefix)), None)
-            raise self.refuse(guess or f"it starts with {magic!r} instead of {MAGIC!r}")
+            raise self.refuse(guess or f"it does not start with {MAGIC!r}")
         if version is None or version in VERSIONS:
             return
         if version & 0xFFFF == 0:

@@ -7,6 +7,7 @@
 ├── sets/<hash>/model-*     the parts of a split model side by side: hard links to blobs, by their digests
 ├── partial/<hash>          downloads to take up again: `weights.partial`
 ├── incoming/<random>       one writer each, which holds a lock on it for as long as it lives
+├── key                     of the digests by which credentials are told apart; made when the first one is
 └── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry
 ```
 
@@ -16,8 +17,10 @@ Everything here blocks on the disk: callers come through a worker thread.
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -26,10 +29,11 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.private_files import sync
+from llmkube.base.private_files import sync, write_private
 from llmkube.weights.errors import FetchError
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_KEY_BYTES: Final = 32
 
 
 @attrs.frozen
@@ -136,6 +140,25 @@ class Store:
         finally:
             os.close(fd)
 
+    def keyed_digest(self, text: str) -> str:
+        """Return a digest that only who can read this store can compare with a guess: 64 hex digits.
+
+        Raises:
+            FetchError: The disk fails.
+        """
+        path = self.root / "key"
+        try:
+            key = _read_key(path)
+            if key is None:
+                with self.locked():
+                    key = _read_key(path)
+                    if key is None:
+                        key = secrets.token_bytes(_KEY_BYTES)
+                        write_private(path, key)
+        except OSError as exc:
+            raise _cannot_write(self.root, exc) from exc
+        return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
+
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
         """Return the blob of that digest, or None if there is no regular file of that size under it."""
         path = self.blobs / _checked(sha256)
@@ -169,6 +192,16 @@ def open_store(root: Path) -> Store:
     except OSError as exc:
         raise FetchError(f"cannot use {root} as the model store: {exc.strerror or exc}") from exc
     return store
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        key = file.read(_KEY_BYTES)
+    return key if len(key) == _KEY_BYTES else None
 
 
 def _checked(sha256: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import attrs
 
 from llmkube.weights.errors import FetchError, SourceError
-from llmkube.weights.source import parse_source
+from llmkube.weights.source import Builtin, Remote, parse_source
 from llmkube.weights.store.blobs import Store, sync_folder
-from llmkube.weights.store.index import Record, Unverified, find_weights_by_key, key_of, records, set_name
+from llmkube.weights.store.index import Record, Unverified, find_weights_by_key, key_of, name_of, records, set_name
 from llmkube.weights.store.partial import cannot_write, remove_partial
 
 
@@ -55,14 +55,15 @@ def list_cached(store: Store) -> list[Cached]:
 def find_cached(store: Store, text: str) -> list[Cached]:
     """Return the models that a source (any form of `spec.source`), or the beginning of a key, names."""
     try:
-        identity = getattr(parse_source(text), "identity", "")
+        source = parse_source(text)
+        name = name_of(store, source) if isinstance(source, Remote | Builtin) else ""
     except SourceError:
-        identity = ""
+        name = ""
     return [
         cached
         for cached in list_cached(store)
         if text in (cached.source, cached.key)
-        or cached.key == key_of(identity)
+        or cached.key == key_of(name)
         or (len(text) >= 4 and cached.key.startswith(text))
     ]
 
@@ -77,8 +78,8 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
 
     Args:
         store: The store.
-        keep: Identities of sources (`Source.identity`) that are in use, such as those of all Models of a cluster. Their
-            files stay, whatever `only` says.
+        keep: What the store calls the sources (`index.name_of`) that are in use, such as those of all Models of a
+            cluster. Their files stay, whatever `only` says.
         only: Keys of models to remove; None for all that are not in use.
         dry_run: Only say what would be removed.
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ import attrs
 from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
+from llmkube.weights.source import Builtin, Remote, WebFile
+from llmkube.weights.store.audience import OWNER, Audience
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
 from llmkube.weights.store.partial import Partial, cannot_write
 
@@ -44,6 +46,7 @@ class Record:
         pieces: The file, or the parts of a split model in order.
         fetched_at: When, in RFC 3339.
         server: Whose it was, where the source leaves that open (`BucketAccess.server`).
+        audience: Who may have it without another question to the source.
         versions: What the server called the version of each piece; empty when it did not say.
     """
 
@@ -52,6 +55,7 @@ class Record:
     fetched_at: str = ""
     server: str = ""
     versions: tuple[Validator, ...] = ()
+    audience: Audience = OWNER
 
     @property
     def size_bytes(self) -> int:
@@ -72,6 +76,12 @@ def key_of(identity: str) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def name_of(store: Store, source: Remote | Builtin) -> str:
+    """Return what the store knows a source by: its identity, and a keyed digest of the password in it."""
+    secret = source.secret if isinstance(source, WebFile) else ""
+    return f"{source.identity}#{store.keyed_digest(secret)}" if secret else source.identity
+
+
 def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | Unverified | None:
     """Return what the store has for a source, or None; from this very server, if one is named."""
     key = key_of(identity)
@@ -85,8 +95,11 @@ def find_weights(store: Store, identity: str, server: str | None = None) -> Weig
 def find_weights_by_key(store: Store, key: str) -> WeightsFile | Unverified | None:
     """Return what the store has under a record's key, or None."""
     record = read_record(store, key)
-    if record is None:
-        return None
+    return None if record is None else find_recorded(store, record)
+
+
+def find_recorded(store: Store, record: Record) -> WeightsFile | Unverified | None:
+    """Return what the store has of a record, or None when a part of it is gone."""
     states = [(piece, _state(store, piece)) for piece in record.pieces]
     if any(state == "gone" for _, state in states):
         return None
@@ -94,13 +107,39 @@ def find_weights_by_key(store: Store, key: str) -> WeightsFile | Unverified | No
     return Unverified(record, touched) if touched else weights_of(store, record)
 
 
-def find_blob(store: Store, sha256: str) -> BlobInfo | None:
-    """Return an untouched blob of that digest that some record vouches for, or None."""
+def find_blob(store: Store, sha256: str, admits: Callable[[Audience], bool] = lambda _: True) -> BlobInfo | None:
+    """Return an untouched blob of that digest that some record vouches for, or None.
+
+    Args:
+        store: The store.
+        sha256: The digest: to know it does not prove that one may have the blob.
+        admits: Whether a record with this audience counts.
+    """
     for _, record in records(store):
         for piece in record.pieces:
-            if piece.sha256 == sha256 and _state(store, piece) == "good":
+            if piece.sha256 == sha256 and admits(record.audience) and _state(store, piece) == "good":
                 return piece
     return None
+
+
+def extend_audience(store: Store, name: str, seen: Record, namespace: str | None, credential: str) -> None:
+    """Note that the source of a record gives its weights to who presents this credential, or to all if it is empty.
+
+    A record that another fetch has replaced since it was `seen` stays as it is.
+
+    Raises:
+        FetchError: The disk fails.
+    """
+    try:
+        with store.locked():
+            record = read_record(store, key_of(name))
+            if record is None or [p.sha256 for p in record.pieces] != [p.sha256 for p in seen.pieces]:
+                return
+            audience = record.audience.extended(namespace, credential)
+            if audience != record.audience:
+                save_record(store, key_of(name), attrs.evolve(record, audience=audience))
+    except OSError as exc:
+        raise cannot_write(store, exc) from exc
 
 
 def commit_record(
@@ -112,6 +151,7 @@ def commit_record(
     *,
     server: str = "",
     versions: tuple[Validator, ...] = (),
+    audience: Audience = OWNER,
 ) -> WeightsFile:
     """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
 
@@ -124,7 +164,7 @@ def commit_record(
                 # found before the other parts were downloaded, which may have taken hours
                 raise FetchError("a part of the model has been removed from the model store meanwhile")
             pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at, server, versions)
+            record = Record(source, pieces, fetched_at, server, versions, audience)
             found = weights_of(store, record)
             save_record(store, key_of(identity), record)
             return found
@@ -142,7 +182,14 @@ def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
     now = tuple(blob_info(store.blobs / piece.sha256) for piece in record.pieces)
     return commit_record(
-        store, identity, record.source, now, record.fetched_at, server=record.server, versions=record.versions
+        store,
+        identity,
+        record.source,
+        now,
+        record.fetched_at,
+        server=record.server,
+        versions=record.versions,
+        audience=record.audience,
     )
 
 
@@ -192,6 +239,7 @@ def save_record(store: Store, key: str, record: Record) -> None:
     """Write a record in place of the one with its key."""
     pieces = [{"sha256": p.sha256, "sizeBytes": p.size_bytes, "mtimeNs": p.mtime_ns} for p in record.pieces]
     data: dict[str, Any] = {"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at}
+    data["audience"] = attrs.asdict(record.audience)
     if record.server:
         data["server"] = record.server
     if any(version != Validator() for version in record.versions):
@@ -206,7 +254,14 @@ def _record(data: Any) -> Record:
     if not pieces or not all(DIGEST.fullmatch(piece.sha256) for piece in pieces):
         raise ValueError("no digests")
     versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
-    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), str(data.get("server") or ""), versions)
+    server, audience = str(data.get("server") or ""), _audience(data.get("audience") or {})
+    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), server, versions, audience)
+
+
+def _audience(data: Any) -> Audience:
+    """Read who may have a record; of one from before this was written, only the store's owner."""
+    texts = {name: tuple(str(text) for text in data.get(name) or ()) for name in ("namespaces", "credentials")}
+    return Audience(public=data.get("public") is True, **texts)
 
 
 def _state(store: Store, piece: BlobInfo) -> str:

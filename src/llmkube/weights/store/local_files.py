@@ -13,11 +13,15 @@ from typing import Final
 import attrs
 import trio
 
+from llmkube.base.trusted_paths import open_file
 from llmkube.weights.errors import FetchError, WeightsNotFoundError
 from llmkube.weights.store.disk import RunSync
 
 CHUNK_BYTES: Final = 8 << 20
 """Long enough to hide a hop to a thread, short enough to cancel between two."""
+
+OpenFile = Callable[[Path], int]
+"""Return a descriptor of a file for reading; its `close` is owed."""
 
 
 @attrs.frozen
@@ -37,61 +41,75 @@ class FileSnapshot:
 
 
 def take_snapshot(path: Path) -> FileSnapshot:
-    """Check that there is a readable regular file with something in it."""
+    """Look at a file of ours.
+
+    Raises:
+        WeightsNotFoundError: There is no regular file with something in it.
+        FetchError: The disk fails.
+    """
     try:
         found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            raise WeightsNotFoundError(f"{path} is a folder; name the .gguf file in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise WeightsNotFoundError(f"{path} is not a regular file")
-        if found.st_size == 0:
-            raise WeightsNotFoundError(f"{path} is empty; copy the file again")
-        # only opening tells: macOS keeps background programs out of folders whose permission bits would let them in
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise WeightsNotFoundError(f"there is no file {path} on this host; check the path, or copy it there") from exc
-    except PermissionError as exc:
-        raise WeightsNotFoundError(f"{path} cannot be read by {_remedy(exc)}") from exc
+        raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
     except OSError as exc:
         raise FetchError(f"cannot look at {path}: {exc.strerror or exc}") from exc
+    if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+        raise WeightsNotFoundError.at(path, "it is not a regular file with something in it")
     return FileSnapshot.at(path, found)
 
 
-def _remedy(error: PermissionError) -> str:
-    """Who may not, and what helps: macOS says EPERM where it is not the file's permissions that forbid it."""
+def unreadable(error: OSError) -> str:
+    """Say for the host's owner why a file cannot be had, and what helps.
+
+    macOS says EPERM where it is not the file's permissions that forbid it.
+    """
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "there is no such file"
     if sys.platform == "darwin" and error.errno == errno.EPERM:
         return (
-            "background programs on macOS; move it out of Desktop, Documents, Downloads, iCloud and external disks, or "
-            f"allow {sys.executable} under System Settings, Privacy & Security, Full Disk Access, and restart it"
+            "background programs on macOS may not read it; move it out of Desktop, Documents, Downloads, iCloud and "
+            f"external disks, or allow {sys.executable} under System Settings, Privacy & Security, Full Disk Access, "
+            "and restart it"
         )
-    return "the user that LLMKube runs as; change its permissions, or those of its folder"
+    if isinstance(error, PermissionError):
+        return "the user that LLMKube runs as may not read it; change its permissions, or those of its folder"
+    return error.strerror or str(error)
 
 
-def read_chunk(take_snapshot: FileSnapshot, offset: int) -> bytes:
+def read_chunk(snapshot: FileSnapshot, offset: int, opened: OpenFile = open_file) -> bytes:
     """Read a chunk on its own, so that a thread stuck on a dead network disk can be left behind."""
     try:
-        with take_snapshot.path.open("rb", buffering=0) as file:
-            if FileSnapshot.at(take_snapshot.path, os.fstat(file.fileno())) != take_snapshot:
-                raise FetchError(f"{take_snapshot.path} changed while it was read")
+        with os.fdopen(opened(snapshot.path), "rb", buffering=0) as file:
+            if FileSnapshot.at(snapshot.path, os.fstat(file.fileno())) != snapshot:
+                raise FetchError(f"{snapshot.path} changed while it was read")
             file.seek(offset)
             return file.read(CHUNK_BYTES)
     except OSError as exc:
-        raise FetchError(f"cannot read {take_snapshot.path}: {exc.strerror or exc}") from exc
+        raise FetchError(f"cannot read {snapshot.path}: {exc.strerror or exc}") from exc
 
 
-async def hash_file(take_snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync) -> str:
+async def hash_file(
+    snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync, opened: OpenFile = open_file
+) -> str:
     """Return the SHA-256 of a file in lower-case hex; `verifying` is called after each chunk with the progress.
+
+    Args:
+        snapshot: The file, as it was when it was judged.
+        verifying: Is given the bytes that have been read.
+        run_sync: Runs the reading elsewhere.
+        opened: Opens the file for each chunk.
 
     Raises:
         FetchError: It cannot be read, or changes meanwhile.
+        WeightsError: What `opened` raises.
     """
     await trio.lowlevel.checkpoint()
     digest = hashlib.sha256()
 
     def hash_chunk(offset: int) -> None:
-        digest.update(read_chunk(take_snapshot, offset))
+        digest.update(read_chunk(snapshot, offset, opened))
 
-    for offset in range(0, take_snapshot.size_bytes, CHUNK_BYTES):
+    for offset in range(0, snapshot.size_bytes, CHUNK_BYTES):
         await run_sync(partial(hash_chunk, offset))
-        verifying(min(offset + CHUNK_BYTES, take_snapshot.size_bytes))
+        verifying(min(offset + CHUNK_BYTES, snapshot.size_bytes))
     return digest.hexdigest()

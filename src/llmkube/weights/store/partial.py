@@ -45,6 +45,7 @@ class Partial:
         size_bytes: How many bytes are there and hashed.
         info: What they are of.
         unhashed_bytes: Bytes from an earlier process that `rehash` has still to read.
+        written_bytes: How many bytes were written; never fewer than are hashed.
     """
 
     store: Store
@@ -53,6 +54,7 @@ class Partial:
     info: PartialInfo = PartialInfo()
     size_bytes: int = 0
     unhashed_bytes: int = 0
+    written_bytes: int = 0
     _digest: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
 
     @property
@@ -70,7 +72,7 @@ class Partial:
         self.size_bytes += len(data)
         self.unhashed_bytes = self.unhashed_bytes - len(data) if data else 0
         if not self.unhashed_bytes:
-            self._seek_to_end()
+            self._cut(self.size_bytes)
 
     def begin(self, note: PartialInfo) -> None:
         """Drop what is there, and expect the version that the note names."""
@@ -78,46 +80,46 @@ class Partial:
         self.size_bytes = self.unhashed_bytes = 0
         self.info = note
         self._write_note(0)
-        self._seek_to_end()
+        self._cut(0)
 
     def update(self, note: PartialInfo) -> None:
         """Keep what is there, and note what else has become known of it."""
         self.info = note
 
-    def append(self, data: bytes | memoryview) -> None:
-        """Write, hash and count bytes.
+    def drop_unhashed(self) -> None:
+        """Drop what was written and not hashed any more, before more is written.
 
         Raises:
-            FetchError: As `write`.
+            FetchError: The disk fails.
         """
-        self.write(data)
-        self.count(data, self.hashed(data))
+        try:
+            self._cut(self.size_bytes)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes behind what is there, without counting them yet; what was written before a failure is cut off.
+        """Write bytes behind what was written, all of them or none; they count once they are hashed.
+
+        Another thread may be hashing or syncing meanwhile.
 
         Raises:
             NoSpaceError: The disk is full.
             FetchError: The disk fails.
         """
+        start, done = self.written_bytes, 0
         view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done : done + _WRITE_BYTES], start + done)
         except OSError as exc:
             with contextlib.suppress(OSError):
-                self._seek_to_end()
+                self._cut(start)
             raise self._cannot_write(exc) from exc
+        self.written_bytes = start + done
 
-    def hashed(self, data: bytes | memoryview) -> "hashlib._Hash":
-        """Return the digest of what is there with the bytes behind it, without counting them yet."""
-        digest = self._digest.copy()
-        digest.update(data)
-        return digest
-
-    def count(self, data: bytes | memoryview, digest: "hashlib._Hash") -> None:
-        """Count bytes that have been written and hashed."""
-        self._digest = digest
+    def hash(self, data: bytes | memoryview) -> None:
+        """Hash and count the next bytes of what was written."""
+        self._digest.update(data)
         self.size_bytes += len(data)
 
     def checkpoint(self) -> None:
@@ -160,9 +162,9 @@ class Partial:
     def _is_ours(self) -> bool:
         return _same_file(self.path, self._fd)
 
-    def _seek_to_end(self) -> None:
-        os.ftruncate(self._fd, self.size_bytes)
-        os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
+    def _cut(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+        self.written_bytes = size_bytes
 
     def _write_note(self, synced_bytes: int) -> None:
         text = json.dumps(

@@ -24,6 +24,7 @@ from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile, open_store
 from llmkube.weights.store.index import commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
+from weights.hostile import append
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
 HF = "hf://org/repo/file.gguf@main"
@@ -33,7 +34,7 @@ WEB = "https://files.example/m.gguf"
 def fill(store, identity, source, data):
     partial = open_partial(store, key_of(identity))
     partial.begin(PartialInfo())
-    partial.append(data)
+    append(partial, data)
     partial.checkpoint()
     try:
         commit_record(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
@@ -49,7 +50,7 @@ def store(tmp_path):
     fill(store, WEB, WEB, DEMO + b"more")
     left = open_partial(store, key_of("x"))
     left.begin(PartialInfo())
-    left.append(b"half")
+    append(left, b"half")
     left.close()
     return store
 

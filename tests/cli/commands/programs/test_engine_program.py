@@ -59,7 +59,7 @@ def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypat
     without_homebrew(monkeypatch)
     program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=r"pip install 'llmkube\[llama\]' or brew install llama\.cpp"):
+    with pytest.raises(UserError, match=r"pip install xllamacpp or brew install llama\.cpp"):
         find_llama_server(None, search_path="", beside=tmp_path / "beside")
 
 

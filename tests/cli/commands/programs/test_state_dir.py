@@ -20,6 +20,18 @@ def test_the_folder_is_private(tmp_path):
             assert (path / "lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
+    """Below a folder that is writable for all and not sticky no state directory is made."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UserError, match="every user may write to"), held_state_dir(tmp_path / "open" / "state"):
+        pass
+    assert not (tmp_path / "open" / "state").exists()
+    (tmp_path / "open").chmod(0o1777)
+    with held_state_dir(tmp_path / "open" / "state"):
+        pass
+
+
 def test_a_second_program_is_told_the_pid(tmp_path):
     """Only one program at a time holds a folder; the other one learns which."""
     with (

@@ -36,10 +36,10 @@ from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.source import LocalFile, Source, parse_source, pick
+from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source, pick
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
-from llmkube.weights.store.index import key_of
+from llmkube.weights.store.index import key_of, name_of
 
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
 _KEY_LENGTH: Final = 12
@@ -120,7 +120,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     if not force:
         assert config.state_dir is not None, "load() decides it"
         clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
-        used = trio.run(_used, clusters) | _running(config.state_dir)
+        used = trio.run(_used, store, clusters) | _running(store, config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
     if taken := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
         raise CommandError(f"{'; '.join(taken)}: nothing was removed; delete that object first, or give --force")
@@ -148,7 +148,7 @@ def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: st
     store = _open(config)
     found = trio.run(_preload, config, store, wanted, sha256, Console(stderr=True))
     read_header(found.path)  # better now than when a service waits for it
-    (cached,) = (each for each in list_cached(store) if each.key == key_of(wanted.identity))
+    (cached,) = (each for each in list_cached(store) if each.key == key_of(name_of(store, wanted)))
     if form:
         click.echo(formats.dump(as_data(cached), form))
     else:
@@ -205,7 +205,7 @@ def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> 
         yield config.server, config
 
 
-async def _used(clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
+async def _used(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
     """Return who uses what: the identities of sources, each with the name of a Model."""
     used: dict[str, str] = {}
     for name, config in clusters:
@@ -219,23 +219,23 @@ async def _used(clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]
         except LLMKubeError as exc:
             raise CommandError(f"{problem} ({exc}); mend that, or give --force to remove them all the same") from exc
         for model in models:
-            if identity := _identity(model):
-                used.setdefault(identity, f"Model {model.key}")
+            if name := _name(store, model):
+                used.setdefault(name, f"Model {model.key}")
     return used
 
 
-def _running(state_dir: Path) -> dict[str, str]:
+def _running(store: Store, state_dir: Path) -> dict[str, str]:
     """Return who uses what among the engines that run from here, whatever cluster they run for."""
     entries = FileJournal(state_dir / "journal", trio.CapacityLimiter(1)).read_all().values()
-    return {_identity(entry.wish.model): f"InferenceService {entry.key} on this machine" for entry in entries}
+    return {_name(store, entry.wish.model): f"InferenceService {entry.key} on this machine" for entry in entries}
 
 
-def _identity(model: Model) -> str:
+def _name(store: Store, model: Model) -> str:
     try:
         source = pick(parse_source(model.spec.source), model.spec.files)
     except UserError:
         return ""  # it never fetched anything by this name
-    return str(getattr(source, "identity", ""))
+    return name_of(store, source) if isinstance(source, Remote | Builtin) else ""
 
 
 def _told(done: Pruned, *, dry_run: bool) -> Iterator[str]:

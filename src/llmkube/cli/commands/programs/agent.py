@@ -19,12 +19,15 @@ from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
+from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.download_options import download_settings
+from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
+from llmkube.cli.commands.programs.join import join
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir, holder_of
-from llmkube.cli.config import AgentConfig, load, local_state_dir
+from llmkube.cli.config import AgentConfig, check_state_dir, load, local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.program import (
@@ -37,11 +40,12 @@ from llmkube.cli.program import (
     settle_heap,
 )
 from llmkube.cli.target_cluster import find_config
-from llmkube.k8s.auth.config import ClusterConfig
+from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter, sudoers_rule
+from llmkube.supervisor.host_token import TOKEN_FILE, run_token_renewal
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -83,6 +87,7 @@ def agent(context: click.Context, /, **flags: Any) -> None:
 def stop_agent(state_dir: Path | None, timeout: float) -> None:
     """Stop the agent on this host and every engine of it, and wait until they have ended."""
     folder = state_dir.absolute() if state_dir else local_state_dir()
+    check_state_dir(folder)  # the pid in it is about to be sent a signal
     pid = holder_of(folder)
     if pid is None:
         raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
@@ -106,6 +111,9 @@ def print_sudoers(user: str | None) -> None:
     if uid == 0:
         raise UserError("root needs no line in sudoers; name the agent's user with --user")
     click.echo(sudoers_rule(uid), nl=False)
+
+
+agent.add_command(join)
 
 
 async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
@@ -144,7 +152,9 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         lease_namespace=config.lease_namespace,
         drain_seconds=config.drain_seconds,
         **download_settings(config),
+        allowances=engine_allowances(config),
         **memory_settings(config),
+        **access_settings(config),
     )
 
 
@@ -180,6 +190,9 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                 registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
                 registry.register(loop_watchdog)
                 await support.start(run_probes, view.ready, registry, probes.listeners)
+            token_file = settings.state_dir / TOKEN_FILE
+            if isinstance(cluster.identity, TokenFile) and cluster.identity.path == token_file:
+                support.start_soon(run_token_renewal, client, token_file, settings.host_name, ports.utcnow)
             support.start_soon(_settle_heap_later)
             log.info(
                 "agent started",
@@ -189,6 +202,10 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                 accelerators=sorted(settings.accelerators),
                 llamaServer=settings.llama_server,
             )
+            if settings.insecure_lan:
+                log.warning("every request is let in at published engines, from any address", why="--insecure-lan")
+            elif not settings.allow_from:
+                log.warning("no request reaches published engines without a key", why="no --allow-from names a network")
             await trio.sleep_forever()
         if stop.why == "SIGTERM" and config.on_exit == "keep":
             log.info("the engines stay for the next agent", services=len(view.services()))

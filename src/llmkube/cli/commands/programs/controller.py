@@ -22,7 +22,7 @@ from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.target_cluster import find_config
 from llmkube.controller.operator import run_controller
-from llmkube.controller.settings import ControllerSettings, WorkloadSettings
+from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
 from llmkube.runtimes.container.images import Images
 from llmkube.weights.address_policy import parse_networks
@@ -96,6 +96,8 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         cache_access_mode=config.cache_access_mode,
         fs_group=config.cache_fs_group or None,
         host_paths=config.host_path,
+        allow=frozenset(map(Allowance, config.allow)),
+        priority_classes=config.allow_priority_class,
         hub_endpoint=config.hub_endpoint,
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,

@@ -34,7 +34,7 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, be
     if importlib.util.find_spec("xllamacpp") is not None and os.access(bundled, os.X_OK):
         return bundled.absolute()
     raise UserError(
-        "no llama-server found; install one with pip install 'llmkube[llama]' or brew install llama.cpp, "
+        "no llama-server found; install one with pip install xllamacpp or brew install llama.cpp, "
         "or name yours with --llama-server PATH"
     )
 

@@ -54,6 +54,11 @@ class Snapshot(Protocol):
         """The model id that it answers to."""
         ...
 
+    @property
+    def api_key(self) -> str:
+        """The key that it asks for; "" when it asks for none."""
+        ...
+
 
 Found = Backend | UnavailableModel
 
@@ -104,7 +109,8 @@ class AgentDirectory:
 
 def _found(key: Key, view: Snapshot) -> Found:
     if view.ready:
-        return Backend(view.host, view.port, view.alias)
+        credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
+        return Backend(view.host, view.port, view.alias, credentials)
     message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
     reason = Reason.of(view.reason)
     wait_seconds = _RETRY_SECONDS[reason.meaning if reason is not None else Meaning.PASSING]

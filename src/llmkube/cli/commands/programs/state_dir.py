@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from llmkube.base.errors import UserError
+from llmkube.cli.config import check_state_dir
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 
 _TEMPORARY: Final = "llmkube-ephemeral-"
@@ -27,8 +28,10 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
         locks: What to hold: `lock` to run engines (the default), `apiserver.lock` to run the API server.
 
     Raises:
-        UserError: The folder cannot be used, or another program holds it; the sentence names its pid.
+        UserError: The folder cannot be used, is not this user's alone, or another program holds it; the sentence names
+            its pid.
     """
+    check_state_dir(path, to_create=True)
     with contextlib.ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)

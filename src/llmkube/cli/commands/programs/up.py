@@ -28,8 +28,10 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
+from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.apiserver import open_server
-from llmkube.cli.commands.programs.download_options import download_settings
+from llmkube.cli.commands.programs.download_options import download_settings, own_folders
+from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
 from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
@@ -79,17 +81,20 @@ class UpPlan:
     @property
     def agent_settings(self) -> AgentSettings:
         """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
+        store = self.state_dir / "store"
         return AgentSettings(
             host_name=self.config.host_name or lasting_host_name(self.state_dir),
             state_dir=self.state_dir,
-            store_dir=self.state_dir / "store",
+            store_dir=store,
             llama_server=str(self.llama_server),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
             accelerators=frozenset(self.config.accelerator),
             drain_seconds=self.config.drain_seconds,
-            **download_settings(self.config),
+            **download_settings(self.config, own_folders(store)),
+            allowances=engine_allowances(self.config),
             **memory_settings(self.config),
+            **access_settings(self.config),
         )
 
 

@@ -21,6 +21,7 @@ from llmkube.k8s.crd.meta import DECIMAL, DURATION, QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import REQUIRED, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.runtimes.container.builder import Runtime
+from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.registry import plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
@@ -213,7 +214,9 @@ def honoured_on_hosts(path: str) -> bool:
     model, service = (_object(kind, spec[kind]) for kind in (Model, InferenceService))
     facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
     try:
-        plan = plan_for(service, model, WeightsFile(Path("/m"), 1, None, "i"), facts, _engine(), alias="m")
+        weights = WeightsFile(Path("/m"), 1, None, "i")
+        draft = weights if draft_of(service.spec) else None
+        plan = plan_for(service, model, weights, facts, _engine(), alias="m", draft=draft)
     except UserError:
         return False
     return path not in plan.not_honoured

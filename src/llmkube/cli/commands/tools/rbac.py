@@ -1,27 +1,117 @@
 """`llmkube rbac`."""
 
+import ipaddress
+from typing import Any
+
 import click
 import yaml
 
+from llmkube.base.errors import UserError
 from llmkube.cli.options import HELP, guarded
 from llmkube.controller import rights as controller_rights
-from llmkube.k8s.rbac import rbac_manifests
+from llmkube.k8s.rbac import EVERY, rbac_manifests
+from llmkube.k8s.wire.names import host_id
 from llmkube.supervisor import rights as agent_rights
+from llmkube.supervisor.host_policies import host_policies
 
-PROGRAMS = {"agent": agent_rights.PROGRAM, "controller": controller_rights.PROGRAM}
+PROGRAMS = ("agent", "controller", "policies")
+AGENT_NAMESPACE = "default"
 
 
 @click.command("rbac", context_settings=HELP)
-@click.argument("program", type=click.Choice(sorted(PROGRAMS)))
-@click.option("-n", "--namespace", help="The only namespace that it looks after. Default: all of them.")
+@click.argument("program", type=click.Choice(PROGRAMS))
+@click.option(
+    "-n",
+    "--namespace",
+    help="The only namespace that it looks after. Default: of an agent the namespace default, of a controller all.",
+)
+@click.option("-A", "--all-namespaces", is_flag=True, help="It looks after all namespaces.")
 @click.option(
     "--lease-namespace", default="llmkube-system", show_default=True, help="Where its account and Leases are."
 )
+@click.option("--host", metavar="NAME", help="Give one host an identity of its own: the account llmkube-agent-NAME.")
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="CIDR",
+    help="With --host: network in which this host's engines may be, such as 192.168.1.20/32; repeatable.",
+)
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="Secret that an agent may read in the namespaces that it looks after, for Models that name it; repeatable. "
+    "'*' is any Secret of the one namespace. Default: none.",
+)
 @guarded
-def rbac(program: str, namespace: str | None, lease_namespace: str) -> None:
+def rbac(
+    program: str,
+    *,
+    namespace: str | None,
+    all_namespaces: bool,
+    lease_namespace: str,
+    host: str | None,
+    networks: tuple[str, ...],
+    secrets: tuple[str, ...],
+) -> None:
     """Print the ServiceAccount, the roles and the bindings that a program needs, and nothing more.
+
+    `policies` prints what confines each host to what is its own, for all hosts; it needs Kubernetes 1.31 or later.
 
     For a cluster: llmkube rbac agent | kubectl apply --server-side -f -
     """
-    manifests = rbac_manifests(PROGRAMS[program], system_namespace=lease_namespace, namespace=namespace)
+    if program != "agent" and (host or networks or secrets):
+        raise UserError("--host, --network and --secret are for `llmkube rbac agent`")
+    if namespace and all_namespaces:
+        raise UserError("-n and -A exclude each other")
+    if program == "policies":
+        if namespace or all_namespaces:
+            raise UserError("-n and -A are for programs: the policies are for all hosts")
+        manifests = host_policies(lease_namespace)
+    elif program == "controller":
+        manifests = rbac_manifests(controller_rights.PROGRAM, system_namespace=lease_namespace, namespace=namespace)
+    else:
+        served = None if all_namespaces else namespace or AGENT_NAMESPACE
+        manifests = agent_manifests(lease_namespace, served, host, networks, secrets)
     click.echo(yaml.safe_dump_all(manifests, sort_keys=False).rstrip("\n"))
+
+
+def agent_manifests(
+    lease_namespace: str,
+    namespace: str | None,
+    host: str | None,
+    networks: tuple[str, ...],
+    secrets: tuple[str, ...],
+) -> list[dict[str, Any]]:
+    """Return the account and roles of all agents, or those of one host.
+
+    Raises:
+        UserError: The options do not fit together, or one of them is none.
+    """
+    if namespace is None and EVERY in secrets:
+        raise UserError("--secret '*' would let a host read any Secret of the cluster; name Secrets, or one namespace")
+    if host is None:
+        if networks:
+            raise UserError("--network is for an identity of one host: name it with --host")
+        program = agent_rights.PROGRAM
+    else:
+        if host != host_id(host):
+            raise UserError(f"host name {host}: use {host_id(host)}; it has to be a DNS name of at most 63 characters")
+        if not networks:
+            raise UserError("--host: name the networks of its engines with --network, such as 192.168.1.20/32")
+        program = agent_rights.host_program(host, [checked_network(one) for one in networks])
+    return rbac_manifests(program.granted(secrets), system_namespace=lease_namespace, namespace=namespace)
+
+
+def checked_network(text: str) -> str:
+    """Return a network as the policies read it.
+
+    Raises:
+        UserError: It is none.
+    """
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise UserError(f"--network {text}: {error}") from error

@@ -1,0 +1,285 @@
+"""What an editor may ask of a pod, and what the operator has to allow first. Pure.
+
+A pod of ours runs what an editor wants: an image, a command, Secrets and claims of the service's own namespace. What
+reaches out of the container or out of the namespace is the operator's to give, by one value of the chart each
+(`workloads.allow`), and none is given by default:
+
+| value of the chart | what it stands for |
+|---|---|
+| `hostPaths` | folders of the nodes, mounted read-only |
+| `foreignVolumes` | volumes that neither pod nor namespace owns: network file systems, drivers, one by its name |
+| `tokens` | credentials for the API server: projected tokens and certificates of the pod's account |
+| `root` | the user root, where a field asks for it; an image's own user is the image's matter |
+| `privileged` | privileges, capabilities, unconfined profiles, kernel parameters |
+| `hostNamespaces` | the node's own network, from which the kubelet sends a probe that names a host |
+| `controlPlane` | tolerating the taints that keep pods off the control plane |
+| `priorityClasses` | PriorityClasses by name, besides those that stand for `spec.priority` |
+
+With none of them, each pod that can be asked for meets the Pod Security standard "baseline" (v1.36). What is not known
+to be harmless is refused: a newer API may have more fields.
+"""
+
+import fnmatch
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.settings import Allowance, WorkloadSettings
+from llmkube.k8s.crd.inferenceservice import PRIORITIES, InferenceServiceSpec
+from llmkube.k8s.crd.model import ModelSpec
+
+Part = Mapping[str, Any]
+
+HOST_PATHS: Final = "hostPaths"
+PRIORITY_CLASSES: Final = "priorityClasses"
+
+SOURCE_VOLUMES: Final = ("model-source", "model-source-draft")
+"""Names of the volumes on which a Model's weights are already, perhaps a folder of the node."""
+
+_OWN_VOLUMES: Final = frozenset(
+    {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "secret"}
+)  # fmt: skip
+_PLAIN_PATHS: Final = frozenset({"", "Directory", "File"})
+_PLAIN_SOURCES: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
+_TOKEN_SOURCES: Final = frozenset({"podCertificate", "serviceAccountToken"})
+
+_HARMLESS: Final = frozenset(
+    {
+        *("fsGroup", "fsGroupChangePolicy", "readOnlyRootFilesystem", "runAsGroup", "runAsNonRoot"),
+        *("seLinuxChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"),
+    }
+)
+# Facts: the Pod Security standards, https://kubernetes.io/docs/concepts/security/pod-security-standards (v1.36)
+_HARMLESS_CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
+_SELINUX_TYPES: Final = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
+_PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
+_SAFE_SYSCTLS: Final = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        *("net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports", "net.ipv4.ip_unprivileged_port_start"),
+        *("net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl"),
+        *("net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_rmem"),
+        *("net.ipv4.tcp_syncookies", "net.ipv4.tcp_wmem"),
+    }
+)
+_APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+_INJECTED_VOLUMES: Final = "sidecar.istio.io/userVolume"
+_CONTROL_PLANE_TAINTS: Final = frozenset(
+    {
+        *("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd"),
+        "CriticalAddonsOnly",
+    }
+)
+
+
+@attrs.frozen
+class Refusal:
+    """One field that asks for more than the operator allows; `value` is the one of `workloads.allow` that would."""
+
+    field: str
+    why: str
+    value: str
+
+
+def service_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> tuple[Refusal, ...]:
+    """Return what a service's pods may not have, in the order of the spec's fields; empty when all may be."""
+    found = (
+        *_probe_refusals(spec),
+        *_priority_refusals(spec, settings),
+        *_toleration_refusals(spec.tolerations, "spec.tolerations"),
+        *_annotation_refusals(spec.pod_annotations),
+        *_security_refusals(spec.pod_security_context or {}, "spec.podSecurityContext"),
+        *_security_refusals(spec.security_context or {}, "spec.securityContext"),
+        *_volume_refusals(spec, settings),
+        *_mount_refusals(spec),
+    )
+    return _without_allowed(found, settings)
+
+
+def fetch_refusals(spec: ModelSpec, settings: WorkloadSettings) -> tuple[Refusal, ...]:
+    """Return what the pod that fetches a Model may not have; empty when all may be."""
+    return _without_allowed(_toleration_refusals(spec.prefetch_tolerations, "Model.spec.prefetchTolerations"), settings)
+
+
+def refusal_message(refusals: Sequence[Refusal]) -> str:
+    """Return refusals as one sentence for a condition."""
+    found = "; ".join(f"{one.field} {one.why} (workloads.allow.{one.value})" for one in refusals)
+    return (
+        f"not allowed in this cluster: {found}. Leave it out, or have the operator of the controller allow it by the "
+        "value of the chart in brackets"
+    )
+
+
+def is_allowed_folder(path: str, settings: WorkloadSettings) -> bool:
+    """Whether a path of a node is one of the folders that pods may mount, or below one."""
+    normal = posixpath.normpath(path)
+    folders = (posixpath.normpath(folder) for folder in settings.host_paths)
+    return any(normal == folder or normal.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
+def _without_allowed(found: Iterator[Refusal] | Sequence[Refusal], settings: WorkloadSettings) -> tuple[Refusal, ...]:
+    return tuple(one for one in found if one.value not in settings.allow)
+
+
+# -- volumes ----------------------------------------------------------------------------------------------------------
+
+
+def _volume_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> Iterator[Refusal]:
+    for number, volume in enumerate(spec.extra_volumes):
+        for kind, source in _given(volume):
+            path = f"spec.extraVolumes[{number}].{kind}"
+            if kind == "name" or kind in _OWN_VOLUMES:
+                continue
+            if kind == "hostPath":
+                writable = _is_mounted_writable(spec, str(volume.get("name", "")))
+                yield from _host_path_refusals(source, path, settings, writable=writable)
+            elif kind == "projected":
+                yield from _projected_refusals(source, path)
+            elif kind == "ephemeral":
+                yield from _ephemeral_refusals(source, path)
+            else:
+                yield Refusal(path, "is a volume that is not of the service's namespace", Allowance.FOREIGN_VOLUMES)
+
+
+def _host_path_refusals(source: Part, path: str, settings: WorkloadSettings, *, writable: bool) -> Iterator[Refusal]:
+    folder = str(source.get("path", ""))
+    if not is_allowed_folder(folder, settings):
+        allowed = ", ".join(settings.host_paths) or "none"
+        yield Refusal(f"{path}.path", f"is {folder!r}, and pods may mount these folders of a node: {allowed}",
+                      HOST_PATHS)  # fmt: skip
+    elif (source.get("type") or "") not in _PLAIN_PATHS:
+        yield Refusal(f"{path}.type", "makes a file on the node, or opens a device", HOST_PATHS)
+    elif writable:
+        # A pod that writes there can place a link to any other folder, which the next pod would then mount.
+        yield Refusal(path, "is mounted without readOnly: true, and a folder of a node is only read", HOST_PATHS)
+
+
+def _is_mounted_writable(spec: InferenceServiceSpec, volume: str) -> bool:
+    return any(one.get("name") == volume and one.get("readOnly") is not True for one in spec.extra_volume_mounts)
+
+
+def _projected_refusals(source: Part, path: str) -> Iterator[Refusal]:
+    for number, one in enumerate(source.get("sources") or ()):
+        for kind, _ in _given(one):
+            if kind in _TOKEN_SOURCES:
+                yield Refusal(f"{path}.sources[{number}].{kind}", "is a credential of the pod for the API server",
+                              Allowance.TOKENS)  # fmt: skip
+            elif kind not in _PLAIN_SOURCES:
+                yield Refusal(f"{path}.sources[{number}].{kind}", "is not known to be of the service's namespace",
+                              Allowance.FOREIGN_VOLUMES)  # fmt: skip
+
+
+def _ephemeral_refusals(source: Part, path: str) -> Iterator[Refusal]:
+    claim = (source.get("volumeClaimTemplate") or {}).get("spec") or {}
+    origin = (claim.get("dataSourceRef") or {}).get("namespace")
+    chosen = ("volumeName", claim.get("volumeName")), ("selector", claim.get("selector"))
+    for name, value in (*chosen, ("dataSourceRef.namespace", origin)):
+        if value:
+            yield Refusal(f"{path}.volumeClaimTemplate.spec.{name}", "chooses a volume that others have made",
+                          Allowance.FOREIGN_VOLUMES)  # fmt: skip
+
+
+def _mount_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    theirs = {volume.get("name") for volume in spec.extra_volumes}
+    for number, mount in enumerate(spec.extra_volume_mounts):
+        path, name = f"spec.extraVolumeMounts[{number}]", mount.get("name")
+        if mount.get("mountPropagation") == "Bidirectional":
+            yield Refusal(f"{path}.mountPropagation", "reaches the node's own mounts", Allowance.PRIVILEGED)
+        if name in SOURCE_VOLUMES and name not in theirs and mount.get("readOnly") is not True:
+            yield Refusal(f"{path}.readOnly", "is not true, and the weights may be a folder of a node", HOST_PATHS)
+
+
+# -- security contexts ------------------------------------------------------------------------------------------------
+
+
+def _security_refusals(context: Part, path: str) -> Iterator[Refusal]:
+    for name, value in _given(context):
+        field = f"{path}.{name}"
+        if name in _HARMLESS:
+            continue
+        if name == "runAsUser":
+            if value == 0:
+                yield Refusal(field, "asks for the user root", Allowance.ROOT)
+        elif name == "windowsOptions":
+            yield from _windows_refusals(value, field)
+        elif why := _privilege(name, value):
+            yield Refusal(field, why, Allowance.PRIVILEGED)
+
+
+def _privilege(name: str, value: Any) -> str:
+    """Return how a field of a security context asks for privileges; empty when it does not."""
+    if name in ("privileged", "allowPrivilegeEscalation"):
+        return "asks for privileges over the node" if value else ""
+    if name == "capabilities":
+        more = [one for one in value.get("add") or () if str(one).removeprefix("CAP_") not in _HARMLESS_CAPABILITIES]
+        return f"adds {', '.join(map(str, more))}" if more else ""
+    if name == "procMount":
+        return "unmasks /proc" if value not in ("", "Default") else ""
+    if name in ("seccompProfile", "appArmorProfile"):
+        return "takes the container's profile away" if value.get("type") not in _PROFILES else ""
+    if name == "seLinuxOptions":
+        other = (value.get("type") or "") not in _SELINUX_TYPES or value.get("user") or value.get("role")
+        return "leaves the type of containers" if other else ""
+    if name == "sysctls":
+        more = [str(one.get("name", "")) for one in value if one.get("name") not in _SAFE_SYSCTLS]
+        return f"sets {', '.join(more)}, which not only the pod has" if more else ""
+    return "is not known to be harmless"
+
+
+def _windows_refusals(options: Part, path: str) -> Iterator[Refusal]:
+    for name, value in _given(options):
+        if name == "runAsUserName":
+            if str(value).rpartition("\\")[2].lower() in ("containeradministrator", "administrator", "system"):
+                yield Refusal(f"{path}.{name}", "asks for an administrator", Allowance.ROOT)
+        elif value:
+            yield Refusal(f"{path}.{name}", "asks for privileges over the node", Allowance.PRIVILEGED)
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def _probe_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    probes = spec.probe_overrides
+    if probes is None:
+        return
+    for name in ("startup", "liveness", "readiness"):
+        for handler in ("httpGet", "tcpSocket"):
+            if ((getattr(probes, name) or {}).get(handler) or {}).get("host"):
+                yield Refusal(f"spec.probeOverrides.{name}.{handler}.host", "has the node itself ask another host",
+                              Allowance.HOST_NAMESPACES)  # fmt: skip
+
+
+def _priority_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> Iterator[Refusal]:
+    name, prefix = spec.priority_class_name, settings.priority_class_prefix
+    if not name or (prefix and name in {f"{prefix}{priority}" for priority in PRIORITIES}):
+        return
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.priority_classes):
+        allowed = ", ".join(settings.priority_classes) or "none"
+        yield Refusal("spec.priorityClassName", f"is {name!r}, and services may name these: {allowed}",
+                      PRIORITY_CLASSES)  # fmt: skip
+
+
+def _toleration_refusals(tolerations: Sequence[Part], path: str) -> Iterator[Refusal]:
+    for number, one in enumerate(tolerations):
+        key, field = one.get("key") or "", f"{path}[{number}]"
+        if not key:
+            yield Refusal(field, "tolerates every taint, those of the control plane too: name a key",
+                          Allowance.CONTROL_PLANE)  # fmt: skip
+        elif key in _CONTROL_PLANE_TAINTS:
+            yield Refusal(f"{field}.key", f"is {key}, which keeps pods off the control plane", Allowance.CONTROL_PLANE)
+
+
+def _annotation_refusals(annotations: Mapping[str, str]) -> Iterator[Refusal]:
+    for key, value in annotations.items():
+        field = f"spec.podAnnotations[{key}]"
+        if key.startswith(_APPARMOR) and value not in ("", "runtime/default") and not value.startswith("localhost/"):
+            yield Refusal(field, "takes the container's profile away", Allowance.PRIVILEGED)
+        elif key.startswith(_INJECTED_VOLUMES):
+            yield Refusal(field, "has an injector add volumes of any kind", Allowance.FOREIGN_VOLUMES)
+
+
+def _given(part: Part) -> Iterator[tuple[str, Any]]:
+    """Return the fields of a part that say something."""
+    return ((name, value) for name, value in part.items() if value is not None)

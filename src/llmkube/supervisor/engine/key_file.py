@@ -1,0 +1,58 @@
+"""The file in which an engine finds the keys that it asks for: private, one key per line, there as long as the engine.
+
+An engine reads it once, when it starts. It never sees a key on its command line, which every user of the machine reads.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from llmkube.base.private_files import write_private
+from llmkube.supervisor.nouns.ports import Parting
+
+_FOLDER: Final = "keys"
+_KEY_BYTES: Final = 32
+
+
+def new_key() -> str:
+    """Return a key that cannot be guessed."""
+    return secrets.token_urlsafe(_KEY_BYTES)
+
+
+def key_path(state_dir: Path, cookie: str) -> Path:
+    """Return where the engine with this cookie finds its keys."""
+    return state_dir / _FOLDER / cookie
+
+
+def write_keys(path: Path, keys: Sequence[str]) -> None:
+    """Write the keys of an engine that is about to start; blocks.
+
+    Raises:
+        OSError: The disk does not take them.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(path, "".join(f"{key}\n" for key in keys), lasting=False)
+
+
+@contextlib.contextmanager
+def kept_while_running(path: Path, parting: Parting) -> Iterator[None]:
+    """Remove an engine's file after the block, unless the engine stays for the next agent."""
+    try:
+        yield
+    finally:
+        if not parting.keep:
+            _remove(path)
+
+
+def remove_key_files(state_dir: Path, left: frozenset[str]) -> None:
+    """Remove the files of all engines but those with these cookies; blocks."""
+    for path in (state_dir / _FOLDER).glob("*"):
+        if path.name not in left:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # the key of an engine that has ended opens nothing
+        path.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""The token of a host's own account: the agent asks for the next one long before it ends.
+
+`llmkube agent join` leaves it in a file of the state directory. It is read anew for each request (`k8s.auth`), so
+that a new one counts at once. A token that has ended, because the host slept or the API server capped its life, cannot
+ask for another: engines go on, and the log says which command an administrator runs.
+"""
+
+import base64
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.private_files import write_private
+from llmkube.k8s.builtins import ServiceAccount
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import TransportError, UnauthorizedError
+
+log = structlog.get_logger(__name__)
+
+TOKEN_FILE: Final = "host.token"  # noqa: S105 - a name
+"""In the state directory; no other program's token file is called so, and only this one is written to."""
+
+TOKEN_SECONDS: Final = 7 * 24 * 3600
+"""The life of a token that is asked for; the API server may give a shorter one."""
+
+RENEW_AFTER: Final = 0.5
+"""The share of its life after which a token is replaced: a host may sleep for the other half."""
+
+LOOK_SECONDS: Final = 15.0
+"""How often to compare the wall clock with it: a clock of pauses stands still while a host sleeps."""
+
+RETRY_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 15.0
+
+
+@attrs.frozen
+class HostToken:
+    """What a token says of itself; the API server alone can tell whether that is true.
+
+    Attributes:
+        namespace: Of the account.
+        account: Its name.
+        issued_at: When its life began, in seconds since 1970.
+        expires_at: When it ends.
+    """
+
+    namespace: str
+    account: str
+    issued_at: float
+    expires_at: float
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for the next one, in seconds since 1970."""
+        return now >= self.issued_at + RENEW_AFTER * (self.expires_at - self.issued_at)
+
+
+def read_token(text: str) -> HostToken | None:
+    """Return what a ServiceAccount's bound token says, or None for anything else."""
+    try:
+        body = text.split(".")[1]
+        said = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        system, kind, namespace, account = said["sub"].split(":")
+        token = HostToken(namespace, account, float(said["iat"]), float(said["exp"]))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None
+    return token if (system, kind) == ("system", "serviceaccount") else None
+
+
+async def request_token(client: Client, namespace: str, account: str) -> str:
+    """Return a new token of an account.
+
+    Raises:
+        ApiError: The API server gives none.
+    """
+    path = f"{ServiceAccount.RESOURCE.path(namespace, account)}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": TOKEN_SECONDS},
+    }
+    answer = await client.request_json("POST", path, body=body)
+    token = answer.get("status", {}).get("token", "") if isinstance(answer, dict) else ""
+    if not isinstance(token, str) or read_token(token) is None:
+        raise TransportError(f"POST {path}: the answer holds no token of a ServiceAccount")
+    return token
+
+
+async def run_token_renewal(client: Client, path: Path, host: str, utcnow: Callable[[], datetime.datetime]) -> Never:
+    """Never return: replace the token in a file before it ends; what fails is told once, and tried again."""
+    told = ""
+    while True:
+        pause = LOOK_SECONDS
+        try:
+            await _renew_if_due(client, path, utcnow().timestamp())
+        except UnauthorizedError:
+            problem = "ended"
+        except (LLMKubeError, OSError, trio.TooSlowError) as error:
+            problem = str(error) or "no answer"
+        else:
+            problem = ""
+        if problem:
+            pause = RETRY_SECONDS
+        if problem == "ended" != told:
+            log.error(
+                "the API server refuses this host's token; engines go on; an administrator gives it another one",
+                command=f"llmkube agent join --name {host} --state-dir {path.parent} --network CIDR",
+            )
+        elif problem and problem != told:
+            log.warning("this host's token was not renewed; will be repeated", error=problem)
+        told = problem
+        await trio.sleep(pause)
+
+
+async def _renew_if_due(client: Client, path: Path, now: float) -> None:
+    token = read_token(path.read_text("ascii"))  # as small as what each request reads again
+    if token is None or not token.is_due(now):
+        return
+    with trio.fail_after(ANSWER_SECONDS):
+        fresh = await request_token(client, token.namespace, token.account)
+    await trio.to_thread.run_sync(write_private, path, fresh)
+    log.info("this host's token is renewed", account=token.account)

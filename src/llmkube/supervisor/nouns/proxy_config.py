@@ -1,0 +1,41 @@
+"""What the proxy of one engine is told, as a value and as the text of a private file."""
+
+import json
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class ProxyConfig:
+    """One proxy, fully decided.
+
+    Attributes:
+        listen: Where it listens.
+        backend: Where its engine listens.
+        api_key: What the engine asks for; a client that shows the same one is let in, too.
+        allowed: The networks (CIDR) whose requests need no key.
+    """
+
+    listen: tuple[str, int]
+    backend: tuple[str, int]
+    api_key: str = attrs.field(repr=False)
+    allowed: tuple[str, ...] = ()
+
+    def dump(self) -> str:
+        """Return it as text for a private file."""
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> "ProxyConfig":
+        """Read what `dump` wrote.
+
+        Raises:
+            ValueError: It is none.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            listen, backend = ((str(host), int(port)) for host, port in (data["listen"], data["backend"]))
+            return cls(listen, backend, str(data["api_key"]), tuple(map(str, data["allowed"])))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the file of a proxy: {error!r}") from error

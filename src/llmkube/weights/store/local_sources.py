@@ -1,0 +1,144 @@
+"""Which files of this host an object may name: GGUF files below the folders that the host's owner has listed.
+
+Who writes a Model learns nothing of any other file. A path that does not lie below a listed folder as it is written is
+refused before the disk is touched; one whose links lead out is refused with the same words, whether or not there is a
+file. Below a listed folder, what is no weights is as good as missing, and only the host's own log says more.
+
+What was judged is what is used: a file is opened once it is known that no user but those whom the host's owner trusts
+could put another in its place (`base.trusted_paths`), and only bytes of that very file are read.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from llmkube.base.trusted_paths import Way, follow
+from llmkube.weights.errors import SourceNotAllowedError, WeightsError, WeightsNotFoundError
+from llmkube.weights.source import part_names
+from llmkube.weights.store.local_files import FileSnapshot, unreadable
+
+_MAGIC: Final = b"GGUF"
+
+
+@attrs.frozen
+class LocalSources:
+    """The folders that the host's owner has listed; without any, no file of this host can be named.
+
+    Attributes:
+        folders: Absolute.
+        store: The store of fetched weights, whose files have audiences of their own: no file in it can be named by its
+            path, unless it is listed itself.
+    """
+
+    folders: tuple[Path, ...] = ()
+    store: Path | None = None
+
+    def admit(self, path: Path) -> FileSnapshot:
+        """Return the file that an object may name by this path, or all parts of the split model of which it is one.
+
+        Raises:
+            SourceNotAllowedError: It lies, or leads, elsewhere.
+            WeightsNotFoundError: There is no such file, or none that is weights.
+        """
+        names = _parts_of(path)
+        found = {name: self._look(path.with_name(name)) for name in names}
+        if len(names) == 1:
+            return found[path.name]
+        # An engine finds the parts by their names, which only the folder has that the links to them are in.
+        named = follow(path.parent).end / path.name
+        self._holding(named, path)
+        return attrs.evolve(found[path.name], path=named)
+
+    def open(self, path: Path) -> int:
+        """Return a descriptor of a file that `admit` takes, after judging it again; the caller closes it.
+
+        Raises:
+            SourceNotAllowedError: As `admit`.
+            WeightsNotFoundError: As `admit`.
+        """
+        return self._open(path)[0]
+
+    def admits(self, path: Path) -> bool:
+        """Whether `admit` takes it."""
+        try:
+            self.admit(path)
+        except WeightsError:
+            return False
+        return True
+
+    def _look(self, path: Path) -> FileSnapshot:
+        descriptor, snapshot = self._open(path)
+        os.close(descriptor)
+        return snapshot
+
+    def _open(self, path: Path) -> tuple[int, FileSnapshot]:
+        self._check_written(path)
+        way = follow(path)
+        folder = self._holding(way.end, path)
+        trusted = {0, os.geteuid()}
+        try:
+            trusted.add(folder.stat().st_uid)
+            found = way.found
+            if found is None:
+                raise WeightsNotFoundError.at(path, _why_not(way))
+            for step in way.steps:
+                # The way to a listed folder is its owner's to trust; below it only who owns it, and root, count.
+                below = step.folder == folder or folder in step.folder.parents
+                if weakness := step.weakness(trusted if below else None):
+                    raise WeightsNotFoundError.at(path, weakness)
+            return _open_regular(path, way.end, found)
+        except OSError as exc:
+            raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
+
+    def _check_written(self, path: Path) -> None:
+        written = Path(os.path.normpath(path))
+        if not any(folder in written.parents for listed in self.folders for folder in _spellings(listed)):
+            raise SourceNotAllowedError(path)
+
+    def _holding(self, end: Path, path: Path) -> Path:
+        """Return the innermost listed folder that holds the end of a way."""
+        holding = [folder for listed in self.folders if (folder := follow(listed).end) in end.parents]
+        store = None if self.store is None else follow(self.store).end
+        if not holding or (store in end.parents and store not in holding):
+            raise SourceNotAllowedError(path)
+        return max(holding, key=lambda folder: len(folder.parts))
+
+
+def _spellings(listed: Path) -> tuple[Path, Path]:
+    """Return a listed folder as its owner wrote it, and where it leads."""
+    return Path(os.path.normpath(listed)), follow(listed).end
+
+
+def _parts_of(path: Path) -> tuple[str, ...]:
+    try:
+        return part_names(path.name)
+    except WeightsError:
+        return (path.name,)  # numbers that make no sense; the engine takes it as one file
+
+
+def _why_not(way: Way) -> str:
+    return "there is nothing" if way.error is None else unreadable(way.error)
+
+
+def _open_regular(path: Path, end: Path, found: os.stat_result) -> tuple[int, FileSnapshot]:
+    """Open what was found, unless it is no file of weights: opening a device or a pipe may already do something."""
+    if stat.S_ISDIR(found.st_mode):
+        raise WeightsNotFoundError.at(path, "it is a folder; name the .gguf file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise WeightsNotFoundError.at(path, "it is not a regular file")
+    descriptor = os.open(end, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    kept = False
+    try:
+        now = os.fstat(descriptor)
+        if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
+            raise WeightsNotFoundError.at(path, "it was replaced while it was looked at")
+        if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+            raise WeightsNotFoundError.at(path, "it is not a GGUF file" if now.st_size else "it is empty")
+        kept = True
+        return descriptor, FileSnapshot.at(end, now)
+    finally:
+        if not kept:
+            os.close(descriptor)

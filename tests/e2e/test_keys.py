@@ -1,0 +1,177 @@
+"""Engines behind keys: what other users, pods and strangers reach of `llmkube up` and `llmkube agent`."""
+
+import json
+import os
+import signal
+import stat
+from functools import partial
+
+import psutil
+import pytest
+
+from e2e.addresses import own_address
+from e2e.separate_programs import chat, eventually, open_cluster
+from e2e.up_process import (
+    ANSWER,
+    DEMO,
+    FREE_PORTS,
+    command_line,
+    engines_in,
+    is_open,
+    open_up,
+    processes_in,
+    proxies_in,
+)
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import NO_HEADERS, Headers
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
+SECRETS = ("/slots", "/props", "/metrics", "/v1/completions", "/completion", "/tokenize")
+"""What llama.cpp's server tells or does for any client that it lets in."""
+
+
+@pytest.fixture
+def address():
+    return own_address()
+
+
+async def statuses(url, headers=NO_HEADERS):
+    """Return what an engine answers to each question of a stranger."""
+    said = {}
+    async with open_http_client() as http:
+        for path in (*SECRETS, "/health", "/v1/models"):
+            said[path] = (await http.request("GET", url + path, headers=headers)).status
+        said["chat"] = (
+            await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=ASK.encode())
+        ).status
+    return said
+
+
+def listeners(pids):
+    """Return the addresses on which these processes accept connections."""
+    found = set()
+    for pid in pids:
+        try:
+            connections = psutil.Process(pid).net_connections("inet")
+        except psutil.NoSuchProcess:
+            continue
+        found |= {each.laddr for each in connections if each.status == psutil.CONN_LISTEN}
+    return found
+
+
+def keys_in(folder):
+    """Return every key that is on disk below a folder."""
+    return [line for path in folder.rglob("keys/*") for line in path.read_text().split()]
+
+
+def assert_closed(said):
+    assert {path: said[path] for path in (*SECRETS, "chat")} == dict.fromkeys((*SECRETS, "chat"), 401)
+    assert said["/health"] == 200
+
+
+async def test_s4_the_engines_own_port_asks_for_a_key_and_answers_no_page(tmp_path):
+    """A user or a page that finds the engine's port gets 401; the gateway answers; the key is in one private file."""
+    state = tmp_path / "state"
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(DEMO)) as up:
+        _, gateway, _ = await up.urls()
+        await up.wait_for("out", r"default/demo: Ready\n")
+        (engine,) = engines_in(state)
+        words = command_line(engine)
+        url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+        assert_closed(await statuses(url))
+        (key,) = keys_in(state)
+        assert_closed(await statuses(url, Headers.of({"Authorization": f"Bearer {key[:-1]}x"})))
+        assert (await statuses(url, Headers.of({"Authorization": f"Bearer {key}"})))["chat"] == 200
+        async with open_http_client() as http:
+            page = Headers.of({"Origin": "https://evil.example", "Authorization": f"Bearer {key}"})
+            answer = await http.request("GET", f"{url}/v1/models", headers=page)
+            assert "access-control-allow-origin" not in answer.headers
+            theirs = Headers.of({"Authorization": "Bearer a client's own"})
+            answer = await http.request("POST", f"{gateway}/v1/chat/completions", headers=theirs, body=ASK.encode())
+            assert answer.status == 200
+        (path,) = state.rglob("keys/*")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        everything = " ".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+        assert key not in everything + up.out + up.err
+        assert key not in "".join(log.read_text() for log in state.rglob("*.log*"))
+        assert all(where.ip == "127.0.0.1" for where in listeners([up.process.pid, engine.pid]))
+        up.process.send_signal(signal.SIGTERM)
+        assert await up.process.wait() == 0, up.err
+    assert not keys_in(state)
+
+
+async def test_s5_only_allowed_networks_reach_a_published_engine_without_a_key(tmp_path, address):
+    """From an allowed network an answer comes, `/slots` excepted; without one, 401; nothing else listens outside."""
+    async with open_cluster(tmp_path) as cluster:
+        async with cluster.open_agent(address) as agent:
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            _, host, port = await cluster.slice()
+            url = f"http://{host}:{port}"
+            said = await statuses(url)
+            assert said == {**dict.fromkeys(said, 200), "/slots": 401} | {
+                path: said[path] for path in ("/v1/completions", "/completion", "/tokenize")
+            }
+            assert await chat(url) == ANSWER
+            (engine,), (proxy,) = engines_in(tmp_path / "agent"), proxies_in(tmp_path / "agent")
+            outside = {where for where in listeners([agent.process.pid, engine.pid]) if where.ip != "127.0.0.1"}
+            assert outside == set()
+            assert {tuple(where) for where in listeners([proxy.pid])} == {(host, port)}
+            words = command_line(engine)
+            assert_closed(await statuses(f"http://127.0.0.1:{words[words.index('--port') + 1]}"))
+            agent.process.send_signal(signal.SIGTERM)
+            assert await agent.process.wait() == 0
+        assert not processes_in(tmp_path / "agent")
+        assert not list((tmp_path / "agent").glob("proxies/*"))
+        async with cluster.open_agent(address, "--allow-from", "203.0.113.0/24"):
+            _, _, port = await eventually(cluster.slice, lambda told: told[0])
+            said = await statuses(f"http://{address}:{port}")
+            assert_closed(said)
+            assert said["/v1/models"] == 200
+
+
+async def test_insecure_lan_lets_every_request_in_and_says_so(tmp_path, address):
+    """With --insecure-lan the engine itself is published and asks for nothing; the log says it at the start."""
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address, "--insecure-lan") as agent:
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        _, _, port = await cluster.slice()
+        assert (await statuses(f"http://{address}:{port}"))["/slots"] == 200
+        assert not proxies_in(tmp_path / "agent")
+        assert '"msg": "every request is let in at published engines, from any address"' in agent.err
+
+
+async def test_an_answer_outlives_the_agent_and_the_next_agent_goes_on_with_the_proxy(tmp_path, address):
+    """Kill -9 of the agent cuts no stream through a proxy; the next agent keeps it; a killed one is replaced."""
+    async with open_cluster(tmp_path) as cluster:
+        body = {"model": "demo", "stream": True, "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]}
+        async with cluster.open_agent(address) as agent:
+            await cluster.apply_demo()
+            await cluster.wait_ready()
+            _, _, port = await cluster.slice()
+            (engine,), (proxy,) = engines_in(tmp_path / "agent"), proxies_in(tmp_path / "agent")
+            url = f"http://{address}:{port}/v1/chat/completions"
+            async with (
+                open_http_client() as http,
+                http.open_stream("POST", url, body=json.dumps(body).encode()) as answer,
+            ):
+                received = await answer.receive_some()
+                agent.process.kill()
+                await agent.process.wait()
+                while piece := await answer.receive_some():
+                    received += piece
+            assert received.endswith(b"data: [DONE]\n\n")
+            async with cluster.open_agent(address):
+                await cluster.wait_ready()
+                assert await eventually(cluster.slice, lambda told: told[0]) == (True, address, port)
+                assert [each.pid for each in engines_in(tmp_path / "agent")] == [engine.pid]
+                assert [each.pid for each in proxies_in(tmp_path / "agent")] == [proxy.pid]
+                os.kill(proxy.pid, signal.SIGKILL)
+                await until(lambda: proxies_in(tmp_path / "agent") not in ([], [proxy]))
+                await until(partial(is_open, f"http://{address}:{port}"))
+                assert await chat(f"http://{address}:{port}") == ANSWER
+                assert [each.pid for each in engines_in(tmp_path / "agent")] == [engine.pid]

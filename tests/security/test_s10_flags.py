@@ -1,0 +1,85 @@
+"""Finding S10: what got past the judgement of `spec.extraArgs`, as it was tried."""
+
+import pytest
+import trio
+
+from llmkube.cli.bundled_engine.llama_server import parse
+from llmkube.runtimes.llama_flags import read_extra_args
+from llmkube.runtimes.plan import PlanError
+from sim.world import open_world
+
+ATTACHED = [
+    (["-m/path"], "model.path", "/path"),
+    (["-c60000"], "n_ctx", 60000),
+    (["-re", "on"], "enable_reasoning", 1),
+]
+
+
+@pytest.mark.parametrize(("words", "setting", "value"), ATTACHED)
+def test_s10_argparse_takes_what_is_attached(words, setting, value):
+    """The attack is real: the bundled engine's parser reads a value, or a longer name, out of one word."""
+    assert parse(["--model", "/m.gguf", *words])[setting] == value
+
+
+@pytest.mark.parametrize("word", ["-m/path", "-c60000", "-lv5", "-re", "-a,b", "-t=4x\n", "-np64", "-ngl99"])
+@pytest.mark.parametrize("before", [[], ["--threads", "1"], ["--mlock"]])
+def test_s10_a_word_with_a_dash_is_a_flag_that_is_exactly_known_or_refused(word, before):
+    """Neither at the start, nor behind a value, nor behind a switch does a word with something attached get through."""
+    with pytest.raises(PlanError, match=r"spec\.extraArgs"):
+        read_extra_args([*before, word])
+    with pytest.raises(PlanError, match=r"spec\.extraArgs"):
+        read_extra_args([*before, "--temp", word])
+
+
+LEAKS = {
+    "--spec-draft-hf": "download",
+    "--gpt-oss-20b-default": "download",
+    "--gpt-oss-120b-default": "download",
+    "--vision-gemma-4b-default": "download",
+    "--vision-gemma-12b-default": "download",
+    "--fim-qwen-1.5b-default": "download",
+    "--props": "change the settings",
+    "--cors-origins": "web pages reach a model by the gateway",
+    "--cors-credentials": "web pages reach a model by the gateway",
+    "--prio": "takes processor time",
+    "--prio-batch": "takes processor time",
+    "--spec-draft-prio": "takes processor time",
+    "-v": "keeps prompts out of it",
+    "--verbose": "keeps prompts out of it",
+    "-lv": "keeps prompts out of it",
+    "--log-prompts-dir": "write to the host's disk",
+    "--tools": "run programs on the host",
+    "--mmproj": "names a file",
+}
+
+
+@pytest.mark.parametrize(("flag", "why"), LEAKS.items())
+def test_s10_what_passed_is_refused_with_the_reason(flag, why):
+    """No service asks for downloads, settings of all clients, foreign web pages, priority, or prompts in the log."""
+    forms = [[flag], [flag, "x"], [f"{flag}=x"]]
+    if flag.startswith("--"):
+        forms.append([f"--{flag[2:].replace('-', '_')}", "x"])
+    for args in forms:
+        with pytest.raises(PlanError) as caught:
+            read_extra_args(args)
+        assert why in str(caught.value)
+
+
+async def test_s10_the_edit_is_refused_and_the_engine_that_runs_goes_on(autojump_clock):
+    """The condition names flag, reason and way out; the last good spec serves on, and a mended one is taken."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        for args, says in ((["-c60000"], "-c60000 is not among"), (["--props"], "--props lets every client")):
+            await world.apply(extraArgs=args)
+            await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")
+            await trio.sleep(60)
+            _, reason, message = await world.condition("Accepted")
+            assert reason == "Invalid"
+            assert message.startswith(f"spec.extraArgs: {says}")
+            assert "--allow-engine-flag" in message
+        assert len(world.machine.spawned) == 1
+        assert await world.ready_addresses() == 1
+        await world.apply()
+        await world.until(world.condition, lambda seen: seen and seen[0] == "True", "Accepted")
+        assert len(world.machine.spawned) == 1

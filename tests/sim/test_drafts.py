@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+import trio
+
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.weights.errors import SourceNotAllowedError
+from model_shapes import decoder
+from sim.machine import HELP_FLAGS
+from sim.world import open_world
+
+BUILD = ("sim", HELP_FLAGS | {"-md", "--spec-draft-model", "--spec-type"})
+DRAFT = {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}}
+BODY = {"source": "builtin://small", "hardware": {"accelerator": "metal"}}
+
+
+@pytest.mark.parametrize("spec", [DRAFT, {"extraArgs": ["--spec-draft-model", "small", "--spec-type", "draft-simple"]}])
+async def test_a_draft_model_is_fetched_and_handed_to_the_engine(autojump_clock, spec):
+    """A service whose draft is not there says so; once it is created, it is fetched and the engine gets its file."""
+    async with open_world() as world:
+        world.machine.build = BUILD
+        world.machine.shapes |= dict.fromkeys(("builtin://demo", "builtin://small"), decoder())
+        await world.apply(**spec)
+        await trio.sleep(120)
+        assert not world.machine.spawned
+        _, reason, message = await world.condition()
+        assert reason == "ModelNotFound"
+        assert "the draft model: there is no Model small in the namespace default" in message
+        await world.apply_model("small", BODY)
+        await world.until(world.phase, "Ready", seconds=10)
+        argv = world.machine.live("chat")[0].argv
+        assert argv[argv.index("-md") + 1] == "/sim/builtin:__small"
+        assert "builtin://small" in world.machine.files
+        estimate = world.machine.entries[Key("default", "chat")].launch.estimate
+        assert estimate.certain
+        assert "draft model" in {component.name for component in estimate.components}
+
+
+async def test_another_draft_is_another_engine(autojump_clock):
+    """An edit of the draft Model replaces the engine; one that goes away leaves it alone."""
+    async with open_world() as world:
+        world.machine.build = BUILD
+        await world.apply_model("small", BODY)
+        await world.apply(**DRAFT)
+        await world.until(world.phase, "Ready")
+        await world.apply_model("small", {**BODY, "source": "builtin://other"})
+        await trio.sleep(120)
+        assert [child.argv[child.argv.index("-md") + 1] for child in world.machine.live("chat")] == [
+            "/sim/builtin:__other"
+        ]
+        assert len(world.machine.spawned) == 2
+        await world.client.delete(Model, Key("default", "small"))
+        await trio.sleep(600)
+        assert len(world.machine.spawned) == 2
+        assert await world.ready_addresses() == 1
+
+
+async def test_a_draft_by_path_is_held_to_the_rules_for_files(autojump_clock):
+    """A file outside the folders of the host's owner is refused as a Model's source would be; what serves goes on."""
+    async with open_world() as world:
+        world.machine.build = BUILD
+        world.machine.broken["/etc/shadow"] = SourceNotAllowedError(Path("/etc/shadow"))
+        await world.apply()
+        await world.until(world.phase, "Ready")
+        await world.apply(extraArgs=["--spec-draft-model", "/etc/shadow", "--spec-type", "draft-simple"])
+        await trio.sleep(120)
+        _, reason, message = await world.condition("UpToDate")
+        assert reason == "SourceNotAllowed"
+        assert message.startswith("the draft model: ")
+        assert "--allow-local-sources" in message
+        assert len(world.machine.spawned) == 1
+        await world.apply(extraArgs=["--spec-draft-model", "/models/d.gguf", "--spec-type", "draft-simple"])
+        await trio.sleep(120)
+        argv = world.machine.live("chat")[0].argv
+        assert argv[argv.index("-md") + 1] == "/sim/_models_d.gguf"

@@ -1,0 +1,147 @@
+"""The proxy of an engine as a process: started again, adopted, replaced, ended; the program is a stand-in."""
+
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+import trio
+
+from lacking import no_descriptors
+from llmkube.supervisor.engine import proxy
+from llmkube.supervisor.engine.cookie_scan import CookieScan
+from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_cookie, proxy_of, remove_config_files
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
+DEAF = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+COOKIE = "test-of-proxies"
+CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.0/16",))
+
+
+@pytest.fixture
+async def quick(monkeypatch):
+    """Wait less, and leave no process behind."""
+    monkeypatch.setattr(proxy, "AGAIN_SECONDS", 0.01)
+    yield
+    for left in await CookieScan().carriers(proxy_cookie(COOKIE)):
+        left.kill()
+
+
+def new_proxy(folder, config=CONFIG, program=SLEEPER):
+    environment = {"PATH": os.environ["PATH"]}
+    path = config_path(folder, COOKIE)
+    return EngineProxy(program, config, COOKIE, path, folder / "proxies.log", environment, CookieScan())
+
+
+async def running():
+    """Return the one process that carries the cookie, once it is there."""
+    with trio.fail_after(20):
+        while True:
+            found = [each for each in await CookieScan().carriers(proxy_cookie(COOKIE)) if each.is_running()]
+            if found:
+                (process,) = found
+                return process
+            await trio.sleep(0.02)
+
+
+def ended(process):
+    """Whether the process is gone, or only its parent has not looked yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two looks
+        return True
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_path):
+    """Kill -9 of a proxy brings another one; leaving the block leaves neither process nor settings."""
+    async with new_proxy(tmp_path).running(Parting()):
+        first = await running()
+        assert ProxyConfig.load(config_path(tmp_path, COOKIE).read_text()) == CONFIG
+        assert "key" not in " ".join(first.cmdline()).split("/")
+        first.kill()
+        with trio.fail_after(20):
+            while (second := await running()).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
+                await trio.sleep(0.02)
+    with trio.fail_after(20):
+        await until(lambda: ended(second))
+    assert not config_path(tmp_path, COOKIE).exists()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
+async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path):
+    """A proxy that stays is the next agent's; one with other settings is ended first, for it has the port."""
+    async with new_proxy(tmp_path).running(Parting(keep=True)):
+        first = await running()
+    async with new_proxy(tmp_path).running(Parting(keep=True)):
+        await trio.sleep(0.3)
+        assert (await running()).pid == first.pid
+    other = ProxyConfig(CONFIG.listen, CONFIG.backend, "key", ())
+    async with new_proxy(tmp_path, other).running(Parting()):
+        with trio.fail_after(20):
+            await until(lambda: ended(first))
+        assert (await running()).pid != first.pid
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    """One that ignores TERM gets KILL after its time."""
+    monkeypatch.setattr(proxy, "END_SECONDS", 0.2)
+    async with new_proxy(tmp_path, program=DEAF).running(Parting()):
+        deaf = await running()
+        await trio.sleep(0.3)  # until it ignores TERM
+    assert not await CookieScan().carriers(proxy_cookie(COOKIE))
+    assert ended(deaf)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_cannot_be_started_is_tried_again(tmp_path):
+    """A missing program is no end of the engine: the next try finds it."""
+    program = tmp_path / "program"
+    async with new_proxy(tmp_path, program=(str(program),)).running(Parting()):
+        await trio.sleep(0.1)
+        program.symlink_to("/bin/cat")  # which ends at once with its settings, again and again
+        with trio.fail_after(20):
+            await until((tmp_path / "proxies.log").read_bytes)
+        program.unlink()
+        program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
+        program.chmod(0o755)
+        os.kill((await running()).pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_without_descriptors_nothing_is_given_up(tmp_path):
+    """While this host can open nothing, the engine goes on; its proxy is started when something can be opened again."""
+    with no_descriptors():
+        proxy_of_engine = new_proxy(tmp_path)
+        async with trio.open_nursery() as nursery:
+
+            async def live():
+                async with proxy_of_engine.running(Parting()):
+                    await trio.sleep_forever()
+
+            nursery.start_soon(live)
+            await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+    assert not (tmp_path / "proxies.log").exists()
+
+
+def test_an_engine_without_a_public_address_has_no_proxy(tmp_path):
+    """What `llmkube up` runs is reached by its gateway alone; files of engines that are gone are removed."""
+    assert proxy_of(EngineRecord("c", "127.0.0.1", 1, api_key="k"), ()) is None
+    record = EngineRecord("c", "127.0.0.1", 4712, api_key="key", public_host="192.0.2.1", public_port=4711)
+    assert proxy_of(record, ("10.42.0.0/16",)) == CONFIG
+    for cookie in ("ended", "living"):
+        config_path(tmp_path, cookie).parent.mkdir(exist_ok=True)
+        config_path(tmp_path, cookie).write_text("{}")
+    (tmp_path / "proxies" / ".new-draft").write_text("what an agent was writing when it was killed")
+    remove_config_files(tmp_path, frozenset({"living"}))
+    assert [path.stem for path in tmp_path.glob("proxies/*")] == ["living"]

@@ -1,0 +1,18 @@
+import pytest
+
+from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+
+CONFIG = ProxyConfig(("192.168.1.5", 4711), ("127.0.0.1", 4712), "the-key", ("10.42.0.0/16", "fd00::/8"))
+
+
+def test_what_is_written_is_read():
+    """The text of a file is the same proxy again; its key shows only there."""
+    assert ProxyConfig.load(CONFIG.dump()) == CONFIG
+    assert "the-key" not in repr(CONFIG)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"listen": ["x"]}', CONFIG.dump().replace("4711", '"http"')])
+def test_what_is_none_is_an_error(text):
+    """A file that is empty, half or of another kind starts no proxy."""
+    with pytest.raises(ValueError, match=r"."):
+        ProxyConfig.load(text)

@@ -1,0 +1,145 @@
+"""A host's token is replaced at half of its life by the wall clock; one that has ended is told once."""
+
+import base64
+import datetime
+import json
+import stat
+import time
+
+import pytest
+import structlog
+import trio
+
+from llmkube.k8s.errors import ServerError, TransportError, UnauthorizedError
+from llmkube.supervisor.host_token import (
+    LOOK_SECONDS,
+    RETRY_SECONDS,
+    TOKEN_SECONDS,
+    HostToken,
+    read_token,
+    request_token,
+    run_token_renewal,
+)
+
+START = 1_800_000_000.0
+LIFE = 7200.0
+
+
+def token_of(issued, life=LIFE, subject="system:serviceaccount:sys:llmkube-agent-box"):
+    body = json.dumps({"sub": subject, "iat": int(issued), "exp": int(issued + life)}).encode()
+    return f"e30.{base64.urlsafe_b64encode(body).rstrip(b'=').decode()}.sig"
+
+
+class Server:
+    """Answers requests for tokens, or refuses them."""
+
+    def __init__(self):
+        self.asked = []
+        self.error = None
+
+    async def request_json(self, method, path, *, body):
+        await trio.lowlevel.checkpoint()
+        self.asked.append((method, path, body["spec"]["expirationSeconds"]))
+        if self.error is not None:
+            raise self.error
+        return {"status": {"token": token_of(START + trio.current_time())}}
+
+
+async def replaced(path, old):
+    """Return the new token; it is written by a thread, for which no virtual clock waits."""
+    while (found := path.read_text()) == old:
+        await trio.to_thread.run_sync(time.sleep, 0.005)
+    return read_token(found)
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+async def renewal(server, tmp_path, autojump_clock):
+    """The task, with a token that has just been given."""
+    begun = trio.current_time()
+    path = tmp_path / "host.token"
+    path.write_text(token_of(START + begun))
+
+    def utcnow():
+        return datetime.datetime.fromtimestamp(START + trio.current_time(), datetime.UTC)
+
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_token_renewal, server, path, "box", utcnow)
+            yield path, logs
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump_clock):
+    """Not before, once, as a private file; and the new one in its turn."""
+    path, _ = renewal
+    old = path.read_text()
+    await trio.sleep(LIFE / 2 - 1)
+    assert server.asked == []
+    await trio.sleep(1 + 2 * LOOK_SECONDS)
+    account = "/api/v1/namespaces/sys/serviceaccounts/llmkube-agent-box/token"
+    assert server.asked == [("POST", account, TOKEN_SECONDS)]
+    fresh = await replaced(path, old)
+    assert fresh.issued_at >= START + LIFE / 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await trio.sleep(LIFE / 2 + 2 * LOOK_SECONDS)
+    assert len(server.asked) == 2
+
+
+async def test_a_token_that_has_ended_is_told_once_with_the_command(server, renewal, autojump_clock):
+    """The task goes on, says which command helps, and takes up what that command has left."""
+    path, logs = renewal
+    old = path.read_text()
+    server.error = UnauthorizedError("x", code=401)
+    await trio.sleep(LIFE + 10 * RETRY_SECONDS + 1)
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert "engines go on" in said["event"]
+    assert said["command"] == f"llmkube agent join --name box --state-dir {path.parent} --network CIDR"
+    assert path.read_text() == old
+    assert old not in str(logs)
+    server.error = None
+    path.write_text(token_of(START + trio.current_time()))
+    asked = len(server.asked)
+    await trio.sleep(LIFE / 4)
+    assert len(server.asked) == asked
+
+
+async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
+    """A server that is away costs nothing but a line, and the next try succeeds."""
+    path, logs = renewal
+    old = path.read_text()
+    server.error = ServerError("away", code=503)
+    await trio.sleep(LIFE / 2 + 5 * RETRY_SECONDS)
+    assert len([line for line in logs if line["log_level"] == "warning"]) == 1
+    assert len(server.asked) > 2
+    server.error = None
+    await trio.sleep(2 * RETRY_SECONDS)
+    assert (await replaced(path, old)).issued_at > START + LIFE / 2
+
+
+async def test_an_answer_without_a_token_is_none(server):
+    """What a wrong server says never replaces a token."""
+
+    async def nonsense(*_, **__):
+        await trio.lowlevel.checkpoint()
+        return {"status": {"token": "no"}}
+
+    server.request_json = nonsense
+    with pytest.raises(TransportError):
+        await request_token(server, "sys", "llmkube-agent-box")
+
+
+@pytest.mark.parametrize("text", ["", "a", "a.b.c", "a.e30.c", token_of(0, subject="ann"), "a.bnVsbA.c"])
+def test_what_is_no_token_of_an_account_is_left_alone(text):
+    """It may be of another form: then only who wrote it can renew it."""
+    assert read_token(text) is None
+
+
+def test_a_token_is_due_at_half_of_its_life():
+    """Also one of which the server has shortened the life."""
+    token = HostToken("sys", "llmkube-agent-box", 100.0, 200.0)
+    assert [token.is_due(now) for now in (100.0, 149.0, 150.0, 300.0)] == [False, False, True, True]
