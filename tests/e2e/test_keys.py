@@ -1,5 +1,6 @@
 """Engines behind keys: what other users, pods and strangers reach of `llmkube up` and `llmkube agent`."""
 
+import base64
 import json
 import os
 import signal
@@ -24,6 +25,9 @@ from e2e.up_process import (
 )
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import NO_HEADERS, Headers
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -175,3 +179,29 @@ async def test_an_answer_outlives_the_agent_and_the_next_agent_goes_on_with_the_
                 await until(partial(is_open, f"http://{address}:{port}"))
                 assert await chat(f"http://{address}:{port}") == ANSWER
                 assert [each.pid for each in engines_in(tmp_path / "agent")] == [engine.pid]
+
+
+async def test_a_service_with_a_secret_is_reached_with_each_of_its_keys(tmp_path, address):
+    """The engine itself is published: 401 without a key, 200 with each one; no key is in a command line or a log."""
+    first, second = "CanaryFirst1", "CanarySecond2"
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+        value = base64.b64encode(f"{first}\n{second}\n".encode()).decode()
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-keys", "namespace": "default"}}
+        await cluster.client.apply(Secret, secret | {"data": {"api-key": value}}, field_manager="user")
+        await cluster.apply_demo()
+        patch = {"spec": {"apiKeySecretRef": {"name": "chat-keys"}}}
+        await cluster.client.patch(InferenceService, Key("default", "demo"), patch)
+        await until(lambda: any("--no-slots" in command_line(each) for each in engines_in(tmp_path / "agent")))
+        await until(lambda: not proxies_in(tmp_path / "agent"))
+        _, host, port = await eventually(cluster.slice, lambda told: told[0])
+        url = f"http://{host}:{port}"
+        assert_closed(await statuses(url))
+        for key in (first, second):
+            said = await statuses(url, Headers.of({"Authorization": f"Bearer {key}"}))
+            assert said["chat"] == 200
+            assert said["/slots"] != 200
+        everything = " ".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+        everything += agent.out + agent.err + "".join(log.read_text() for log in tmp_path.rglob("*.log*"))
+        everything += "".join(path.read_text() for path in tmp_path.rglob("journal/*/*.json"))
+        assert first not in everything
+        assert second not in everything

@@ -17,6 +17,7 @@ from llmkube.base.errors import WorldError
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.engine.child import AdoptError
+from llmkube.supervisor.engine.key_file import with_client_keys
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
 from llmkube.supervisor.engine.orphans import match_processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
@@ -35,7 +36,7 @@ HELP_FLAGS = frozenset(
     for name in (
         *("model", "host", "port", "alias", "ctx-size", "parallel", "n-gpu-layers", "flash-attn", "metrics", "fit"),
         *("verbosity", "no-ui", "cache-type-k", "cache-type-v", "batch-size", "ubatch-size", "jinja", "no-warmup"),
-        *("cache-ram", "api-key-file", "cors-origins"),
+        *("cache-ram", "api-key-file", "cors-origins", "no-slots"),
     )
 )
 
@@ -361,6 +362,10 @@ class Machine:
         )
         for child in strays:
             child.end(-15)
+        keys_of = {child.cookie: child.api_keys for child in self.spawned}
+        for key, entry in left.items():
+            if (record := self.entries[key].engine) is not None:
+                left[key] = with_client_keys(entry, keys_of.get(record.cookie, ()))
         for key in self.entries.keys() - left.keys():
             del self.entries[key]
         return left

@@ -9,6 +9,7 @@ import datetime
 import json
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -21,7 +22,7 @@ from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.base.http.client import open_http_client
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
-from llmkube.k8s.builtins import EndpointSlice, Lease, Service
+from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.definitions import all_crds
@@ -32,6 +33,7 @@ from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
+from llmkube.supervisor.client_keys import ClientKeys
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from sim.freezing import be_a_program
@@ -312,6 +314,7 @@ class Host:
         machine, rng = self.machine, random.Random(self.seed + 2 + 1000 * self.starts)
         with self._stop:
             async with open_http_client(machine.connect) as engines_http:
+                client = Client(TransportSender(self.network, "http://apiserver"))
                 ports = Ports(
                     machine,
                     machine,
@@ -324,8 +327,8 @@ class Host:
                     look=machine.look if machine.reach else None,
                     memory=machine.memory,
                     learned=machine.learned,
+                    client_keys=ClientKeys(partial(client.get, Secret)).find,
                 )
-                client = Client(TransportSender(self.network, "http://apiserver"))
                 await run_agent(client, self.settings, ports, task_status=task_status)
         self._stopped.set()
 

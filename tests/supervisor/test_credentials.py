@@ -69,7 +69,7 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
         ),
         (
             ForbiddenError("x", code=403),
-            r"may not read Secret hf in namespace ns; an administrator grants it: llmkube rbac agent --secret hf",
+            r"may not read Secret hf in namespace ns; an administrator grants it: llmkube agent join … --secret hf, or",
         ),
         ({}, r"Secret hf in namespace ns has no key HF_TOKEN \(it has nothing\)"),
         ({"a": b"1", "b": b"2"}, r"no key HF_TOKEN \(it has a, b\)"),

@@ -60,6 +60,7 @@ class LaunchPlan:
         ready_path: GET it: 200 means loaded and able to answer.
         not_honoured: Paths of fields that were given but have no effect on this path.
         demand: What decides the memory that it needs, read from argv; None where it cannot be estimated.
+        keys_digest: Tells which API keys of clients it takes, without telling them; "" when it takes none of theirs.
     """
 
     argv: tuple[str, ...]
@@ -70,6 +71,7 @@ class LaunchPlan:
     ready_path: str = "/health"
     not_honoured: tuple[str, ...] = ()
     demand: Demand | None = None
+    keys_digest: str = ""
 
     def render(self, *, program: str, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv with every slot filled."""
@@ -90,5 +92,5 @@ class LaunchPlan:
         variables and the list of fields without effect do not count.
         """
         argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
-        facts = [self.runtime, argv, sorted(self.env), self.weights_identity]
+        facts = [self.runtime, argv, sorted(self.env), self.weights_identity, *filter(None, [self.keys_digest])]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

@@ -95,6 +95,7 @@ def plan_for(
     draft: WeightsFile | None = None,
     allowances: Allowances = NO_ALLOWANCES,
     asks_key: bool = True,
+    keys_digest: str = "",
 ) -> LaunchPlan:
     """Return what to run for this service on a host.
 
@@ -108,6 +109,7 @@ def plan_for(
         draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
         allowances: What the host's owner lets services use.
         asks_key: Whether it answers only requests that show a key.
+        keys_digest: Tells which keys of the service's clients it takes; with any, it always asks for one.
 
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
@@ -123,6 +125,7 @@ def plan_for(
         draft=draft,
         allowances=allowances,
         asks_key=asks_key,
+        keys_digest=keys_digest,
     )
 
 
@@ -194,6 +197,9 @@ def container_plan_for(
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
         raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
                         field="spec.autoscaling.metrics")  # fmt: skip
+    if isvc.spec.api_key_secret_ref is not None:
+        raise PlanError("engines in pods are given no API keys yet: leave this out, and restrict who reaches them",
+                        field="spec.apiKeySecretRef")  # fmt: skip
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
     ignored = (path for path in paths if path not in line.honoured and not _is_below(path, rendered))
     return attrs.evolve(plan, not_honoured=tuple(ignored))

@@ -6,6 +6,7 @@
     engine           processes: spawn, watch, end, find again
     memory           who may start, and who has to end
     cluster          Leases, claims, status and endpoints in the API server
+    credentials, client_keys  what Secrets say: tokens for sources, API keys of clients
     rights, host_policies, host_token  what an agent may do to the API server, what one host's may not, and its token
     host             what the kernel says of this machine
     nouns            values that all of them share

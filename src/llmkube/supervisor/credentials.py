@@ -31,6 +31,8 @@ READ_SECONDS: Final = 15.0
 
 _TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what may stand in a header, on one line
 
+_FIELD: Final = "spec.sourceSecretRef"
+
 ReadSecret = Callable[[Key], Awaitable[Secret]]
 
 
@@ -84,35 +86,16 @@ class SourceCredentials:
             await trio.lowlevel.checkpoint()
             return BucketAccess.read(self.environ, where="the agent's environment")
         key = Key(model.key.namespace, reference.name)
-        secret = await self._read(key, VARIABLES[0])
+        secret = await read_named_secret(self.read_secret, key, VARIABLES[0], _FIELD, TokenError)
         try:
             values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
         except ValueError as exc:
-            field = "spec.sourceSecretRef"
-            raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=field) from exc
+            raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=_FIELD) from exc
         return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
 
-    async def _read(self, key: Key, wanted: str) -> Secret:
-        field, remedy = "spec.sourceSecretRef", f"--from-literal={wanted}=…"
-        try:
-            with trio.fail_after(READ_SECONDS):
-                return await self.read_secret(key)
-        except NotFoundError as exc:
-            problem = f"there is no Secret {key.name} in namespace {key.namespace} to take {wanted} from"
-            command = f"kubectl -n {key.namespace} create secret generic {key.name} {remedy}"
-            raise TokenError(f"{problem}; make it with: {command}", field=field) from exc
-        except ForbiddenError as exc:
-            problem = f"the agent may not read Secret {key.name} in namespace {key.namespace}"
-            raise TokenError(
-                f"{problem}; an administrator grants it: llmkube rbac agent --secret {key.name}", field=field
-            ) from exc
-        except ApiError as exc:
-            raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
-        except trio.TooSlowError as exc:
-            raise WorldError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
-
     async def _in_secret(self, key: Key) -> str:
-        field, secret = "spec.sourceSecretRef", await self._read(key, KEY)
+        field = _FIELD
+        secret = await read_named_secret(self.read_secret, key, KEY, field, TokenError)
         if KEY not in secret.data:
             there = ", ".join(sorted(secret.data)) or "nothing"
             raise TokenError(
@@ -128,6 +111,29 @@ class SourceCredentials:
                 f"{KEY} in Secret {key.name} in namespace {key.namespace} is no token (one word of ASCII)", field=field
             )
         return text
+
+
+async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str, error: type[UserError]) -> Secret:
+    """Return a Secret that a field names; `wanted` is the key in it that the error shall name.
+
+    Raises:
+        UserError: There is none, or the agent may not read it: an `error`.
+        WorldError: The API server does not say in `READ_SECONDS`.
+    """
+    where = f"Secret {key.name} in namespace {key.namespace}"
+    try:
+        with trio.fail_after(READ_SECONDS):
+            return await read(key)
+    except NotFoundError as exc:
+        command = f"kubectl -n {key.namespace} create secret generic {key.name} --from-literal={wanted}=…"
+        raise error(f"there is no {where} to take {wanted} from; make it with: {command}", field=field) from exc
+    except ForbiddenError as exc:
+        ways = f"llmkube agent join … --secret {key.name}, or llmkube rbac agent --secret {key.name}"
+        raise error(f"the agent may not read {where}; an administrator grants it: {ways}", field=field) from exc
+    except ApiError as exc:
+        raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
+    except trio.TooSlowError as exc:
+        raise WorldError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
 
 
 def read_token_file(path: Path) -> str:

@@ -22,8 +22,9 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.client_keys import ClientKeys
 from llmkube.supervisor.credentials import SourceCredentials
-from llmkube.supervisor.engine.key_file import remove_key_files
+from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import match_processes
 from llmkube.supervisor.engine.proxy import remove_config_files
@@ -229,6 +230,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
             look=LocalNetwork(settings.api_server, settings.host_ip).look if settings.api_server else None,
             memory=memory,
             learned=learned,
+            client_keys=ClientKeys(partial(client.get, Secret)).find,
         )
 
 
@@ -239,6 +241,9 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
         remove_temporary_files(folder)
     entries = journal.read_all()
     left, orphans = match_processes(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
+    for key, entry in left.items():
+        if (record := entries[key].engine) is not None:
+            left[key] = with_client_keys(entry, read_keys(key_path(settings.state_dir, record.cookie)))
     journal.clear(entries.keys() - left.keys())
     cookies = frozenset(entry.engine.cookie for entry in left.values() if entry.engine)
     remove_key_files(settings.state_dir, cookies)

@@ -96,6 +96,7 @@ EXTRA: Final = (
     "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata.",  # it drops the labels there
     "Model status.cacheVolume",  # without it nobody could tell that a claim was made anew
     "InferenceService status.selector",  # without it no autoscaler can count the pods of a service
+    "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
 )
 """How fields begin that the original does not have."""
 

@@ -5,7 +5,15 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, NAME_BYTES, VERSION, Condition, LocalObjectReference, ObjectMeta
+from llmkube.k8s.crd.meta import (
+    GROUP,
+    NAME_BYTES,
+    VERSION,
+    APIKeySecretRef,
+    Condition,
+    LocalObjectReference,
+    ObjectMeta,
+)
 from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
 from llmkube.k8s.crd.rollout import SLO, Disruption, ModelCache, RolloutPolicy
 from llmkube.k8s.crd.serving import (
@@ -134,6 +142,9 @@ class InferenceServiceSpec:
 
     # Where
     endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
+    api_key_secret_ref: APIKeySecretRef | None = field(
+        "Secret with the API keys of clients: the engine answers only requests that show one of them."
+    )
     resources: ServiceResources = field("What each replica requests.", ServiceResources)
     runtime_class_name: str | None = field("RuntimeClass of the pods, such as nvidia.")
     node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)

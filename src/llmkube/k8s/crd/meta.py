@@ -107,6 +107,21 @@ class SecretKeySelector:
 
 
 @attrs.frozen(kw_only=True)
+class APIKeySecretRef:
+    """Name the key of a Secret in the same namespace that holds API keys, one per line."""
+
+    name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
+    key: str = field(
+        "Key within the Secret; its value has one API key per line.",
+        "api-key",
+        min_length=1,
+        max_length=NAME_BYTES,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+    )
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
 class ObjectReference:
     """Point at an object from elsewhere, as Events do."""
 

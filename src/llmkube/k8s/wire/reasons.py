@@ -75,6 +75,8 @@ class Reason(enum.StrEnum):
     ENGINE_NOT_FOUND = "EngineNotFound", Meaning.HOST
     ENGINE_STUCK = "EngineStuck", Meaning.HOST
     JOURNAL_NOT_WRITTEN = "JournalNotWritten", Meaning.HOST
+    API_KEYS_UNAVAILABLE = "APIKeysUnavailable", Meaning.USER
+    API_KEYS_NOT_READ = "APIKeysNotRead", Meaning.RECOVERING
 
     # Accepted, SpecHonoured
     ACCEPTED = "Accepted", Meaning.FINE

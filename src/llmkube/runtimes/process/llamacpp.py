@@ -38,7 +38,7 @@ from llmkube.runtimes.llama_flags import (
     render_extra_args,
 )
 from llmkube.runtimes.llama_verdicts import spellings_of
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
@@ -70,6 +70,8 @@ _HONOURED_ELSEWHERE: Final = frozenset(
         "spec.evictionProtection",
         "spec.mode",
         "spec.endpoint.path",
+        "spec.apiKeySecretRef.name",
+        "spec.apiKeySecretRef.key",
         "spec.env",
         "spec.extraArgs",
         "Model.spec.source",
@@ -110,6 +112,7 @@ def plan(
     draft: WeightsFile | None = None,
     allowances: Allowances = NO_ALLOWANCES,
     asks_key: bool = True,
+    keys_digest: str = "",
 ) -> LaunchPlan:
     """Return the command line for this service on this engine.
 
@@ -134,7 +137,12 @@ def plan(
         "--alias",
         names,
     ]
-    if asks_key:  # every user and every web page of the machine reaches its port
+    if keys_digest:  # who has a key of the service may not see what others ask
+        if not line.knows("--no-slots"):
+            raise PlanError("this llama-server cannot keep /slots from clients with a key: install a newer one",
+                            field="spec.apiKeySecretRef")  # fmt: skip
+        line.argv.append("--no-slots")
+    if asks_key or keys_digest:  # every user and every web page of the machine reaches its port
         line.argv += ["--api-key-file", Placeholder.KEYS]
     if line.knows("--cors-origins"):
         line.argv += ["--cors-origins", "localhost"]  # without it, a page of any origin may read what it answers
@@ -159,6 +167,7 @@ def plan(
             *unheard,
         ),
         demand=demand_of(line.argv, engine),
+        keys_digest=keys_digest,
     )
 
 

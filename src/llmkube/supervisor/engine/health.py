@@ -104,7 +104,7 @@ class Engine:
         if work == 0:
             return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
         late = got == "late"
-        slots = b"" if late else _body(await self._get("/slots"))
+        slots = b"" if late or "--no-slots" in self.plan.argv else _body(await self._get("/slots"))
         if work is None:
             work = _busy_slots(slots)
         counters = None

@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from llmkube.base.private_files import write_private
+from llmkube.supervisor.nouns.api_keys import digest_of
+from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.target import Launch
 
 _FOLDER: Final = "keys"
 _KEY_BYTES: Final = 32
@@ -34,6 +39,28 @@ def write_keys(path: Path, keys: Sequence[str]) -> None:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(path, "".join(f"{key}\n" for key in keys), lasting=False)
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the keys of an engine that an earlier agent has started; none where they cannot be read. Blocks."""
+    try:
+        return tuple(path.read_text("ascii").splitlines())
+    except (OSError, ValueError):
+        return ()
+
+
+def with_client_keys(entry: Entry, keys: Sequence[str]) -> Entry:
+    """Return a service of the journal with its clients' keys, as the key file of its engine has them.
+
+    What starts again while the API server is away needs them; the journal has their digest alone.
+    """
+
+    def known(launch: Launch) -> Launch:
+        theirs = tuple(keys[1:])  # ours is the first
+        fits = launch.plan.keys_digest and digest_of(theirs) == launch.plan.keys_digest
+        return attrs.evolve(launch, client_keys=theirs) if fits else launch
+
+    return attrs.evolve(entry, launch=known(entry.launch), kept=known(entry.kept) if entry.kept else None)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 desired, target                 what is wished, and what follows from it
 journal                         what an agent leaves for the next one
 lifecycle, liveness             states of a service; does an engine hang
+api_keys                        the API keys of clients: parsed, and their digest
 proxy_config                    what the proxy of a published engine is told
 ports                           what the agent needs of the outside world, as protocols
 slot                            an object that an agent writes

@@ -9,7 +9,9 @@ from typing import Protocol
 
 import attrs
 
+from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
@@ -198,6 +200,10 @@ class Journal(Protocol):
         ...
 
 
+async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - it stands in for one that waits
+    raise WorldError(f"{service.key}: no Secret can be read here")
+
+
 @attrs.frozen
 class Ports:
     """The outside world of one agent.
@@ -220,3 +226,4 @@ class Ports:
     look: Callable[[], Awaitable[Reach | None]] | None = None
     memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: Learned = attrs.field(factory=Learned)
+    client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # those that a service names

@@ -24,12 +24,14 @@ class Launch:
         plan: What to run.
         weights: The Model's file.
         estimate: How much memory that will take; None when not known.
+        client_keys: The API keys of clients that its engine takes; the plan has their digest, the journal none of them.
         shape: What another context would take can be told from it; not known of what an earlier agent left.
     """
 
     plan: LaunchPlan
     weights: WeightsFile
     estimate: Estimate | None = None
+    client_keys: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False, kw_only=True)
     shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
 

@@ -63,6 +63,12 @@ CONFIRM_SECONDS: Final = 0.15
 """How long an adopted engine may take to answer before its endpoint is made not-ready."""
 
 
+class KeysUnknownError(WorldError):
+    """An engine cannot start whose clients have keys, as those are not known now."""
+
+    reason = Reason.API_KEYS_NOT_READ
+
+
 @attrs.frozen
 class ServiceContext:
     """What all engines of one service share.
@@ -233,6 +239,10 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info()
+        if launch.plan.keys_digest and not launch.client_keys:
+            raise KeysUnknownError(
+                "the keys of its clients are not known until the API server answers for their Secret"
+            )
         key, plan, record = context.status_manager.key, launch.plan, self._new_record()
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
@@ -245,7 +255,7 @@ class Attempt:
             log_path=context.log_path if alone else next_log(context.log_path),
             cookie=record.cookie,
             keys_path=keys if record.api_key else None,
-            api_keys=(record.api_key,),
+            api_keys=(record.api_key, *launch.client_keys),
             proxy=proxy_of(record, context.settings.allow_from),
         )
         if alone:
@@ -260,9 +270,10 @@ class Attempt:
         """Choose where an engine listens: itself, or where it is published, its proxy."""
         settings, engines = self.context.settings, self.context.ports.engines
         cookie, host = f"{self.context.ports.rng.getrandbits(64):016x}", self.context.status_manager.reach.value.bind
-        if settings.insecure_lan:
+        clients_have_keys = bool(self.launch.plan.keys_digest)
+        if settings.insecure_lan and not clients_have_keys:
             return EngineRecord(cookie, host, engines.free_port(host))
-        if not settings.publishes:
+        if clients_have_keys or not settings.publishes:
             return EngineRecord(cookie, host, engines.free_port(host), api_key=new_key())
         inside = LOOPBACK[ipaddress.ip_address(host).version]
         return EngineRecord(

@@ -23,6 +23,7 @@ from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.nouns.api_keys import digest_of
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports
@@ -41,6 +42,9 @@ BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
 
 
+KEYS_SECONDS: Final = 60.0
+"""The longest time between two looks whether the Secret of a service's API keys has changed."""
+
 PREVIEW_SECONDS: Final = 10.0
 """How long the header of a remote file may take; after that the download shows what is wrong."""
 
@@ -54,8 +58,26 @@ async def run_planner(
     """Never return: keep the target in line with the newest wish; a newer one, or engine, interrupts the work."""
     while True:
         version = replan.version
-        await _plan_unless_newer(partial(replan.wait_newer, version), target, manager, ports, ledger)
-        await replan.wait_newer(version)  # the planner of a service at rest is one task that waits
+        newer = partial(replan.wait_newer, version)
+        await _plan_unless_newer(newer, target, manager, ports, ledger)
+        if isinstance(target.value, Launch) and manager.facts.wish.service.spec.api_key_secret_ref is not None:
+            await wait_any(newer, partial(_wait_other_keys, target.value, manager, ports))
+        else:
+            await newer()  # the planner of a service at rest is one task that waits
+
+
+async def _wait_other_keys(launch: Launch, manager: StatusManager, ports: Ports) -> None:
+    """Return when the service's Secret has other keys than its plan, or none."""
+    while True:
+        await trio.sleep(KEYS_SECONDS * ports.rng.uniform(0.75, 1.0))
+        try:
+            keys = await ports.client_keys(manager.facts.wish.service)
+        except UserError:
+            return
+        except WorldError:
+            continue  # what is known stays
+        if digest_of(keys) != launch.plan.keys_digest:
+            return
 
 
 async def _plan_unless_newer(
@@ -93,6 +115,13 @@ async def _plan(
         manager.update(Facts.without_plan, error)
         _idle_unless_running(target, manager, Reason.INVALID, str(error))
         return True
+    keys: tuple[str, ...] = ()
+    if wish.service.spec.api_key_secret_ref is not None:
+        try:
+            keys = await ports.client_keys(wish.service)
+        except LLMKubeError as error:
+            _idle_unless_running(target, manager, getattr(error, "reason", Reason.API_KEYS_NOT_READ), str(error))
+            return False
     if (never := await _preview(wish, manager.settings, ports, ledger)) is not None:
         _idle_unless_running(target, manager, never.reason, never.message)
         return False
@@ -115,7 +144,7 @@ async def _plan(
         return False
     manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
     try:
-        launch = await _launch(wish, manager.settings, ports, weights, facts, draft=draft)
+        launch = await _launch(wish, manager.settings, ports, weights, facts, draft=draft, keys=keys)
     except UserError as error:
         manager.update(Facts.without_plan, error)
         _idle_unless_running(target, manager, Reason.INVALID, str(error))
@@ -165,6 +194,7 @@ async def _launch(
     facts: GGUFFacts,
     *,
     draft: "_Draft | None" = None,
+    keys: tuple[str, ...] = (),
 ) -> Launch:
     engine = await ports.engines.info()
     plan = plan_for(
@@ -177,12 +207,13 @@ async def _launch(
         draft=draft.weights if draft else None,
         allowances=settings.allowances,
         asks_key=not settings.insecure_lan,
+        keys_digest=digest_of(keys),
     )
     demand = plan.demand
     if demand is not None and draft is not None:
         demand = attrs.evolve(demand, draft=draft.shape)
     expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
-    return Launch(plan, weights, expected, facts.shape)
+    return Launch(plan, weights, expected, facts.shape, client_keys=keys)
 
 
 async def _preview(wish: Desired, settings: AgentSettings, ports: Ports, ledger: Ledger) -> Idle | None:
