@@ -20,6 +20,7 @@ from pathlib import Path
 if __package__ is None or not __package__:  # run as a script: tests/ is where both rooms are
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from debian_packages import PackageError, unpack
 from envtest.build import BuildError, Say, cache_root, find_go
 
 TOOLS = ("helm", "promtool")
@@ -87,19 +88,12 @@ def _build_helm(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
     return scratch / "helm"
 
 
-def _unpack_promtool(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
-    if not shutil.which("apt-get", path=environ.get("PATH")):
-        raise BuildError("no promtool on PATH, and no apt-get to take Debian's prometheus package from: install it")
-    download = ["apt-get", "download", "prometheus"]
+def _unpack_promtool(scratch: Path, _say: Say, environ: Mapping[str, str]) -> Path:
     try:
-        _run(download, cwd=scratch, env=environ)
-    except BuildError:
-        say("apt-get download prometheus failed: the package lists may be missing or old")
-        _run(["apt-get", "update"], cwd=scratch, env=environ)
-        _run(download, cwd=scratch, env=environ)
-    (package,) = scratch.glob("prometheus_*.deb")
-    _run(["dpkg-deb", "--extract", str(package), str(scratch / "package")], cwd=scratch, env=environ)
-    return scratch / "package" / "usr" / "bin" / "promtool"
+        unpack("prometheus", scratch, environ)
+    except PackageError as error:
+        raise BuildError(f"no promtool on PATH: install it, or make this work: {error}") from error
+    return scratch / "usr" / "bin" / "promtool"
 
 
 _MAKERS = {"helm": _build_helm, "promtool": _unpack_promtool}

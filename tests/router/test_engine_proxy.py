@@ -58,10 +58,15 @@ def head_of(path, lines=""):
         ("http://x/slots", "", POD, False),
         (CHAT, "X-Forwarded-For: 10.42.3.4\r\nForwarded: for=10.42.3.4\r\n", STRANGER, False),
         ("/slots", BEARER, POD, True),
+        (CHAT, "Origin: https://evil.example\r\n", POD, False),
+        (CHAT, "Origin: null\r\n", POD, False),
+        ("/metrics", "Origin: http://evil.example:8000\r\n", POD, False),
+        (CHAT, f"Origin: https://evil.example\r\n{BEARER}", POD, True),
+        (CHAT, "Origin: http://10.42.3.9\r\n", POD, True),
     ],
 )
 def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
-    """A pod needs no key but for other clients' prompts; a stranger needs one but for what every probe asks."""
+    """A pod needs no key but for other clients' prompts; strangers and foreign pages need one but for probes."""
     refusal = proxy_judge(KEY, PODS)(head_of(path, lines), peer)
     assert (refusal is None) == let_in
     if refusal is not None:

@@ -19,6 +19,7 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.pool import Origin
+from llmkube.router.origin_policy import is_foreign_origin
 from llmkube.weights.address_policy import Network
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -45,7 +46,9 @@ def proxy_judge(api_key: str, allowed: Sequence[Network]) -> Judge:
     def judge(head: RequestHead, peer: str) -> Response | None:
         if head.path in OPEN_PATHS or _shows(head, expected):
             return None
-        if _CLOSED not in head.path.casefold() and _is_in(peer, allowed):
+        # A browser in an allowed network shows pages from everywhere, and asks for them from its own address.
+        foreign = is_foreign_origin(head.lines)
+        if not foreign and _CLOSED not in head.path.casefold() and _is_in(peer, allowed):
             return None
         message = (
             f"this engine asks for a key from {peer or 'here'}; requests of the cluster's own networks need none "
