@@ -424,6 +424,18 @@ async def test_a_list_that_hangs_is_given_up(autojump_clock):
     assert not found.cache.synced.is_set()
 
 
+@pytest.mark.parametrize(
+    ("name", "namespace"), [("../../x", "default"), ("/x", "default"), ("a", "/home/u"), ("a", "..")]
+)
+async def test_an_object_whose_name_leads_out_of_a_folder_is_taken_by_no_host(autojump_clock, name, namespace):
+    """An API server that sends such a name is none that this host may let write to its disk."""
+    hostile = config_map("a", 2)
+    hostile["metadata"] |= {"name": name, "namespace": namespace}
+    found = await reflect(listing(10, config_map("b", 1), hostile), watching(None), until=2)
+    assert [key.name for key, _ in found.cache.items()] == ["b"]
+    assert "DNS-1123" in str(found.cache.misfit(Key(namespace, name)))
+
+
 async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):
     """A malformed object keeps its last readable state, says what is wrong, and heals."""
     broken = {**config_map("a", 11), "data": 7}

@@ -20,9 +20,9 @@ CHAT, POD, STRANGER = "/v1/chat/completions", "10.42.3.4", "192.168.1.7"
 BEARER = f"Authorization: Bearer {KEY}\r\n"
 
 
-def head_of(path, lines=""):
+def head_of(path, lines="", method="GET"):
     reader = HeadReader.of_requests(Limits())
-    reader.feed_whole(f"GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+    reader.feed_whole(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
     return reader.request()
 
 
@@ -73,6 +73,24 @@ def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
         assert refusal.status == 401
         assert refusal.headers.get("www-authenticate") == "Bearer"
         assert KEY.encode() not in refusal.body
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "let_in"),
+    [
+        ("HEAD", "", True),
+        ("GET", "Content-Length: 0\r\n", True),
+        ("GET", "Content-Length: 5\r\n", False),
+        ("GET", "Transfer-Encoding: chunked\r\n", False),
+        ("POST", "", False),
+        ("POST", "Content-Length: 5\r\n", False),
+        ("POST", BEARER, True),
+    ],
+)
+def test_what_is_open_to_all_is_open_to_be_read(method, lines, let_in):
+    """A stranger's body at /health would take of the room that all bodies share."""
+    refusal = proxy_judge(KEY, PODS)(head_of("/health", lines, method), STRANGER)
+    assert (refusal is None) == let_in
 
 
 def test_without_networks_every_request_needs_the_key():

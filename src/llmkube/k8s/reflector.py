@@ -31,6 +31,7 @@ from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataErr
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.versions import resource_version_of, without_managed_fields
 from llmkube.k8s.watch import Watch, WatchEvent
+from llmkube.k8s.wire.names import is_object_name
 
 T = TypeVar("T", bound=Object)
 
@@ -179,12 +180,24 @@ class Cache(Generic[T]):
         self._versions[key] = version
         self.doubted.discard(key)
         try:
+            _check_names(key)
             self._objects[key] = read()
             self._misfits.pop(key, None)
         except DecodeError as error:
             _log.warning("cannot read object", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
             self._misfits[key] = error
         return True
+
+
+def _check_names(key: Key) -> None:
+    """Take no object whose name a real API server would refuse: hosts name files and folders after objects.
+
+    Raises:
+        DecodeError: The name or the namespace is no DNS-1123 subdomain.
+    """
+    for field, name in (("metadata.name", key.name), ("metadata.namespace", key.namespace)):
+        if not is_object_name(name) and (name or field == "metadata.name"):  # what is of the cluster has no namespace
+            raise DecodeError(f"expected a DNS-1123 subdomain, got {name!r}", field=field)
 
 
 async def run_reflector(

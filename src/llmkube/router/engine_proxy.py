@@ -25,7 +25,7 @@ from llmkube.weights.address_policy import Network
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/models", "/v1/models"})
-"""What is answered to every request: probes know no key, and clients list the models before they ask for one."""
+"""What every client may read: probes know no key, and clients list the models before they ask for one."""
 
 _CLOSED: Final = "slots"
 """What shows one client another one's prompt: no network is enough for that.
@@ -44,7 +44,7 @@ def proxy_judge(api_key: str, allowed: Sequence[Network]) -> Judge:
     expected = api_key.encode()
 
     def judge(head: RequestHead, peer: str) -> Response | None:
-        if head.path in OPEN_PATHS or _shows(head, expected):
+        if (head.path in OPEN_PATHS and _only_reads(head)) or _shows(head, expected):
             return None
         # A browser in an allowed network shows pages from everywhere, and asks for them from its own address.
         foreign = is_foreign_origin(head.lines)
@@ -75,6 +75,11 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient) -> StreamHa
             await exchange.respond(Response.json(502, {"error": said}))
 
     return handle
+
+
+def _only_reads(head: RequestHead) -> bool:
+    """Whether a request changes nothing and brings no body, which would take of the room that all bodies share."""
+    return head.method in ("GET", "HEAD") and not head.length and not head.chunked
 
 
 def _shows(head: RequestHead, expected: bytes) -> bool:

@@ -29,7 +29,7 @@ async def forward(
         client: Reaches the server.
         origin: Where it is.
         body: All of the body.
-        credentials: Header lines that go in the place of the client's own credentials; without any, those pass.
+        credentials: Header lines that go in the place of the client's own credentials, which do not pass.
 
     Raises:
         ConnectError: No connection.
@@ -37,7 +37,7 @@ async def forward(
         ProtocolError: It does not speak HTTP/1.1.
     """
     asked = exchange.head
-    passed = asked.without_credentials + credentials if credentials else asked.end_to_end
+    passed = asked.without_credentials + credentials
     lines = (asked.request_line, netloc(origin).encode("ascii"), passed, len(body))
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
     answer = await client.start(origin, asked.method, head, body)

@@ -91,6 +91,11 @@ _DNS_1035_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 
 
+def is_object_name(name: str) -> bool:
+    """Whether Kubernetes allows this name for our kinds: a DNS-1123 subdomain, which is no way out of a folder."""
+    return len(name) <= _MAX_SUBDOMAIN and _DNS_1123_SUBDOMAIN.fullmatch(name) is not None
+
+
 def service_name(isvc_name: str) -> str:
     """Return the name of the Service in front of an InferenceService: its own name wherever a Service may have it.
 
