@@ -69,8 +69,9 @@ def test_what_is_installed_is_pinned_by_digest():
 def test_no_image_is_named_by_a_tag():
     """Both stages are the base that was given; no other image, and no Dockerfile frontend, is fetched."""
     bases = [rest.split()[0] for word, rest in LINES if word == "FROM"]
-    assert [re.sub(r":\?[^}]*", "", base) for base in bases] == ["${BASE}", "${BASE}"]
-    assert "ARG BASE\n" in TEXT  # no default
+    assert bases == ["${BASE}", "${BASE}"]  # plain: buildah 1.28 refuses a Dockerfile with ${BASE:?…}
+    (default,) = re.findall(r"^ARG BASE=(.+)$", TEXT, re.MULTILINE)
+    assert default.startswith("--build-arg_BASE=")  # no image's name begins with a hyphen: every engine refuses it
     assert not re.search(r"^# *syntax *=", TEXT, re.MULTILINE)
 
 
