@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 from llmkube.cli.bundled_engine import llama_params
+from llmkube.cli.bundled_engine.llama_server import remedy
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -272,3 +273,10 @@ def test_a_planned_embedding_service_embeds(tmp_path):
     with serving(tmp_path / "log", command=command_for({"mode": "embedding", "extraArgs": ["--threads=1"]})) as server:
         answer = json.loads(post(f"{server.url}/v1/embeddings", {"model": "demo", "input": "hello"}))
     assert [len(item["embedding"]) for item in answer["data"]] == [128]
+
+
+def test_a_library_of_the_system_that_is_missing_is_named_with_its_package():
+    """A minimal Linux has the package of Python and not the library that it needs: pip cannot help there."""
+    missing = "libgomp.so.1: cannot open shared object file: No such file or directory"
+    assert "libgomp1" in remedy(ImportError(missing))
+    assert remedy(ImportError("No module named 'xllamacpp'")) == "pip install xllamacpp"

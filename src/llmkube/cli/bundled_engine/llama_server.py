@@ -59,13 +59,20 @@ def _keeping(settings: Settings, flag: Value | Switch) -> type[argparse.Action]:
     return Keep
 
 
+def remedy(error: ImportError) -> str:
+    """Return what to install: the package, or the library that it needs of the system and a minimal Linux lacks."""
+    if "libgomp.so.1" in str(error):
+        return "install the system's OpenMP library (Debian: apt-get install libgomp1; Fedora: dnf install libgomp)"
+    return "pip install xllamacpp"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return 0 then, and 1 with one line on stderr when serving is impossible."""
     settings = parse(sys.argv[1:] if argv is None else argv)
     try:
         import xllamacpp as engine  # noqa: PLC0415 (100 MB that --help and --version do without)
     except ImportError as exc:
-        return _fail(f"the bundled engine is not installed ({exc}): pip install xllamacpp")
+        return _fail(f"the bundled engine cannot be loaded ({exc}): {remedy(exc)}")
     try:
         params = apply(settings, engine)
         _check_model(Path(params.model.path))
