@@ -53,6 +53,8 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.ENGINE_STUCK: "the kernel does not end the engine's process: restart the host",
     Reason.JOURNAL_NOT_WRITTEN: "make the agent's --state-dir writable, and free space on its disk",
     Reason.PORT_TAKEN: "end the program that listens on the port; the agent then tries again by itself",
+    Reason.API_KEYS_UNAVAILABLE: "correct the Secret that spec.apiKeySecretRef names, with one key on each line; the "
+    "agent then goes on by itself",
     # the host
     Reason.NO_HOST: "start an agent on a host that serves it, or deploy again with another --accelerator",
     Reason.ADDRESS_MISSING: "give the host that address again, or start its agent with another --host-ip",
