@@ -7,6 +7,7 @@ import trio
 import trio.testing
 
 from llmkube.base.http.exchange import Exchange, Handler
+from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import serve_connection
@@ -39,6 +40,13 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         except trio.BrokenResourceError as exc:
             raise ConnectionRefusedError(111, "Connection refused") from exc
         return mine
+
+
+def head_of(path: str, lines: str = "", method: str = "GET") -> RequestHead:
+    """The head of a request, as a server's judge gets it."""
+    reader = HeadReader.of_requests(_LIMITS)
+    reader.feed_whole(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+    return reader.request()
 
 
 def always(stream: trio.abc.Stream) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:

@@ -199,7 +199,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-async def test_half_a_character_is_echoed_as_a_whole_one():
+async def test_s13_half_a_character_is_echoed_as_a_whole_one():
     """A lone surrogate, which no UTF-8 can hold, is stored and answered as U+FFFD, as kube-apiserver does."""
     async with open_http() as (http, _):
         body = rb'{"metadata":{"name":"a"},"data":{"k":"\ud800 and \ud83d\ude00"}}'
@@ -209,7 +209,7 @@ async def test_half_a_character_is_echoed_as_a_whole_one():
         assert (refused.status_code, refused.json()["reason"]) == (422, "Invalid")
 
 
-async def test_a_directive_that_is_a_list_is_refused():
+async def test_s13_a_directive_that_is_a_list_is_refused():
     """`$patch: [..]` in a strategic merge patch is no directive: a Status says so."""
     async with open_http() as (http, _):
         await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}, "data": {"k": "v"}})
@@ -219,7 +219,7 @@ async def test_a_directive_that_is_a_list_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"apiVersion": -1}, {"kind": []}, {"apiVersion": {}, "kind": 7}])
-async def test_an_apply_whose_type_is_no_text_is_refused(wrong):
+async def test_s13_an_apply_whose_type_is_no_text_is_refused(wrong):
     """A number or a list where the type should stand is a type that is not this one."""
     async with open_http() as (http, _):
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **wrong}
@@ -229,7 +229,7 @@ async def test_an_apply_whose_type_is_no_text_is_refused(wrong):
 
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH - 20, 480, 5_000, 50_000])
-async def test_deep_bodies_are_taken_or_refused_by_the_bound(levels):
+async def test_s13_deep_bodies_are_taken_or_refused_by_the_bound(levels):
     """Lists in lists up to the bound are stored by every kind of write; beyond it the answer names the bound."""
     crd, things = widget_crd(), f"{WIDGETS}/namespaces/default/widgets"
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

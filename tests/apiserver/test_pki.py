@@ -9,7 +9,7 @@ import yaml
 from cryptography import x509
 
 from llmkube.apiserver import pki
-from llmkube.apiserver.token_auth import ensure_token, write_kubeconfig
+from llmkube.apiserver.token_auth import write_kubeconfig
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTS = ["127.0.0.1", "localhost", "::1"]
@@ -80,14 +80,6 @@ async def test_a_running_server_renews_its_certificate(tmp_path, autojump_clock)
     with trio.move_on_after(timedelta(days=280).total_seconds()):
         await pki.run_renewal(made, HOSTS, context, lambda: NOW + timedelta(seconds=trio.current_time() - start))
     assert certificate_of(made).serial_number != serial
-
-
-def test_the_token_stays_and_is_long(tmp_path):
-    """A restart keeps the token, so that kubeconfigs go on working."""
-    token = ensure_token(tmp_path / "token")
-    assert len(token) >= 43
-    assert ensure_token(tmp_path / "token") == token
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_kubeconfig_stands_on_its_own(tmp_path):

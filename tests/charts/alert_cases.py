@@ -83,6 +83,7 @@ CASES = (
         "LLMKubeDownloadStalled",
         {'llmkube_download_bytes_per_second{instance="studio", source="hf://o/r"}': "0x120"},
     ),
+    Case("LLMKubeHostRefused", {f'{AGENT}_credential_refused{{instance="studio"}}': "1x120"}),
     Case("LLMKubeEventLoopStalled", {'llmkube_event_loop_stalls_total{instance="studio"}': "0x50 5x70"}),
     Case("LLMKubeRequestsQueued", {'llamacpp:requests_deferred{instance="studio"}': "2x120"}),
     Case("LLMKubeRequestsQueued", {'vllm:num_requests_waiting{instance="gpu"}': "2x120"}),

@@ -209,7 +209,7 @@ def test_an_image_may_come_from_anywhere(changes, image):
     assert {pod_of(workload)["containers"][0]["image"], test["spec"]["containers"][0]["image"]} == {image}
 
 
-def test_without_an_image_the_chart_stops_and_says_how_to_build_one():
+def test_s11_without_an_image_the_chart_stops_and_says_how_to_build_one():
     """No default leads to an image that is not ours: nothing is rendered, whatever else is set."""
     for args in ((), ("-f", str(EVERYTHING)), ("-f", str(OPENSHIFT)), ("--set", "image.registry=r.example.com")):
         said = run("helm", "template", "llmkube", str(CHART), *args, code=1)

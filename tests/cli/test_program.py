@@ -155,3 +155,13 @@ def test_a_program_takes_the_descriptors_that_it_may_have(soft, hard, wanted):
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == [str(wanted), str(hard)]
+
+
+async def test_an_ipv6_address_has_brackets_wherever_it_has_a_port():
+    """The URL can be typed into a client, and the error names the address as `--listen` takes it."""
+    async with open_port(0, "--listen", "::1") as port:
+        number = port.listeners[0].socket.getsockname()[1]
+        assert port.url == f"http://[::1]:{number}"
+        with pytest.raises(PortTakenError, match=rf"--listen: cannot listen on \[::1\]:{number}: another program"):
+            async with open_port(number, "--listen", "::1"):
+                pass

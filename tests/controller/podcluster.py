@@ -85,10 +85,17 @@ class Hands:
         await self.make_pod(f"{job.key.name}-x", labels, status, owner=job)
 
     async def make_pod(
-        self, name: str, labels: Mapping[str, str], status: Mapping[str, Any], *, owner: Job | None = None
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        status: Mapping[str, Any],
+        *,
+        owner: Job | None = None,
+        spec: Mapping[str, Any] | None = None,
     ) -> None:
         if not await self.exists(Pod, name):
             body: dict[str, Any] = {"metadata": {"name": name, "namespace": "ml", "labels": dict(labels)}}
+            body["spec"] = dict(spec or {})
             if owner is not None:
                 who = {"apiVersion": Job.RESOURCE.api_version, "kind": Job.RESOURCE.kind, "name": owner.key.name}
                 body["metadata"]["ownerReferences"] = [{**who, "uid": owner.metadata.uid, "controller": True}]
@@ -98,7 +105,7 @@ class Hands:
     async def service_pod(self, status: Mapping[str, Any], *, name: str = "chat", number: int = 1) -> None:
         """Give a service a pod in this state."""
         template = (await self.json(Deployment, name))["spec"]["template"]
-        await self.make_pod(f"{name}-{number}", template["metadata"]["labels"], status)
+        await self.make_pod(f"{name}-{number}", template["metadata"]["labels"], status, spec=template["spec"])
 
     async def roll_out(self, name: str = "chat", *, ready: int | None = None, updated: int | None = None) -> None:
         """Say that a Deployment has its pods, all of the newest template, and so many ready."""

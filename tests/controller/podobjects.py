@@ -95,11 +95,12 @@ def deployment_of(
     return decode(Deployment, {"metadata": tag, "spec": {"replicas": replicas}, "status": counts})
 
 
-def pod(*, name: str = "chat-1", phase: str = "Pending", deleted: bool = False, **status: Any) -> Pod:
+def pod(*, name: str = "chat-1", phase: str = "Pending", deleted: bool = False, port: int = 8080, **status: Any) -> Pod:
     tag: dict[str, Any] = {"name": name, "namespace": "ml", "creationTimestamp": "2025-06-01T11:00:00Z"}
     if deleted:
         tag["deletionTimestamp"] = "2025-06-01T11:00:00Z"
-    return decode(Pod, {"metadata": tag, "status": {"phase": phase, **status}})
+    engine = {"name": "llama-server", "ports": [{"name": "http", "containerPort": port}]}
+    return decode(Pod, {"metadata": tag, "spec": {"containers": [engine]}, "status": {"phase": phase, **status}})
 
 
 def unscheduled(message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", **facts: Any) -> Pod:

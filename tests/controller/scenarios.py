@@ -159,7 +159,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
     ),
     "all is taken away": (
         _both(_model(), _service(), _service("embed", mode="embedding")),
-        _delete(Model, "phi"),  # it stays while it is used
+        _delete(Model, "phi"),  # the pods of what uses it stay
         _delete(InferenceService, "chat"),
         _delete(InferenceService, "embed"),
     ),

@@ -10,6 +10,7 @@ from controller.podkinds import install
 from controller.reconcile.test_routers import apply_router
 from k8s.api_calls import undeclared, unused
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
+from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.builtins import Namespace, Service
@@ -42,6 +43,7 @@ async def with_pods(hands: Hands) -> None:
     await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
     await trio.sleep(INSTALL_POLL_SECONDS)
+    await hands.client.patch(Model, Key("ml", "other"), {"metadata": {"finalizers": [FINALIZER]}})
     await take_labels_off(hands, *CHILDREN)
     await hands.create_model(hardware={"accelerator": "metal"})
     await trio.sleep(SETTLED)

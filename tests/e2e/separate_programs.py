@@ -42,6 +42,7 @@ class Cluster:
     client: Client
     server: Program
     url: str
+    controller: Program
 
     @asynccontextmanager
     async def open_agent(self, address: str, *args: str, folder: str = "agent") -> AsyncIterator[Program]:
@@ -100,14 +101,14 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(folder: Path) -> AsyncIterator[Cluster]:
-    """Run the embedded API server and the controller."""
+async def open_cluster(folder: Path, *controller_args: str) -> AsyncIterator[Cluster]:
+    """Run the embedded API server and the controller, with these further arguments."""
     async with (
         open_server(folder) as (server, url),
         open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
-        open_controller(folder),
+        open_controller(folder, *controller_args) as controller,
     ):
-        yield Cluster(folder, folder / "server" / "kubeconfig", client, server, url)
+        yield Cluster(folder, folder / "server" / "kubeconfig", client, server, url, controller)
 
 
 @asynccontextmanager
@@ -121,11 +122,11 @@ async def open_server(folder: Path, port: str = "0") -> AsyncIterator[tuple[Prog
 
 
 @asynccontextmanager
-async def open_controller(folder: Path) -> AsyncIterator[Program]:
+async def open_controller(folder: Path, *more: str) -> AsyncIterator[Program]:
     """Run the controller."""
     state = folder / "controller"
     state.mkdir(exist_ok=True)
-    args = ("controller", "--accelerator", "cpu", "--state-dir", str(state))
+    args = ("controller", "--accelerator", "cpu", "--state-dir", str(state), *more)
     async with open_program(state, *args, kubeconfig=folder / "server" / "kubeconfig") as controller:
         await controller.wait_for("err", '"msg": "controller started"')
         yield controller

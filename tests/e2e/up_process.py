@@ -74,14 +74,16 @@ async def open_program(
     *args: str,
     kubeconfig: Path | None = None,
     prefix: tuple[str, ...] = (),
+    module: str = "llmkube",
     runs_engines: bool = False,
 ) -> AsyncIterator[Program]:
     """Run `llmkube ARGS`; it is killed if the test leaves it behind.
 
     One that `runs_engines` leaves none in its folder; any other program leaves alone those that work there.
-    `prefix` is a program that becomes it, such as a shell that enters a control group first.
+    `prefix` is a program that becomes it, such as a shell that enters a control group first; `module` another one of
+    ours than `llmkube`.
     """
-    command = [*prefix, sys.executable, "-m", "llmkube", *args]
+    command = [*prefix, sys.executable, "-m", module, *args]
     env = environment(folder) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
     async with trio.open_nursery() as nursery:
         process = await nursery.start(

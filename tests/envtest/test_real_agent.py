@@ -31,6 +31,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
+from llmkube.supervisor.nouns.join_record import token_paths
 from waiting import until
 
 pytestmark = [pytest.mark.envtest, pytest.mark.e2e]
@@ -261,12 +262,14 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 words = ("agent", "join", "--kubeconfig", str(plane.kubeconfig), "--state-dir", str(state), *names)
                 code, out, err = await run_program(tmp_path, *words)
                 assert code == 0, out + err
-                token = (state / "host.token").read_text()
+                token = token_file().read_text()
                 assert token not in out + err
-                assert {oct((state / name).stat().st_mode) for name in ("host.token", "host.kubeconfig")} == {
-                    "0o100600"
-                }
+                assert {oct(path.stat().st_mode) for path in (token_file(), state / "host.kubeconfig")} == {"0o100600"}
                 return token
+
+            def token_file():
+                (path,) = token_paths(state)
+                return path
 
             token = await join()
             host = attrs.evolve(cluster, kubeconfig=state / "host.kubeconfig")
@@ -280,19 +283,22 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
 
             # past half of its life: the agent asks for another one by itself
             old = signed(3600, 7000)
-            (state / "host.token").write_text(old)
+            token_file().write_text(old)
             async with host.open_agent(address, "--namespace", "default") as agent:
                 await until(lambda: bool(logs(agent, "this host's token is renewed")))
-                fresh = (state / "host.token").read_text()
+                fresh = token_file().read_text()
                 assert fresh not in (old, token)
                 await host.apply_demo()
                 await host.wait_ready()
                 (engine,) = engines_in(state)
 
                 # at its end nothing stops, and the command that helps is told
-                (state / "host.token").write_text(signed(7200, 3600))
+                token_file().write_text(signed(7200, 3600))
                 await until(lambda: any("engines go on" in line for line in agent.err.splitlines()))
                 assert "llmkube agent join --name box" in agent.err
+                note = state / "credential-problem"
+                await until(note.exists)
+                assert f"--network {address}/32 --namespace default" in note.read_text()
                 _, at, port = await host.slice()
                 assert await chat(f"http://{at}:{port}") == ANSWER
                 assert engines_in(state) == [engine]
@@ -303,6 +309,15 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 await eventually(
                     lambda: cluster.client.get(Lease, Key(SYSTEM, "box")), lambda one: one.spec.renew_time != seen
                 )
+                await until(lambda: not note.exists())
                 assert engines_in(state) == [engine]
-            for secret in (token, old, fresh, again):
+
+                # an account that is deleted is told long before its token would be renewed
+                await cluster.client.delete(ServiceAccount, Key(SYSTEM, "llmkube-agent-box"))
+                await until(note.exists)
+                assert engines_in(state) == [engine]
+                last = await join()
+                await until(lambda: not note.exists())
+            assert not note.exists()
+            for secret in (token, old, fresh, again, last):
                 assert secret not in agent.err + agent.out

@@ -1,6 +1,7 @@
 """On a real kube-apiserver: S2 as it was run, with nothing but one host's identity, and what that host needs."""
 
 import functools
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,14 +10,16 @@ import attrs
 import pytest
 import trio
 
+from e2e.up_process import run_program
 from envtest.test_real_controller import crds, make_model, open_impersonated, until
 from llmkube.cli.commands.tools.rbac import agent_manifests
-from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service
-from llmkube.k8s.client import Client
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServiceAccount
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import claim_name
@@ -30,6 +33,7 @@ POLL_SECONDS = 0.1
 REMOVAL_SECONDS = 30.0
 GROUP = "inference.llmkube.dev"
 SERVICE = f"{GROUP}/service"
+NOTE = f"{GROUP}/machine"
 PLURALS = {
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
@@ -405,3 +409,80 @@ async def test_other_writers_are_not_confined(client, crds, namespace, real_kube
         await site.apply(
             client, "leases", {"metadata": {"name": "llmkube-controller"}, "spec": {"holderIdentity": "x"}}
         )
+
+
+async def test_s2_a_host_joins_with_a_token_of_an_hour(client, crds, namespace, real_kubeconfig, tmp_path):
+    """S2: with one line and no administrator's kubeconfig a host gets the rights that were granted, and no more."""
+    system, state = f"{namespace}-system", tmp_path / "state"
+    grant = ("--kubeconfig", str(real_kubeconfig), "--name", "box", "--network", f"{INSIDE}/32", "-n", namespace)
+    grant += ("--lease-namespace", system)
+
+    async def join_token(*more: str) -> tuple[int, str, str]:
+        return await run_program(tmp_path, "agent", "join-token", *grant, *more)
+
+    try:
+        code, line, err = await join_token("--secret", "hf")
+        assert code == 0, err
+        (tmp_path / "line").write_text(line)
+        words = ("agent", "join", "--token-file", str(tmp_path / "line"), "--state-dir", str(state))
+        code, out, err = await run_program(tmp_path, *words, kubeconfig=tmp_path / "none")
+        assert code == 0, out + err
+        async with open_client(load_config(state / "host.kubeconfig")) as box:
+            presence = {"metadata": {"name": "box", "labels": {f"{GROUP}/host": "box"}, "annotations": {NOTE: "m (1)"}}}
+            site = Site(client, box, box, namespace, system)
+            await site.apply(box, "leases", presence)
+            with pytest.raises(NotFoundError):
+                await box.get(Secret, Key(namespace, "hf"))
+            with pytest.raises(ForbiddenError):
+                await box.get(Secret, Key(namespace, "other"))
+            with pytest.raises(ForbiddenError):
+                await box.get(Secret, Key(system, "hf"))
+
+            # a host of another machine that is alive keeps its name
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(renew_for_ever, site, presence)
+                code, out, err = await join_token()
+                assert code != 0
+                assert "the machine m (1) serves under it" in err
+                assert out == ""
+                account = await client.get(ServiceAccount, Key(system, "llmkube-agent-box"))
+                code, _, err = await join_token("--network", f"{OUTSIDE}/32", "--overwrite")
+                assert code == 0, err
+                nursery.cancel_scope.cancel()
+        after = await client.get(ServiceAccount, Key(system, "llmkube-agent-box"))
+        assert account.metadata.annotations[f"{GROUP}/addresses"] == f"{INSIDE}/32"
+        assert after.metadata.annotations[f"{GROUP}/addresses"] == f"{INSIDE}/32,{OUTSIDE}/32"
+
+        # roles of a join before are taken back
+        rbac = "/apis/rbac.authorization.k8s.io/v1"
+        elsewhere = (*grant[:-4], "-n", "default", "--lease-namespace", system, "--overwrite")
+        for words_of_join, expected in ((elsewhere, "default"), ((*grant, "--overwrite"), namespace)):
+            code, _, err = await run_program(tmp_path, "agent", "join-token", *words_of_join)
+            assert code == 0, err
+            for plural in ("rolebindings", "roles"):
+                found = await client.get_json(
+                    f"{rbac}/{plural}", params={"fieldSelector": "metadata.name=llmkube-agent-box"}
+                )
+                places = {each["metadata"]["namespace"] for each in found["items"]}
+                assert {expected} == places & {"default", namespace}
+
+        # an account that is gone is told
+        await client.delete(ServiceAccount, Key(system, "llmkube-agent-box"))
+        code, out, err = await run_program(tmp_path, *words, kubeconfig=tmp_path / "none")
+        assert code != 0
+        assert "llmkube agent join-token --name box" in err
+        assert line.strip() not in out + err
+    finally:
+        with trio.move_on_after(REMOVAL_SECONDS, shield=True):
+            for manifest in host_policies(system):
+                name = manifest["metadata"]["name"]
+                await client.request_json("DELETE", f"{PLURALS[manifest['kind']]}/{name}")
+            await client.request_json("DELETE", f"/api/v1/namespaces/{system}")
+
+
+async def renew_for_ever(site: Site, presence: dict[str, Any]) -> None:
+    """Renew a Lease as a host that lives does."""
+    for count in itertools.count():
+        spec = {"holderIdentity": "box", "leaseDurationSeconds": 20, "leaseTransitions": count}
+        await site.apply(site.box, "leases", {**presence, "spec": spec})
+        await trio.sleep(1)

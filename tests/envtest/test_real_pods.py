@@ -38,6 +38,7 @@ EVERYTHING = {
     "resources": {"gpu": 1, "cpu": "1500m", "memory": "1024Mi"},
     "extraVolumes": [{"name": "extra", "emptyDir": {"sizeLimit": "1024Mi"}}],
     "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    "apiKeySecretRef": {"name": "chat-keys"},
     "probeOverrides": {"startup": {"failureThreshold": 9}},
     "autoscaling": {"maxReplicas": 4},
     "disruption": {"protectAlways": True},

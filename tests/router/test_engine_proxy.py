@@ -4,26 +4,20 @@ import ipaddress
 from functools import partial
 
 import pytest
+import structlog.testing
 import trio
 
-from http_lab import MemoryListener
+from http_lab import MemoryListener, head_of
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.heads import HeadReader
-from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.router.engine_proxy import proxy_handler, proxy_judge
+from llmkube.router.client_key import digest_of_key
+from llmkube.router.engine_proxy import keys_judge, proxy_handler, proxy_judge
 
 KEY = "k" * 43
 PODS = (ipaddress.ip_network("10.42.0.0/16"), ipaddress.ip_network("fd00::/8"))
 CHAT, POD, STRANGER = "/v1/chat/completions", "10.42.3.4", "192.168.1.7"
 BEARER = f"Authorization: Bearer {KEY}\r\n"
-
-
-def head_of(path, lines="", method="GET"):
-    reader = HeadReader.of_requests(Limits())
-    reader.feed_whole(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
-    return reader.request()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +94,72 @@ def test_without_networks_every_request_needs_the_key():
     assert judge(head_of("/health"), STRANGER) is None
 
 
+@pytest.mark.parametrize(
+    ("path", "lines", "method", "status"),
+    [
+        (CHAT, "", "POST", 401),
+        (CHAT, BEARER, "POST", None),
+        (CHAT, BEARER.replace(KEY, "other"), "POST", None),
+        (CHAT, f"X-Api-Key: {KEY}\r\n", "POST", None),
+        (CHAT, BEARER.replace(KEY, KEY[:-1]), "POST", 401),
+        (CHAT, BEARER.replace(KEY, ""), "POST", 401),
+        (CHAT, "Authorization: Bearer\r\n", "POST", 401),
+        (CHAT, "Authorization: Bearer é\r\n", "POST", 401),
+        (CHAT, f"Authorization: Basic {KEY}\r\n", "POST", 401),
+        ("/invocations", "", "POST", 401),
+        ("/", "", "GET", 401),
+        ("/v1/models", "", "GET", 401),
+        ("/health", "", "GET", None),
+        ("/health?x=1", "", "GET", None),
+        ("/health", "", "POST", 401),
+        ("/health", "Content-Length: 5\r\n", "GET", 401),
+        ("/health/../metrics", "", "GET", 401),
+        ("/metrics", "", "GET", None),
+        ("/slots", BEARER, "GET", 403),
+        ("/%73lots", BEARER, "GET", 403),
+        ("/v1;SLOTS", BEARER, "GET", 403),
+    ],
+)
+def test_only_a_key_of_the_service_lets_a_request_in(path, lines, method, status):
+    """Each of its keys does, from everywhere; what tells no request is open to be read, and /slots is to no one."""
+    digests = frozenset(map(digest_of_key, (KEY, "other")))
+    judge = keys_judge(lambda: digests, {"/health", "/metrics"})
+    refusal = judge(head_of(path, lines, method), POD)
+    assert (refusal.status if refusal is not None else None) == status
+    if refusal is not None:
+        assert KEY.encode() not in refusal.body
+        assert (refusal.headers.get("www-authenticate") == "Bearer") == (status == 401)
+
+
+def test_without_keys_nothing_is_let_in_and_a_new_key_counts_at_once():
+    """The digests are asked for with each request: none lets in no request, not even one with an empty key."""
+    digests = frozenset()
+    judge = keys_judge(lambda: digests, ())
+    for lines in ("", BEARER, "Authorization: Bearer \r\n", "X-Api-Key: \r\n"):
+        assert judge(head_of(CHAT, lines), POD).status == 401
+    digests = frozenset({digest_of_key(KEY)})
+    assert judge(head_of(CHAT, BEARER), POD) is None
+
+
+async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
+    """The client's key ends at the proxy, and no other takes its place."""
+    asked = []
+
+    async def engine(exchange):
+        asked.append(exchange.request)
+        await exchange.respond(Response.text(200, "yes"))
+
+    inner, outer = MemoryListener(), MemoryListener()
+    await nursery.start(run_server, engine, [inner])
+    async with open_http_client(inner.connect) as upstream, open_http_client(outer.connect) as client:
+        await nursery.start(partial(run_server, proxy_handler(("127.0.0.1", 1), "", upstream), [outer]))
+        sent = Headers.of({"Authorization": f"Bearer {KEY}", "X-Api-Key": KEY})
+        answer = await client.request("POST", f"http://proxy{CHAT}", headers=sent, body=b"{}")
+    assert answer.status == 200
+    assert "authorization" not in asked[0].headers
+    assert "x-api-key" not in asked[0].headers
+
+
 async def test_the_engine_sees_our_key_and_no_other(nursery):
     """What a client shows in order to be let in stays with the proxy; every other header and the body pass."""
     asked = []
@@ -137,3 +197,26 @@ async def test_an_engine_that_is_gone_is_a_502_without_an_address(nursery):
         answer = await client.request("GET", "http://proxy/v1/x")
     assert answer.status == 502
     assert b"4711" not in answer.body
+
+
+async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
+    """Probes ask every second: that it does not answer is said once, and again only after it has answered."""
+    inner, outer, running = MemoryListener(), MemoryListener(), [False, False, False, True, False, False]
+    expected = [200 if there else 502 for there in running]
+
+    async def engine(exchange):
+        await exchange.respond(Response.text(200, "yes"))
+
+    async def connect(host, port):
+        if not running.pop(0):
+            await trio.lowlevel.checkpoint()
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await inner.connect(host, port)
+
+    await nursery.start(run_server, engine, [inner])
+    async with open_http_client(connect, max_idle_per_origin=0) as upstream, open_http_client(outer.connect) as client:
+        await nursery.start(partial(run_server, proxy_handler(("127.0.0.1", 1), "", upstream), [outer]))
+        with structlog.testing.capture_logs() as said:
+            answers = [(await client.request("GET", "http://proxy/health")).status for _ in expected]
+    assert answers == expected
+    assert len(said) == 2

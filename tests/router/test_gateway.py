@@ -9,12 +9,12 @@ import structlog.testing
 import trio
 import trio.testing
 
-from http_lab import MemoryListener, always, converse, receive_until
+from http_lab import MemoryListener, always, converse, head_of, receive_until
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
-from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, refuse_foreign_pages
+from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, lan_judge, refuse_foreign_pages
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -136,6 +136,7 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
         (TWO, "POST", "/v1/models", {}, 405, "method_not_allowed", "POST"),
         (TWO, "GET", "/v1/models/gone", None, 404, "model_not_found", "'chat'"),
         (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
         (TWO, "GET", "/v1", None, 404, "not_found", "/v1"),
         (TWO, "GET", "/favicon.ico", None, 404, "not_found", "/v1"),
@@ -185,7 +186,12 @@ async def test_models_are_listed_from_the_directory(world):
         ("https://evil.example", "127.0.0.1:8080", 403),
         ("http://evil.example:8080", "evil.example:8080", 403),  # its name was moved to 127.0.0.1
         ("http://localhost.evil.example", "127.0.0.1:8080", 403),
+        ("http://100.64.0.9:3000", "100.64.0.9:8080", 200),  # over a VPN
+        ("http://[fd00::5]", "[fd00::5]:8080", 200),
         ("http://8.8.8.8", "127.0.0.1:8080", 403),
+        ("http://198.18.0.1", "127.0.0.1:8080", 403),  # special by its registry, and yet no network around us
+        ("http://[2001::1]", "127.0.0.1:8080", 403),  # Teredo
+        ("http://[2606:4700::1111]", "127.0.0.1:8080", 403),
         ("null", "127.0.0.1:8080", 403),
         ("http://[", "127.0.0.1:8080", 403),
         ("", "127.0.0.1:8080", 403),
@@ -360,3 +366,42 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
                     await client.request("POST", GATEWAY + CHAT, body=b'{"model": "only"}')
             await trio.testing.wait_all_tasks_blocked()
     assert [(log["event"], log["log_level"]) for log in logs] == [("request failed", "warning")]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
+    """`/health` answers 200 as an engine's does, also where no model is served."""
+    answer = await (await world(NONE)).ask(method, "/health")
+    assert (answer.status, answer.body) == (200, b'{"status": "ok"}' if method == "GET" else b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "status"),
+    [
+        (CHAT, "Authorization: Bearer right\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: http://192.168.1.9\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: https://evil.example\r\n", 403),
+        (CHAT, "Authorization: Bearer wrong\r\n", 401),
+        (CHAT, "", 401),
+        ("/health", "", None),
+        ("/health?x=1", "", None),
+        ("/health", "Content-Length: 5\r\n", 401),
+        ("/health/", "", 401),
+        ("/health/../v1/models", "", 401),
+        ("//health", "", 401),
+        ("/v1/models", "", 401),
+        ("/", "", 401),
+        ("/health", "Origin: https://evil.example\r\n", 403),
+    ],
+)
+def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
+    """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
+    refusal = lan_judge(["right"])(head_of(path, lines), "192.168.1.7")
+    assert (refusal and refusal.status) == status
+
+
+def test_where_there_is_no_key_none_is_right():
+    """A judge without keys lets no other machine in, and not all of them."""
+    judge = lan_judge([])
+    for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
+        assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401

@@ -3,19 +3,32 @@
 import base64
 import json
 import signal
+import socket
 import stat
 
 import psutil
 import pytest
+import trio
 import yaml
 
+from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS, cluster_model, pod_service
+from e2e.addresses import own_address
 from e2e.one_machine import Up
-from e2e.separate_programs import chat, eventually
+from e2e.separate_programs import DEMO as SERVED
+from e2e.separate_programs import chat, eventually, open_cluster
 from e2e.test_downloads import OTHER, deploy
-from e2e.up_process import DEMO, FREE_PORTS, engines_in, open_up, run_program
+from e2e.test_listen import network_url
+from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_program, open_up, run_program
 from e2e.web import open_web
+from gguf_corpus import DEMO as DEMO_WEIGHTS
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.message import Headers
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers, netloc
+from llmkube.controller.reconcile.workload_plans import RENDERED
+from llmkube.controller.render.key_check import FOLDER
+from llmkube.controller.render.manifests import deployment
+from llmkube.controller.render.storage import serving_storage
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import Event, Lease, Secret, Service
 from llmkube.k8s.client import open_client
@@ -23,6 +36,8 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.registry import container_plan_for
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +47,7 @@ HUB, AWS, THEIRS, PROMPT = "hf_CanaryHub5", "CanaryAws6", "CanaryClientKey7", "C
 BASIC = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 TYPED = (GOOD, WRONG, PASSWORD, SIGNATURE, HUB, AWS, THEIRS, PROMPT, BASIC)
 
-PRIVATE = ("journal", "keys", "api.db", "api.db-wal", "api.db-shm", "ca", "kubeconfig", "token")
+PRIVATE = ("journal", "keys", "api.db", "api.db-wal", "api.db-shm", "ca", "kubeconfig", "token", "listen-key")
 """What in a state directory is there to hold what must not be told, each with mode 0600, and folders of such files."""
 
 
@@ -43,6 +58,7 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
     hub_token.chmod(0o600)
     environment = ("env", f"AWS_SECRET_ACCESS_KEY={AWS}", f"AWS_ACCESS_KEY_ID={AWS}id", f"HF_TOKEN={HUB}")
     args = ("--state-dir", str(state), *FREE_PORTS, "--hf-token-file", str(hub_token), "-f", str(DEMO))
+    args += ("--listen", netloc((own_address(), 0)))
     async with open_web(m=OTHER) as web:
         web.files["o/r/resolve/main/m.gguf"] = OTHER
         web.credentials = (GOOD, BASIC, SIGNATURE, HUB)
@@ -72,7 +88,9 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
                     await up.wait_loaded(name, "Loaded")
                 for name in ("by-wrong-secret", "by-wrong-password", "by-lost-signature", "by-bucket"):
                     await up.wait_condition(Model, name, "Fetched", lambda found: found.reason not in {"", "Fetching"})
+                listen_key = (state / "listen-key").read_text()
                 said = await ask(gateway)
+                said += await ask(network_url(program), listen_key)
                 up.engine("by-secret").send_signal(signal.SIGABRT)  # the last words of an engine are told
                 await up.wait_condition(InferenceService, "by-secret", "Loaded", lambda found: found.reason != "Loaded")
                 await up.wait_loaded("by-secret", "Loaded")
@@ -85,7 +103,7 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
 
                 keys = [path.read_text().strip() for path in state.glob("keys/*")]
                 assert len(keys) == len(engines_in(state))
-                canaries = (*TYPED, *keys, api_token(state))
+                canaries = (*TYPED, *keys, api_token(state), listen_key)
                 everything = {
                     "outputs": program.out + program.err,
                     "answers": said,
@@ -108,9 +126,212 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
     assert not [canary for canary in canaries if canary in program.out + program.err + files_that_tell(state)]
 
 
-async def ask(gateway):
-    """Ask in ways that succeed and fail, with a key of a client's own; return what is answered but for the echo."""
-    headers = Headers.of({"Authorization": f"Bearer {THEIRS}", "Content-Type": "application/json"})
+FIRST, SECOND, THIRD = "CanaryClients9", "CanaryClients10", "CanaryClients11"
+KEYS = (FIRST, SECOND, THIRD, WRONG)
+
+
+async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
+    """API server, controller and agent are programs of their own; keys change, are spoilt, and an agent is killed."""
+    state, probe, address = tmp_path / "agent", str(free_port()), own_address()
+    controllers = str(free_port())
+    async with open_cluster(tmp_path, "--port", controllers) as cluster:
+        said = []
+        await put_keys(cluster.client, FIRST, SECOND)
+        async with cluster.open_agent(address, "--port", probe) as killed:
+            await cluster.apply_demo(apiKeySecretRef={"name": "chat-keys"})
+            await cluster.wait_ready()
+            said += await ask_with_keys(await engine_url(cluster), FIRST, WRONG)
+            await put_keys(cluster.client, THIRD)  # and at once, not at the next look: the service is edited as well
+            await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 1024}})
+            await until(lambda: ["1024" in command_line(each) for each in engines_in(state)] == [True])
+            await eventually(lambda: ask_with_keys(None, THIRD, cluster=cluster), lambda found: "choices" in found[0])
+            cluster.engine().send_signal(signal.SIGABRT)
+            await eventually(lambda: ask_with_keys(None, THIRD, cluster=cluster), lambda found: "choices" in found[0])
+            metrics = await read(f"http://127.0.0.1:{probe}/metrics")
+            killed.process.kill()
+            await killed.process.wait()
+            async with cluster.open_agent(address, "--port", probe) as agent:
+                await put_keys(cluster.client, f"{FIRST} spoilt")
+                await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 2048}})
+                await cluster.wait_service(lambda service: "APIKeysUnavailable" in str(encode(service)))
+                await cluster.client.patch(InferenceService, SERVED, {"spec": {"extraArgs": ["--api-key", FIRST]}})
+                await cluster.wait_service(lambda service: "Accepted" in refused(service))
+                await engine_url(cluster)  # the engine that was adopted serves on with the keys that it has
+                key_file = tmp_path / "their-key"
+                key_file.write_text(f"{THIRD}\n")
+                chatted = await run_program(
+                    tmp_path, "chat", "demo", "Hi?", "--api-key-file", str(key_file), kubeconfig=cluster.kubeconfig
+                )
+                assert chatted[0] == 0, chatted
+                key_file.unlink()
+                programs = (killed, agent, cluster.server, cluster.controller)
+                outputs = [text for each in programs for text in (each.out, each.err)] + list(map(str, chatted))
+                ours = [line for path in state.glob("keys/*") for line in path.read_text().splitlines()]
+                assert THIRD in ours
+                canaries = {*KEYS, *ours, api_token(tmp_path / "server")}
+                everything = {
+                    "outputs": "".join(outputs),
+                    "answers": "".join(said),
+                    "command lines": words_of(psutil.process_iter(), lambda each: each.cmdline()),
+                    "engines' environments": words_of(engines_in(state), lambda each: each.environ().values()),
+                    "metrics": metrics + await read(f"http://127.0.0.1:{probe}/metrics"),
+                    "objects": await objects(cluster.client),
+                    "commands": await commands(tmp_path, cluster.kubeconfig),
+                    "journal": "".join(path.read_text() for path in state.glob("journal/**/*.json")),
+                    "files": files_that_tell(state) + files_that_tell(tmp_path / "server"),
+                }
+                everything["files"] += files_that_tell(tmp_path / "controller")
+                everything["metrics"] += await read(f"http://127.0.0.1:{controllers}/metrics")
+                assert "llmkube_" in everything["metrics"]
+                assert everything["journal"]
+                journal = everything.pop("journal")  # private, and has our own key; what clients show it has not
+                assert not [key for key in KEYS if key in journal]
+                assert [(place, each) for place, text in everything.items() for each in canaries if each in text] == []
+                for folder in (state, tmp_path / "server"):
+                    for path in private_files(folder):
+                        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            assert not [each for each in canaries if each in agent.out + agent.err]
+
+
+async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
+    """Both containers of a pod run as a kubelet runs them: keys change, are spoilt and taken away, the engine ends."""
+    weights, keys, port, inside = tmp_path / "model.gguf", tmp_path / "keys", free_port(), free_port()
+    weights.write_bytes(DEMO_WEIGHTS.read_bytes())
+    keys.write_text(f"{FIRST}\n{SECOND}\n")
+    service = pod_service(apiKeySecretRef={"name": "chat-keys"}, containerPort=port)
+    model = cluster_model(hardware={"accelerator": "cpu"})
+    plan = container_plan_for(service, model, rendered=RENDERED)
+    storage = serving_storage(service, model, str(weights), SETTINGS)
+    made = deployment(service, plan, SETTINGS, replicas=1, storage=storage)
+    engine, ours = made["spec"]["template"]["spec"]["containers"]
+    places = {str(plan.key_check.engine_port): str(inside), f"{FOLDER}/keys": str(keys)}
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        open_container(tmp_path, ours["args"], places) as asks,
+        open_container(tmp_path, engine["args"], places, module="llmkube.cli.bundled_engine.llama_server") as serves,
+    ):
+        await eventually(lambda: status_of(f"{url}/health"), lambda found: found == 200)
+        said = await ask_with_keys(url, FIRST, SECOND, WRONG, "")
+        assert ["choices" in text for text in said] == [True, True, False, False]
+        assert await status_of(f"{url}/metrics") == 200
+        assert [await status_of(f"{url}{path}", FIRST) for path in ("/slots", "/props")] == [403, 200]
+        assert await status_of(f"{url}/props") == 401
+        replace(keys, f"{THIRD}\n")
+        await eventually(lambda: ask_with_keys(url, THIRD), lambda found: "choices" in found[0])
+        said += await ask_with_keys(url, FIRST)
+        assert "choices" not in said[-1]
+        replace(keys, f"{FIRST} spoilt\n")
+        await asks.wait_for("err", "the keys of clients stay as they were")
+        assert "choices" in (await ask_with_keys(url, THIRD))[0]
+        everything = {
+            "command lines": words_of(psutil.process_iter(), lambda each: each.cmdline()),
+            "environments": words_of(
+                (psutil.Process(each.process.pid) for each in (asks, serves)), lambda each: each.environ().values()
+            ),
+            "metrics": await read(f"{url}/metrics"),
+            "manifest": json.dumps(made),
+        }
+        serves.process.kill()
+        await serves.process.wait()
+        said += await ask_with_keys(url, THIRD)
+        assert "engine_failed" in said[-1]
+    replace(keys, "")
+    empty = await run_program(tmp_path, *(places.get(word, word) for word in ours["args"]))
+    assert (empty[0], "is empty" in empty[2]) == (1, True)
+    everything |= {
+        "outputs": asks.out + asks.err + serves.out + serves.err,
+        "answers": "".join(said),
+        "end": str(empty),
+    }
+    assert [(place, each) for place, text in everything.items() for each in KEYS if each in text] == []
+
+
+async def test_the_controller_tells_nothing_of_the_secrets_that_pods_mount(autojump_clock, capsys):
+    """It reads no Secret; what stands in the wrong place of a spec is refused without being repeated."""
+    async with open_pods() as hands:
+        await put_keys(hands.client, FIRST, SECOND, namespace="ml")
+        await hands.bring_up(apiKeySecretRef={"name": "chat-keys"})
+        pod = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [
+            {"name": "client-keys", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+             "lastState": {"terminated": {"exitCode": 1, "message": "Error: Secret chat-keys, api-key: is empty"}}},
+        ]}  # fmt: skip
+        await hands.service_pod(pod)
+        await hands.roll_out(ready=0)
+        await trio.sleep(60)
+        live = await hands.json(InferenceService)
+        assert "container client-keys ended with exit code 1: Error: Secret chat-keys, api-key: is empty" in str(live)
+        await hands.create_service(apiKeySecretRef={"name": "chat-keys"}, extraArgs=["--api-key", SECOND])
+        await trio.sleep(60)
+        live = await hands.json(InferenceService)
+        assert "--api-key is decided by a Secret" in str(live["status"])
+        said = json.dumps(live["status"]) + json.dumps(await hands.json(Deployment))
+        said += "".join(json.dumps(encode(each)) for each in (await hands.client.list(Event)).items)
+    said += "".join(capsys.readouterr())
+    assert not [each for each in KEYS if each in said]
+
+
+async def put_keys(client, *keys, namespace="default"):
+    value = base64.b64encode("".join(f"{key}\n" for key in keys).encode()).decode()
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-keys", "namespace": namespace}}
+    await client.apply(Secret, body | {"data": {"api-key": value}}, field_manager="user")
+
+
+def replace(path, text):
+    """Put a new file in a file's place, as a kubelet does with a Secret's."""
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    other.replace(path)
+
+
+async def engine_url(cluster):
+    _, host, port = await eventually(cluster.slice, lambda told: told[0])
+    return f"http://{host}:{port}"
+
+
+async def ask_with_keys(url, *keys, cluster=None):
+    """Ask once with each key; return what is answered. Where the engine is, the slice says while it moves."""
+    said = []
+    body = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]}).encode()
+    async with open_http_client() as http:
+        for key in keys:
+            where = url or await engine_url(cluster)
+            headers = Headers.of({"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
+            try:
+                answer = await http.request("POST", f"{where}/v1/chat/completions", headers=headers, body=body)
+            except HttpError:
+                said.append("")
+            else:
+                said.append(answer.body.decode())
+    return said
+
+
+async def status_of(url, key=""):
+    headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
+    async with open_http_client() as http:
+        try:
+            return (await http.request("GET", url, headers=headers)).status
+        except HttpError:
+            return 0
+
+
+def refused(service):
+    return "".join(each.type for each in service.status.conditions if each.status == "False")
+
+
+def open_container(folder, args, places, **options):
+    """Run what a container runs, with the places of this machine in place of the pod's."""
+    return open_program(folder, *(places.get(word, word) for word in args), **options)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def ask(gateway, key=THEIRS):
+    """Ask in ways that succeed and fail, with a key; return what is answered but for the echo."""
+    headers = Headers.of({"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
     said = []
     async with open_http_client() as http:
         for body in (

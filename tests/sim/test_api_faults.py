@@ -3,7 +3,10 @@
 import pytest
 import trio
 
-from llmkube.k8s.builtins import Event
+from llmkube.k8s.builtins import Event, Lease
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CREDENTIAL_ANNOTATION, host_id
+from llmkube.supervisor.nouns.host_credential import CredentialState
 from sim.world import ANSWERS, agent_settings, open_world
 
 QUICK = agent_settings(lease_renew_seconds=5.0)
@@ -51,6 +54,46 @@ async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, k
         assert len(world.machine.starts("chat")) == 1
         world.faults.kind = ""
         await world.until(world.ready_addresses, 1, "embed", seconds=90)
+
+
+async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
+    """Also by an agent that starts with one, and what the API server takes again is known as soon."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        assert world.agent.credential.value.value.state is CredentialState.ACCEPTED
+        world.faults.kind = "401"
+        await trio.sleep(2 * QUICK.lease_renew_seconds)
+        assert world.agent.credential.value.value.state is CredentialState.REFUSED
+        ready, why = world.agent.ready()
+        assert not ready
+        assert "renews what the agent's kubeconfig names" in why
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(QUICK.lease_renew_seconds)
+        assert world.agent.credential.value.value.state is CredentialState.REFUSED
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        world.faults.kind = ""
+        await trio.sleep(60)
+        assert world.agent.credential.value.value.state is CredentialState.ACCEPTED
+        assert world.agent.ready()[0]
+
+
+async def test_a_token_that_cannot_be_renewed_is_told_on_the_lease(autojump_clock):
+    """While it still counts the agent is ready, and says what will help; afterwards it says nothing of it."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        key = Key(QUICK.lease_namespace, host_id(QUICK.host_name))
+
+        async def told():
+            return (await world.client.get(Lease, key)).metadata.annotations.get(CREDENTIAL_ANNOTATION, "")
+
+        world.agent.credential.miss("no answer")
+        await trio.sleep(2 * QUICK.lease_renew_seconds)
+        assert "was not renewed: no answer" in await told()
+        assert world.agent.ready()[0]
+        world.agent.credential.expect(1.8e9)
+        await trio.sleep(2 * QUICK.lease_renew_seconds)
+        assert await told() == ""
 
 
 async def test_a_slow_server_stops_no_service(autojump_clock):

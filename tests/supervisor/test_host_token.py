@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from llmkube.k8s.errors import ServerError, TransportError, UnauthorizedError
+from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.host_token import (
     LOOK_SECONDS,
     RETRY_SECONDS,
@@ -20,6 +21,7 @@ from llmkube.supervisor.host_token import (
     request_token,
     run_token_renewal,
 )
+from llmkube.supervisor.nouns.host_credential import CredentialState
 
 START = 1_800_000_000.0
 LIFE = 7200.0
@@ -61,22 +63,23 @@ def server():
 async def renewal(server, tmp_path, autojump_clock):
     """The task, with a token that has just been given."""
     begun = trio.current_time()
-    path = tmp_path / "host.token"
+    path = tmp_path / "host-0123456789ab.token"
     path.write_text(token_of(START + begun))
+    monitor = CredentialMonitor(path)
 
     def utcnow():
         return datetime.datetime.fromtimestamp(START + trio.current_time(), datetime.UTC)
 
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_token_renewal, server, path, "box", utcnow)
-            yield path, logs
+            nursery.start_soon(run_token_renewal, server, path, monitor, utcnow)
+            yield path, logs, monitor
             nursery.cancel_scope.cancel()
 
 
 async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump_clock):
     """Not before, once, as a private file; and the new one in its turn."""
-    path, _ = renewal
+    path, _, monitor = renewal
     old = path.read_text()
     await trio.sleep(LIFE / 2 - 1)
     assert server.asked == []
@@ -86,19 +89,22 @@ async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump
     fresh = await replaced(path, old)
     assert fresh.issued_at >= START + LIFE / 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await trio.sleep(2 * LOOK_SECONDS)
+    assert monitor.value.value.expires_at == fresh.expires_at
     await trio.sleep(LIFE / 2 + 2 * LOOK_SECONDS)
     assert len(server.asked) == 2
 
 
 async def test_a_token_that_has_ended_is_told_once_with_the_command(server, renewal, autojump_clock):
     """The task goes on, says which command helps, and takes up what that command has left."""
-    path, logs = renewal
+    path, logs, monitor = renewal
     old = path.read_text()
     server.error = UnauthorizedError("x", code=401)
     await trio.sleep(LIFE + 10 * RETRY_SECONDS + 1)
     (said,) = [line for line in logs if line["log_level"] == "error"]
     assert "engines go on" in said["event"]
-    assert said["command"] == f"llmkube agent join --name box --state-dir {path.parent} --network CIDR"
+    assert said["command"] == monitor.value.value.command != ""
+    assert monitor.value.value.state is CredentialState.REFUSED
     assert path.read_text() == old
     assert old not in str(logs)
     server.error = None
@@ -110,15 +116,18 @@ async def test_a_token_that_has_ended_is_told_once_with_the_command(server, rene
 
 async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
     """A server that is away costs nothing but a line, and the next try succeeds."""
-    path, logs = renewal
+    path, logs, monitor = renewal
     old = path.read_text()
     server.error = ServerError("away", code=503)
     await trio.sleep(LIFE / 2 + 5 * RETRY_SECONDS)
     assert len([line for line in logs if line["log_level"] == "warning"]) == 1
+    assert monitor.value.value.state is CredentialState.NOT_RENEWED
     assert len(server.asked) > 2
     server.error = None
     await trio.sleep(2 * RETRY_SECONDS)
     assert (await replaced(path, old)).issued_at > START + LIFE / 2
+    await trio.sleep(2 * LOOK_SECONDS)
+    assert monitor.value.value.state is CredentialState.ACCEPTED
 
 
 async def test_an_answer_without_a_token_is_none(server):

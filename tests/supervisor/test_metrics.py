@@ -9,6 +9,7 @@ from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
@@ -108,3 +109,16 @@ def test_power_is_told_by_the_guides_names():
     stale = generate_latest(agent_registry(Agent(), power=lambda: PowerView({}, {"gpu": 900.0}))).decode()
     assert "_watts" not in stale
     assert "joules_total" in stale
+
+
+def test_the_credential_has_a_state_and_an_end():
+    """The end stands there only where it is known."""
+
+    def shown(*args):
+        return generate_latest(agent_registry(Agent(), credential=lambda: HostCredential(*args))).decode()
+
+    assert "llmkube_metal_agent_credential_refused 0.0" in shown(CredentialState.NOT_RENEWED, "x")
+    assert "credential_expiry" not in shown()
+    text = shown(CredentialState.REFUSED, "x", "", 1.5e9)
+    assert "llmkube_metal_agent_credential_refused 1.0" in text
+    assert "llmkube_metal_agent_credential_expiry_timestamp_seconds 1.5e+09" in text

@@ -58,7 +58,7 @@ def test_what_pyproject_asks_for_is_pinned_and_nothing_else_is_asked_for(name):
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_line_is_a_version_or_a_digest(name):
+def test_s11_every_line_is_a_version_or_a_digest(name):
     """No entry is without a digest, and no option, URL or index is in the text: any mirror serves it."""
     text = lock(name)
     for each in entries(text):
@@ -98,7 +98,7 @@ def test_the_build_s_own_requirements_are_locked():
     assert f">={PYTHONS[0]}" == PYPROJECT["project"]["requires-python"]
 
 
-def test_the_makefile_installs_nothing_that_is_not_pinned():
+def test_s11_the_makefile_installs_nothing_that_is_not_pinned():
     """Both ways, uv's and pip's, take the lock with its digests, and this tree without dependencies."""
     text = (ROOT / "Makefile").read_text()
     assert "PINNED := --require-hashes --only-binary :all: --requirement requirements/dev.txt\n" in text

@@ -34,13 +34,15 @@ from llmkube.apiserver.storage.write_ahead_log import (
     move_aside,
     open_write_ahead_log,
 )
-from llmkube.apiserver.token_auth import ensure_token, token_judge, write_kubeconfig
+from llmkube.apiserver.token_auth import token_judge, write_kubeconfig
 from llmkube.base.http.exchange import Handler
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import netloc
 from llmkube.base.http.server import run_server
 from llmkube.base.probes import with_metrics
+from llmkube.base.token_files import ensure_token
 
 log = structlog.get_logger()
 
@@ -110,7 +112,7 @@ async def open_api_server(
         for listener in listeners:
             stack.push_async_callback(trio.aclose_forcefully, listener)  # if it fails before run_server owns them
         taken_port: int = listeners[0].socket.getsockname()[1]
-        url = f"https://{host if ':' not in host else f'[{host}]'}:{taken_port}"
+        url = f"https://{netloc((host, taken_port))}"
         hosts = list(dict.fromkeys(["127.0.0.1", "localhost", "::1", host]))
         pki = await trio.to_thread.run_sync(ensure_pki, state_dir / "ca", hosts, utcnow())
         token = ensure_token(state_dir / "ca" / "token")

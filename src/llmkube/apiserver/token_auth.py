@@ -2,7 +2,6 @@
 
 import base64
 import hmac
-import secrets
 from pathlib import Path
 from typing import Final
 
@@ -19,17 +18,6 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 CONTEXT_NAME: Final = "llmkube"
 """The context, the cluster and the user in the kubeconfig all have this name."""
-
-
-def ensure_token(path: Path) -> str:
-    """Return the token kept at `path`; the first call draws 256 random bits for it."""
-    if path.exists():
-        token = path.read_text(encoding="ascii").strip()
-        if token:
-            return token
-    token = secrets.token_urlsafe(32)
-    write_private(path, token.encode("ascii"))
-    return token
 
 
 def token_judge(token: str) -> Judge:

@@ -5,7 +5,8 @@ errors                                      whose fault an error is: the user's 
 settings, units                             flags, environment and files; bytes and durations
 log, messages                               structured logs; redaction of credentials
 backoff, mailbox, waiting, coalesced_ticks  retries, one-slot hand-over, waiting together
-private_files, probes                       files for the owner only; /healthz, /readyz, /metrics
+private_files, token_files                  files for the owner only; tokens that stay in them
+probes                                      /healthz, /readyz, /metrics
 trusted_paths                               which users decide where a path leads
 json_text                                   JSON as bytes
 loop_watchdog                               tells of an event loop that stands still

@@ -30,7 +30,7 @@ class Step:
         A group that may write to a folder is trusted as its owner is: often it is the owner's own group.
 
         Args:
-            trusted: User ids; None for whoever owns the folder and what is in it.
+            trusted: User ids; None for the owners of the folder and of what is in it.
         """
         if trusted is not None and self.found.st_uid not in trusted:
             return f"{self.folder} belongs to another user (uid {self.found.st_uid})"

@@ -6,4 +6,6 @@ view                                      tables, progress, explanations: how th
 job                                       the program inside a download Job's pod
 bundled_engine                            llama-server as a Python program, over xllamacpp
 options, config, target_cluster, program  what commands share
+config_edit                               settings that a command adds to a config.toml
+credential_note                           what is wrong with the credential of this host's agent
 """

@@ -43,7 +43,6 @@ _ALLOW_FROM = setting(
     help="Network (CIDR) whose requests reach engines without a key, such as the cluster's of pods and of nodes; "
     "repeatable. All other requests get 401.",
 )
-_INSECURE_LAN = setting(False, help="Let every request in at published engines, from any address.")
 _HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Path of the kubeconfig.")
@@ -127,7 +126,19 @@ class UpConfig:
     host_name: str | None = _HOST_NAME
     host_ip: str | None = _HOST_IP
     allow_from: tuple[str, ...] = _ALLOW_FROM
-    insecure_lan: bool = _INSECURE_LAN
+    listen: str | None = setting(
+        None,
+        help="Address of this machine, such as 192.168.1.50 or 192.168.1.50:8080, at which other machines reach the "
+        "gateway, with a key; without a port, that of the gateway.",
+    )
+    listen_key_file: Path | None = setting(
+        None,
+        help="File with keys, one per line, of which clients of --listen show one; without it, a key is drawn and kept "
+        "in the state directory.",
+    )
+    insecure_lan: bool = setting(
+        False, help="Let every request in at published engines and at --listen, from any address."
+    )
     allow_private_sources: tuple[str, ...] = setting(
         OWN_NETWORKS,
         help="Network (CIDR) that Models may be downloaded from although it is not public; repeatable. Cloud metadata "
@@ -176,7 +187,7 @@ class AgentConfig:
     accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
     host_name: str | None = _HOST_NAME
     allow_from: tuple[str, ...] = _ALLOW_FROM
-    insecure_lan: bool = _INSECURE_LAN
+    insecure_lan: bool = setting(False, help="Let every request in at published engines, from any address.")
     endpoints_api: str = setting(
         "endpointslices",
         help="Publish EndpointSlices, or the classic Endpoints for scripts that read them.",

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import netloc
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ async def open_port(number: int, flag: str, host: str | None = LOOPBACK) -> Asyn
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
         taken = listeners[0].socket.getsockname()[1]
-        yield Port(listeners, f"http://{host or LOOPBACK}:{taken}")
+        yield Port(listeners, f"http://{netloc((host or LOOPBACK, taken))}")
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.controller import informers
-from llmkube.controller.reconcile import namespace, pod_models, routers
+from llmkube.controller.reconcile import models, namespace, pod_models, routers
 from llmkube.controller.writes import status_writer
 from llmkube.k8s import events, host_monitor, lease
 from llmkube.k8s.rbac import Program
@@ -12,6 +12,7 @@ PROGRAM: Final = Program(
     "llmkube-controller",
     (
         *informers.PERMISSIONS,
+        *models.PERMISSIONS,
         *pod_models.PERMISSIONS,
         *routers.PERMISSIONS,
         *host_monitor.PERMISSIONS,

@@ -36,6 +36,7 @@ class ContainerTerminated:
     signal: int | None = None
     reason: str = ""
     message: str = ""
+    started_at: str | None = None
     finished_at: str | None = None
     wire: WireForm = received()
 
@@ -88,6 +89,32 @@ class PodStatus:
 
 
 @attrs.frozen(kw_only=True)
+class ContainerPort:
+    """One port of a container, by its name."""
+
+    name: str = ""
+    container_port: int = field("", REQUIRED)
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class Container:
+    """One container of a pod."""
+
+    name: str = field("", REQUIRED)
+    ports: tuple[ContainerPort, ...] = ()
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class PodSpec:
+    """What a pod is made of."""
+
+    containers: tuple[Container, ...] = ()
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
 class Pod:
     """Containers on one node."""
 
@@ -95,6 +122,7 @@ class Pod:
         "", "v1", "Pod", "pods", short_names=("po",), subresources=("status",), categories=("all",)
     )
     metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
     wire: WireForm = received()
 

@@ -1,12 +1,12 @@
-"""The way into one engine from outside its host: who comes from an allowed network needs no key, all others do.
+"""The way into one engine from elsewhere; the engine itself listens on the loopback address alone.
 
-The engine itself asks for a key, and listens on the loopback address alone. This is the gateway's data path with one
-backend: it judges the head, shows the engine's key in the place of the client's, and passes the bytes.
+On a host, who comes from an allowed network needs no key, and all others show the engine's own. In a pod, everyone
+shows a key of the service's clients. This is the gateway's data path with one backend: it judges the head, shows the
+engine's key, if that asks for one, in the place of the client's, and passes the bytes.
 """
 
-import hmac
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
@@ -17,8 +17,9 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import Response
 from llmkube.base.http.pool import Origin
+from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.origin_policy import is_foreign_origin
 from llmkube.weights.address_policy import Network
 
@@ -41,52 +42,73 @@ def proxy_judge(api_key: str, allowed: Sequence[Network]) -> Judge:
         api_key: What a client from anywhere may show.
         allowed: The networks whose requests need no key.
     """
-    expected = api_key.encode()
+    digests = frozenset({digest_of_key(api_key)})
 
     def judge(head: RequestHead, peer: str) -> Response | None:
-        if (head.path in OPEN_PATHS and _only_reads(head)) or _shows(head, expected):
+        if (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
             return None
         # A browser in an allowed network shows pages from everywhere, and asks for them from its own address.
         foreign = is_foreign_origin(head.lines)
         if not foreign and _CLOSED not in head.path.casefold() and _is_in(peer, allowed):
             return None
-        message = (
+        return key_refusal(
             f"this engine asks for a key from {peer or 'here'}; requests of the cluster's own networks need none "
             "(llmkube agent --allow-from)"
         )
-        error = {"message": message, "type": "authentication_error", "code": "invalid_api_key"}
-        return Response.json(401, {"error": error}, headers=Headers.of({"WWW-Authenticate": "Bearer"}))
+
+    return judge
+
+
+def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> Judge:
+    """Return what lets requests in that show a key of the service's clients, whatever they come from.
+
+    Args:
+        digests: Returns the digests of the keys that count now.
+        open_paths: What every client may read: it tells how the engine does, and nothing of what it is asked.
+    """
+
+    def judge(head: RequestHead, _peer: str) -> Response | None:
+        if _CLOSED in head.path.casefold():
+            said = {"message": "what other clients ask is shown to no client", "type": "permission_error"}
+            return Response.json(403, {"error": said | {"code": "slots_closed"}})
+        if (head.path in open_paths and only_reads(head)) or shows_key(head, digests()):
+            return None
+        return key_refusal(
+            "this engine asks for a key: send `Authorization: Bearer KEY` with one of the service's keys"
+        )
 
     return judge
 
 
 def proxy_handler(backend: Origin, api_key: str, client: HttpClient) -> StreamHandler:
-    """Pass every request that was let in to the engine, and each byte of its answer back as it comes."""
-    credentials = f"Authorization: Bearer {api_key}\r\n".encode("ascii")
+    """Pass every request that was let in to the engine, and each byte of its answer back as it comes.
+
+    That the engine does not answer is said once, until it does: probes ask every second while a model is loaded.
+
+    Args:
+        backend: Where the engine listens.
+        api_key: What the engine asks for; "" when it asks for nothing.
+        client: Reaches it.
+    """
+    credentials = f"Authorization: Bearer {api_key}\r\n".encode("ascii") if api_key else b""
+
+    told = False
 
     async def handle(exchange: StreamExchange) -> None:
+        nonlocal told
         try:
             await forward(exchange, client, backend, exchange.body, credentials=credentials)
+            told = False
         except HttpError as error:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
-            _log.warning("the engine did not answer", error=str(error))
+            if not told:
+                _log.warning("the engine did not answer", error=str(error))
+            told = True
             said = {"message": "the engine did not answer", "type": "server_error", "code": "engine_failed"}
             await exchange.respond(Response.json(502, {"error": said}))
 
     return handle
-
-
-def _only_reads(head: RequestHead) -> bool:
-    """Whether a request changes nothing and brings no body, which would take of the room that all bodies share."""
-    return head.method in ("GET", "HEAD") and not head.length and not head.chunked
-
-
-def _shows(head: RequestHead, expected: bytes) -> bool:
-    """Whether a request shows the engine's key, in one of the two headers that llama.cpp's server reads."""
-    scheme, _, bearer = (head.lines.get("authorization") or "").partition(" ")
-    shown = bearer.strip() if scheme.lower() == "bearer" else head.lines.get("x-api-key") or ""
-    return bool(shown) and hmac.compare_digest(shown.encode("latin-1", "replace"), expected)
 
 
 def _is_in(peer: str, networks: Sequence[Network]) -> bool:

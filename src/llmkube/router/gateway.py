@@ -3,7 +3,7 @@
 Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -11,12 +11,13 @@ import attrs
 import structlog
 
 from llmkube.base.http.client import HttpClient
-from llmkube.base.http.connection import StreamHandler
+from llmkube.base.http.connection import Judge, StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
+from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.origin_policy import is_foreign_origin
 
@@ -24,6 +25,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT = """LLMKube gateway: an OpenAI-compatible API.
 
   GET  /v1/models              what is served here
+  GET  /health                 whether the gateway is there
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
 """
 
@@ -113,12 +115,28 @@ def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
     return _refused(403, message, "origin_refused").response
 
 
+def lan_judge(keys: Iterable[str]) -> Judge:
+    """Let in requests of other machines that show a key, from no page from elsewhere: the `Judge` of `up --listen`."""
+    digests = frozenset(map(digest_of_key, keys))
+
+    def judge(head: RequestHead, peer: str) -> Response | None:
+        if (refusal := refuse_foreign_pages(head, peer)) is not None:
+            return refusal
+        if (head.path == "/health" and only_reads(head)) or shows_key(head, digests):
+            return None
+        return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
+
+    return judge
+
+
 def _answer_locally(head: RequestHead, directory: ModelDirectory, created: int) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
     path, method = head.path.rstrip("/") or "/", head.method
     reading = method in ("GET", "HEAD")
     if path == "/" and reading:
         return Response.text(200, _HINT)
+    if path == "/health" and reading:
+        return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
     if path == "/v1/models" or path.startswith("/v1/models/"):
         if not reading:
             raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")

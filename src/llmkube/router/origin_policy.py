@@ -18,6 +18,18 @@ _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan"
 """Names that are not in the internet's DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
 
+_NEAR_NETWORKS: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"),
+            *("::1/128", "fc00::/7", "fe80::/10"),
+        ),
+    )
+)
+"""Loopback, private and link-local networks (RFC 1122, 1918, 3927, 4193, 4291), and those of VPNs (RFC 6598)."""
+
+
 def is_foreign_origin(headers: Headers) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
@@ -39,6 +51,7 @@ def is_foreign_origin(headers: Headers) -> bool:
 
 def _is_near(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(host).is_global
+        address = ipaddress.ip_address(host)
     except ValueError:
         return "." not in host or host.endswith(_OWN_DOMAINS)
+    return any(address in network for network in _NEAR_NETWORKS)

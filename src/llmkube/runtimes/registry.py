@@ -17,7 +17,7 @@ from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.container import llamacpp as llama_pod
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
+from llmkube.runtimes.container.builder import KEYS_FIELD, ContainerBuilder, Runtime
 from llmkube.runtimes.container.container_plan import ContainerPlan, literal
 from llmkube.runtimes.container.gpu import resources_of
 from llmkube.runtimes.container.images import Images
@@ -50,6 +50,9 @@ _FORMAT_FIELD: Final = "Model.spec.format"
 
 # What every path takes into account before it plans
 _ALWAYS: Final = ("spec.modelRef", _RUNTIME_FIELD, _FORMAT_FIELD, "Model.spec.quantization")
+
+_ASKING: Final = ("llamacpp", "llamacpp-router", "vllm", "tgi", "sglang", "ollama")
+"""The runtimes that can stand behind what asks for keys: each has one port, which speaks HTTP."""
 
 _NO_IMAGES: Final = Images()
 
@@ -197,12 +200,20 @@ def container_plan_for(
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
         raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
                         field="spec.autoscaling.metrics")  # fmt: skip
-    if isvc.spec.api_key_secret_ref is not None:
-        raise PlanError("engines in pods are given no API keys yet: leave this out, and restrict who reaches them",
-                        field="spec.apiKeySecretRef")  # fmt: skip
+    if isvc.spec.api_key_secret_ref is not None and not _asks_everywhere(plan):
+        raise PlanError(
+            f"{runtime.name} can be reached past what asks clients for their keys: leave this out and restrict who "
+            f"reaches its pods (NetworkPolicy), or use {', '.join(_ASKING)}",
+            field=KEYS_FIELD,
+        )
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
     ignored = (path for path in paths if path not in line.honoured and not _is_below(path, rendered))
     return attrs.evolve(plan, not_honoured=tuple(ignored))
+
+
+def _asks_everywhere(plan: ContainerPlan) -> bool:
+    """Whether every port of a pod asks its clients for a key."""
+    return plan.key_check is not None and not plan.extra_ports and plan.scheme == "http"
 
 
 def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) -> None:

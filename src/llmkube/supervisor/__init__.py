@@ -8,6 +8,7 @@
     cluster          Leases, claims, status and endpoints in the API server
     credentials, client_keys  what Secrets say: tokens for sources, API keys of clients
     rights, host_policies, host_token  what an agent may do to the API server, what one host's may not, and its token
+    credential_monitor  whether the API server lets the host in
     host             what the kernel says of this machine
     nouns            values that all of them share
 It creates no pods, and never waits for the API server before it serves.

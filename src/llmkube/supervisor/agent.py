@@ -30,12 +30,14 @@ from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
+from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.nouns.host_credential import CredentialState
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Parting, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -63,6 +65,7 @@ class AgentView:
     _synced: Callable[[], bool]
     _parting: Parting
     _memory: Callable[[], MemoryView | None]
+    credential: CredentialMonitor
     changed: Mailbox[None]
 
     def services(self) -> dict[Key, ServiceView]:
@@ -78,7 +81,10 @@ class AgentView:
         self._parting.keep = True
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the agent has seen the API server's objects once, and what it waits for if not."""
+        """Whether the agent has seen the API server's objects once and is still let in, and why not."""
+        credential = self.credential.value.value
+        if credential.state is CredentialState.REFUSED:
+            return False, credential.advice
         return (True, "ok") if self._synced() else (False, "waiting for the first list from the API server")
 
 
@@ -149,6 +155,7 @@ async def _run_shielded(
     claims, running, applier = services.claims, services.running, services.applier
     hosts = claims.hosts
     wakes = Mailbox(0.0)
+    credential = CredentialMonitor(settings.token_file)
     host_lease = HostLease(
         client,
         settings,
@@ -161,6 +168,9 @@ async def _run_shielded(
         name_confirmed=claims.name_confirmed,
         renewed=claims.renewed,
         on_engine_upgrade=running.tell_engine,
+        credential=lambda: credential.value.value.advice,
+        on_accepted=credential.accept,
+        on_refused=credential.refuse,
     )
     # Cancellation would reach the applier together with the services that still have to write through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
@@ -195,9 +205,15 @@ async def _run_shielded(
                 outer.start_soon(EvictionManager(ports.memory, services.ledger, running.tell_memory).run)
             async with trio.open_nursery() as tasks:
                 tasks.start_soon(services.run)
-                task_status.started(
-                    AgentView(running.by_key, services.synced, services.parting, services.ledger.view, services.changed)
+                view = AgentView(
+                    running.by_key,
+                    services.synced,
+                    services.parting,
+                    services.ledger.view,
+                    credential,
+                    services.changed,
                 )
+                task_status.started(view)
                 await stop.wait()
                 log.info("stopping", services=len(running.by_key))
                 support.deadline = trio.current_time() + _stop_seconds(settings)

@@ -8,6 +8,7 @@ import base64
 import attrs
 
 from llmkube.base.errors import UserError
+from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
@@ -21,6 +22,22 @@ class APIKeysError(UserError):
     """There are no API keys where the service says that there are some."""
 
     reason = Reason.API_KEYS_UNAVAILABLE
+
+
+def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
+    """Return the API keys that a Secret has under one of its own keys.
+
+    Raises:
+        APIKeysError: It has none there, or something else.
+    """
+    where = f"Secret {secret.key.name} in namespace {secret.key.namespace}"
+    if wanted not in secret.data:
+        there = ", ".join(sorted(secret.data)) or "nothing"
+        raise APIKeysError(f"{where} has no key {wanted} (it has {there}); add that key", field=FIELD)
+    try:
+        return parse_keys(base64.b64decode(secret.data[wanted], validate=True))
+    except ValueError as error:
+        raise APIKeysError(f"{wanted} in {where} {error}", field=FIELD) from None
 
 
 @attrs.frozen(eq=False)
@@ -41,11 +58,4 @@ class ClientKeys:
             raise APIKeysError("names no Secret", field=FIELD)
         key, wanted = Key(service.key.namespace, reference.name), reference.key
         secret = await read_named_secret(self.read_secret, key, wanted, FIELD, APIKeysError)
-        where = f"Secret {key.name} in namespace {key.namespace}"
-        if wanted not in secret.data:
-            there = ", ".join(sorted(secret.data)) or "nothing"
-            raise APIKeysError(f"{where} has no key {wanted} (it has {there}); add that key", field=FIELD)
-        try:
-            return parse_keys(base64.b64decode(secret.data[wanted], validate=True))
-        except ValueError as error:
-            raise APIKeysError(f"{wanted} in {where} {error}", field=FIELD) from None
+        return keys_in(secret, wanted)

@@ -241,6 +241,11 @@ _SERVICES: Final = _Policy(
     ),
 )
 
+_NO_FINALIZERS: Final = (
+    f"object == null || {_unchanged('metadata.?finalizers', '[]')}",
+    "a host writes no finalizers",
+)
+
 _SLICES: Final = _Policy(
     "slices",
     "discovery.k8s.io",
@@ -266,7 +271,7 @@ _SLICES: Final = _Policy(
             ),
             f"the slice of a host has the label {SERVICE_LABEL}, and {MANAGED_BY_LABEL}={AGENT_MANAGER}",
         ),
-        (f"object == null || {_unchanged('metadata.?finalizers', '[]')}", "a host writes no finalizers"),
+        _NO_FINALIZERS,
     ),
     {"service": f"object == null ? '' : {_label('object', SERVICE_NAME_LABEL)}"},
 )
@@ -281,7 +286,7 @@ _ENDPOINTS: Final = _Policy(
             _both(f"{_label('{}', SERVICE_LABEL)} != ''"),
             f"a host writes Endpoints with the label {SERVICE_LABEL}",
         ),
-        (f"object == null || {_unchanged('metadata.?finalizers', '[]')}", "a host writes no finalizers"),
+        _NO_FINALIZERS,
     ),
 )
 

@@ -2,7 +2,7 @@
 
 `llmkube agent join` leaves it in a file of the state directory. It is read anew for each request (`k8s.auth`), so
 that a new one counts at once. A token that has ended, because the host slept or the API server capped its life, cannot
-ask for another: engines go on, and the log says which command an administrator runs.
+ask for another: engines go on, and the agent says which command an administrator runs (`credential_monitor`).
 """
 
 import base64
@@ -21,11 +21,9 @@ from llmkube.base.private_files import write_private
 from llmkube.k8s.builtins import ServiceAccount
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import TransportError, UnauthorizedError
+from llmkube.supervisor.credential_monitor import CredentialMonitor
 
 log = structlog.get_logger(__name__)
-
-TOKEN_FILE: Final = "host.token"  # noqa: S105 - a name
-"""In the state directory; no other program's token file is called so, and only this one is written to."""
 
 TOKEN_SECONDS: Final = 7 * 24 * 3600
 """The life of a token that is asked for; the API server may give a shorter one."""
@@ -73,7 +71,7 @@ def read_token(text: str) -> HostToken | None:
     return token if (system, kind) == ("system", "serviceaccount") else None
 
 
-async def request_token(client: Client, namespace: str, account: str) -> str:
+async def request_token(client: Client, namespace: str, account: str, seconds: int = TOKEN_SECONDS) -> str:
     """Return a new token of an account.
 
     Raises:
@@ -83,7 +81,7 @@ async def request_token(client: Client, namespace: str, account: str) -> str:
     body = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": TOKEN_SECONDS},
+        "spec": {"expirationSeconds": seconds},
     }
     answer = await client.request_json("POST", path, body=body)
     token = answer.get("status", {}).get("token", "") if isinstance(answer, dict) else ""
@@ -92,37 +90,35 @@ async def request_token(client: Client, namespace: str, account: str) -> str:
     return token
 
 
-async def run_token_renewal(client: Client, path: Path, host: str, utcnow: Callable[[], datetime.datetime]) -> Never:
+async def run_token_renewal(
+    client: Client, path: Path, monitor: CredentialMonitor, utcnow: Callable[[], datetime.datetime]
+) -> Never:
     """Never return: replace the token in a file before it ends; what fails is told once, and tried again."""
-    told = ""
     while True:
-        pause = LOOK_SECONDS
+        pause = RETRY_SECONDS
         try:
-            await _renew_if_due(client, path, utcnow().timestamp())
+            await _renew_if_due(client, path, monitor, utcnow().timestamp())
         except UnauthorizedError:
-            problem = "ended"
-        except (LLMKubeError, OSError, trio.TooSlowError) as error:
-            problem = str(error) or "no answer"
+            monitor.refuse()
+        except (LLMKubeError, OSError, ValueError, trio.TooSlowError) as error:
+            monitor.miss(str(error) or "no answer")
         else:
-            problem = ""
-        if problem:
-            pause = RETRY_SECONDS
-        if problem == "ended" != told:
-            log.error(
-                "the API server refuses this host's token; engines go on; an administrator gives it another one",
-                command=f"llmkube agent join --name {host} --state-dir {path.parent} --network CIDR",
-            )
-        elif problem and problem != told:
-            log.warning("this host's token was not renewed; will be repeated", error=problem)
-        told = problem
+            pause = LOOK_SECONDS
         await trio.sleep(pause)
 
 
-async def _renew_if_due(client: Client, path: Path, now: float) -> None:
+async def _renew_if_due(client: Client, path: Path, monitor: CredentialMonitor, now: float) -> None:
     token = read_token(path.read_text("ascii"))  # as small as what each request reads again
-    if token is None or not token.is_due(now):
+    if token is None:
+        return
+    if not token.is_due(now):
+        monitor.expect(token.expires_at)
         return
     with trio.fail_after(ANSWER_SECONDS):
         fresh = await request_token(client, token.namespace, token.account)
     await trio.to_thread.run_sync(write_private, path, fresh)
     log.info("this host's token is renewed", account=token.account)
+    monitor.accept()
+    renewed = read_token(fresh)
+    assert renewed is not None, "request_token() has read it"
+    monitor.expect(renewed.expires_at)

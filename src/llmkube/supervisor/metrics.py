@@ -15,6 +15,7 @@ from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView
+from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
@@ -87,6 +88,25 @@ class DownloadCollector(Collector):
             if progress.seconds_left is not None:
                 left.add_metric((source,), progress.seconds_left)
         yield from (here, total, rate, left)
+
+
+@attrs.define(eq=False)
+class CredentialCollector(Collector):
+    """Whether the API server lets the host in, and until when, where that is known."""
+
+    credential: Callable[[], HostCredential]
+
+    def collect(self) -> Iterable[Metric]:
+        """Build the families from one value."""
+        now = self.credential()
+        refused = now.state is CredentialState.REFUSED
+        yield GaugeMetricFamily(
+            f"{PREFIX}_credential_refused", "1 while the API server refuses the host's credential, else 0.", refused
+        )
+        if now.expires_at is not None:
+            yield GaugeMetricFamily(
+                f"{PREFIX}_credential_expiry_timestamp_seconds", "When the host's token ends.", now.expires_at
+            )
 
 
 PRESSURE: Final = {Level.UNKNOWN: -1, Level.NORMAL: 0, Level.WARNING: 1, Level.CRITICAL: 2}
@@ -176,12 +196,14 @@ def agent_registry(
     downloads: Callable[[], Mapping[str, Progress]] = dict,
     memory: Callable[[], MemoryView | None] = lambda: None,
     power: Callable[[], PowerView] | None = None,
+    credential: Callable[[], HostCredential] = HostCredential,
 ) -> CollectorRegistry:
-    """Return a registry of its own: the agent's figures, its host's memory and power, its downloads, its process."""
+    """Return a registry of its own: the agent's figures, its host's memory and credential, downloads, its process."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
     registry.register(MemoryCollector(memory))
     registry.register(DownloadCollector(downloads))
+    registry.register(CredentialCollector(credential))
     if power is not None:
         registry.register(PowerCollector(power))
     ProcessCollector(registry=registry)

@@ -59,7 +59,7 @@ class LocalNetwork:
     async def look(self) -> Reach | None:
         """Say how this host is reached now; None when it cannot look: no descriptor is left for the question."""
         try:
-            own = _own_addresses()
+            own = own_addresses()
         except OSError:
             await trio.lowlevel.checkpoint()
             return None
@@ -86,6 +86,16 @@ class LocalNetwork:
             targets = await _resolve(name, port)
             known = self._answers[name] = _Answer(own, trio.current_time() + KNOWN_SECONDS, targets)
         return known.targets
+
+
+def own_addresses() -> frozenset[str]:
+    """Return the addresses of this machine, as it is now, that others may reach.
+
+    Raises:
+        OSError: It cannot be asked: no descriptor is left for the question.
+    """
+    interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
+    return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
 
 
 def host_facts() -> HostFacts:
@@ -115,11 +125,6 @@ def machine_of(state_dir: Path) -> str:
         number = secrets.token_hex(8)
         write_private(path, f"{number}\n")
     return f"{socket.gethostname()} ({number})"
-
-
-def _own_addresses() -> frozenset[str]:
-    interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
-    return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
 
 
 async def _resolve(host: str, port: int) -> list[tuple[str, int]]:

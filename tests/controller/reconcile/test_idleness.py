@@ -60,3 +60,30 @@ async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
     pods = [pod(name=f"chat-{number}", phase="Running", podIP=f"10.0.0.{number}") for number in range(3)]
     going = pod(name="chat-9", phase="Running", deleted=True)
     assert await idleness.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
+
+
+async def test_a_pod_is_asked_at_its_own_port_and_not_at_that_of_the_plan_to_come(monkeypatch):
+    """While an edit of containerPort waits for idleness, the pods still listen where they did."""
+    asked = []
+
+    async def read(url):
+        await trio.lowlevel.checkpoint()
+        asked.append(url)
+        return IDLE if url == "http://10.0.0.1:8080/metrics" else ""
+
+    monkeypatch.setattr(idleness, "read_text", read)
+    old = pod(phase="Running", podIP="10.0.0.1", port=8080)
+    assert await idleness.are_idle(plan(port=9000, busy_metrics=NAMES), [old])
+    assert asked == ["http://10.0.0.1:8080/metrics"]
+
+
+async def test_a_pod_without_a_port_of_that_name_may_be_busy(monkeypatch):
+    """The engine before had no metrics, or had them on a port of another name: nothing says that it is idle."""
+
+    async def read(_url):
+        await trio.lowlevel.checkpoint()
+        return IDLE
+
+    monkeypatch.setattr(idleness, "read_text", read)
+    old = pod(phase="Running", podIP="10.0.0.1")
+    assert not await idleness.are_idle(plan(metrics_port_name="metrics", busy_metrics=NAMES), [old])

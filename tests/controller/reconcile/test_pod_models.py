@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED
-from llmkube.controller.reconcile.pod_models import FINALIZER
+from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
@@ -148,22 +148,27 @@ async def test_a_job_is_run_again_though_a_strangers_pod_has_its_label(autojump_
         assert (await only_job(hands)).metadata.uid != job.metadata.uid
 
 
-async def test_a_controller_without_pods_lets_go_of_what_one_with_pods_has_kept(autojump_clock):
-    """Once pods are switched off, a Model that was in use goes when it is deleted and nothing refers to it."""
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"workloads": None}])
+async def test_what_an_early_version_has_kept_is_let_go(autojump_clock, settings, deleted):
+    """With pods and without them; the finalizers of others stay."""
     async with open_pods() as hands:
         await hands.bring_up()
-        assert (await hands.cluster.model()).metadata.finalizers == (FINALIZER,)
         cluster = hands.cluster
         cluster.controller_scope.cancel()
+        kept = {"metadata": {"finalizers": [FINALIZER, *(() if deleted else ("example.org/theirs",))]}}
+        await hands.client.patch(Model, Key("ml", "phi"), kept)
+        if deleted:
+            await hands.client.delete(Model, Key("ml", "phi"))
+            assert await hands.exists(Model, "phi")
         cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
         async with trio.open_nursery() as nursery:
-            await nursery.start(cluster.run_controller, ControllerSettings(workloads=None))
-            await hands.client.delete(Model, Key("ml", "phi"))
+            await nursery.start(cluster.run_controller, ControllerSettings(**settings))
             await trio.sleep(SETTLED)
-            assert await hands.exists(Model, "phi")
-            await hands.client.delete(InferenceService, Key("ml", "chat"))
-            await trio.sleep(SETTLED)
-            assert not await hands.exists(Model, "phi")
+            if deleted:
+                assert not await hands.exists(Model, "phi")
+            else:
+                assert (await cluster.model()).metadata.finalizers == ("example.org/theirs",)
             cluster.controller_scope.cancel()
 
 
@@ -253,22 +258,26 @@ async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
         assert await hands.where() == "Ready/InferenceReady"
 
 
-async def test_a_model_in_use_outlives_its_deletion(autojump_clock):
-    """It stays, serves and says who uses it; when its last service is gone, so is it."""
+async def test_pods_outlive_the_deletion_of_their_model(autojump_clock):
+    """The Model goes at once; what serves it stays as it is and says what is missing, until the Model is back."""
     async with open_pods() as hands:
         await hands.bring_up()
+        before = await hands.json(Deployment)
         await hands.client.delete(Model, Key("ml", "phi"))
-        assert await hands.where() == "Ready/InferenceReady"
-        [progressing] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Progressing"]
-        assert (progressing.reason, progressing.status) == ("InUse", "True")
-        assert "chat" in progressing.message
-        await hands.client.delete(InferenceService, Key("ml", "chat"))
-        await trio.sleep(SETTLED)
+        assert await hands.where() == "Progressing/ModelNotFound"
         assert not await hands.exists(Model, "phi")
+        said = {one.type: one for one in (await hands.cluster.service()).status.conditions}
+        assert said["Available"].status == "True"
+        assert (await hands.json(Deployment))["spec"] == before["spec"]
+        await hands.create_model()
+        await trio.sleep(SETTLED)
+        await hands.finish_job()
+        assert await hands.where() == "Ready/InferenceReady"
+        assert (await hands.json(Deployment))["spec"] == before["spec"]
 
 
 async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
-    """Without services there is no finalizer, and the Job goes with the Model."""
+    """The Job goes with the Model."""
     async with open_pods() as hands:
         await hands.create_model()
         await trio.sleep(SETTLED)
@@ -315,7 +324,7 @@ async def test_what_is_remembered_needs_no_job(autojump_clock):
 
 
 async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
-    """`pvc://` waits for the claim to be there and bound, mounts it, and fetches nothing."""
+    """`pvc://` waits for the claim to be there, mounts it, and fetches nothing; bound it may be only by the pods."""
     async with open_pods() as hands:
         await hands.create_model(source="pvc://weights/phi/model.gguf")
         await hands.create_service()
@@ -329,6 +338,16 @@ async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
         await hands.client.apply(PersistentVolumeClaim, claim, field_manager="user")
         await trio.sleep(15)
         assert await hands.model_where() == "Pending/PVCNotBound"
+        assert await hands.where() == "Pending/PVCNotBound"
+        held = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "no node has the volume",
+        }
+        await hands.service_pod({"phase": "Pending", "conditions": [held]})
+        assert await hands.where() == "Creating/Unschedulable"
+        assert not (await hands.cluster.service()).status.model_ready
         await hands.bind("weights")
         await trio.sleep(15)
         assert await hands.model_where() == "Ready/PVCModelReady"

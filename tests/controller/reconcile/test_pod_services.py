@@ -147,7 +147,6 @@ async def test_another_model_rolls(autojump_clock):
         assert await hands.where() == "Progressing/Creating"
         await hands.roll_out()
         assert await hands.where() == "Ready/InferenceReady"
-        assert (await hands.cluster.model()).metadata.finalizers == ()
 
 
 async def test_suspending_stops_and_keeps_everything_else(autojump_clock):

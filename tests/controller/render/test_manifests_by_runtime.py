@@ -59,6 +59,7 @@ PLAIN: Final[Mapping[str, Case]] = {
 }
 FEATURES: Final[Mapping[str, Case]] = {
     "plain": Case(),
+    "keys of clients": Case({"apiKeySecretRef": {"name": "chat-keys"}}),
     "one GPU": Case({"resources": {"gpu": 1}}, CUDA),
     "two GPUs": Case({"resources": {"gpu": 2}}, {"hardware": {"accelerator": "cuda", "gpu": {"count": 2}}}),
     "two GPUs, layers split by hand": Case(

@@ -74,6 +74,8 @@ def template_of(model, spec, settings=SETTINGS):
         (CPU, {"runtime": "llamacpp-router"}, SETTINGS),
         (CPU, {"modelCache": {"persistence": "Ephemeral"}}, SETTINGS),
         ({}, {"resources": {"gpu": 1}}, SETTINGS),
+        (CPU, {"apiKeySecretRef": {"name": "chat-keys"}}, SETTINGS),
+        (CPU, {"apiKeySecretRef": {"name": "chat-keys"}}, OPENSHIFT),
         (CPU, {"securityContext": {"runAsUser": 1000, "runAsNonRoot": True}}, SETTINGS),
         (REPOSITORY, {"runtime": "vllm", "podSecurityContext": {"runAsUser": 2000, "runAsNonRoot": True}}, SETTINGS),
         (CPU, {"image": "mine", "securityContext": {"runAsNonRoot": True, "capabilities": {"add": []}}}, SETTINGS),

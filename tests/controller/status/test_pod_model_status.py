@@ -73,7 +73,8 @@ def remembered(**more):
         (Seen(job=job_of()), "Pending", "Pending", "waits for its pod to start; if it does not, `kubectl describe job"),
         (Seen(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
         (Seen(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
-        (Seen(job=job_of(), pods=(fetch_pod(),)), "Pending", "Pending", "waits"),
+        (Seen(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "fetches it"),
+        (Seen(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
         (Seen(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
         (Seen(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
         (Seen(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
@@ -89,6 +90,14 @@ def remembered(**more):
         (
             Seen(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
             "Downloading", "Stalled", "too slow; the Job tries again",
+        ),
+        (
+            Seen(job_of(), (fetch_pod(1, '{"reason":"Stalled","message":"slow"}'), fetch_pod(None)), percent=5),
+            "Downloading", "Stalled", "slow; the Job tries again: 5 %",
+        ),
+        (
+            Seen(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'), fetch_pod())),
+            "Downloading", "DownloadStarted", "fetches it",
         ),
     ],
 )  # fmt: skip

@@ -43,6 +43,33 @@ def test_what_is_merely_on_its_way_is_no_trouble(seen):
     assert trouble_of([seen]) is None
 
 
+RAN = {"running": {"startedAt": "2025-06-01T12:00:00Z"}}
+CRASHED = {"exitCode": 1, "message": "no such file", "startedAt": "2025-06-01T11:50:00Z"}
+BRIEF, LONG = CRASHED | {"finishedAt": "2025-06-01T11:50:03Z"}, CRASHED | {"finishedAt": "2025-06-01T12:00:00Z"}
+
+
+@pytest.mark.parametrize("state", [RAN, {"waiting": {"reason": "ContainerCreating"}}, {"terminated": BRIEF}])
+@pytest.mark.parametrize(
+    ("restarts", "ready", "last", "loops"),
+    [
+        (2, False, BRIEF, True),
+        (7, False, CRASHED, True),
+        (1, False, BRIEF, False),
+        (2, True, BRIEF, False),
+        (2, False, LONG, False),
+        (2, False, {"exitCode": 0, "finishedAt": "2025-06-01T11:50:03Z"}, False),
+    ],
+)
+def test_a_crash_loop_lasts_until_the_container_is_ready(state, restarts, ready, last, loops):
+    """Started again it has not recovered; a first crash, and one after a long run, may well pass."""
+    if "terminated" in state:
+        state, ready = {"terminated": last}, False
+        loops = loops or (restarts == 2 and last is BRIEF)
+    engine = {"name": "llama-server", "restartCount": restarts, "ready": ready, "state": state}
+    trouble = trouble_of([pod(phase="Running", containerStatuses=[{**engine, "lastState": {"terminated": last}}])])
+    assert (trouble is not None and not trouble.passing and trouble.reason == "CrashLoopBackOff") is loops
+
+
 def test_what_somebody_has_to_mend_comes_first():
     """An image that cannot be pulled is told before a crash, a crash before a missing node."""
     image, crash = waiting("ImagePullBackOff", "no"), waiting("CrashLoopBackOff")

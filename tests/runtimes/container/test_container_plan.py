@@ -99,8 +99,29 @@ NUMBERS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
         (Probe("/", override={"tcpSocket": {"port": 8080}, "initialDelaySeconds": 5}),
          {"tcpSocket": {"port": 8080}, **NUMBERS, "initialDelaySeconds": 5}),
         (Probe("/", override={"grpc": {"port": 1}}), {"grpc": {"port": 1}, **NUMBERS}),
+        (Probe("/", period_seconds=15, override={"failureThreshold": 9}),
+         {"httpGet": {"path": "/", "port": "http"}, **NUMBERS, "periodSeconds": 15, "failureThreshold": 9}),
     ],
 )  # fmt: skip
 def test_an_override_is_merged_into_a_probe(probe, manifest):
     """There is always exactly one way of asking: the user's if he names one, with our numbers where he names none."""
     assert probe.manifest() == manifest
+
+
+STARTUP = Probes.http("/health").startup
+
+
+@pytest.mark.parametrize(
+    ("override", "period", "threshold"),
+    [
+        ({}, 1, 1800),
+        ({"failureThreshold": 60}, 10, 60),
+        ({"periodSeconds": 30}, 30, 60),
+        ({"periodSeconds": 5, "failureThreshold": 12}, 5, 12),
+        ({"httpGet": {"path": "/up", "port": 8080}}, 1, 1800),
+    ],
+)
+def test_a_loading_engine_is_asked_every_second_for_half_an_hour(override, period, threshold):
+    """The half hour stays with another period; a threshold alone counts in Kubernetes' own ten seconds."""
+    manifest = attrs.evolve(STARTUP, override=override).manifest()
+    assert (manifest["periodSeconds"], manifest["failureThreshold"]) == (period, threshold)

@@ -340,6 +340,55 @@ def test_llama_cpp_fetches_nothing_that_it_cannot_or_that_would_show_a_secret(so
     assert "Signature" not in str(refused.value)
 
 
+KEYS = {"name": "chat-keys"}
+ASKING = ("llamacpp", "llamacpp-router", "vllm", "tgi", "sglang", "ollama")
+
+
+def mounted(runtime):
+    return model(
+        source="pvc://claim/m", format="gguf" if runtime in {"llamacpp", "llamacpp-router", "ollama"} else "safetensors"
+    )
+
+
+@pytest.mark.parametrize("runtime", ASKING)
+def test_an_engine_whose_clients_have_keys_listens_behind_what_asks_for_them(runtime):
+    """Its own port is another one than that of clients, on the loopback address; the field is honoured."""
+    made = plan(mounted(runtime), runtime=runtime, apiKeySecretRef=KEYS, containerPort=9000)
+    check = made.key_check
+    assert (check.secret, check.key, made.port) == ("chat-keys", "api-key", 9000)
+    assert check.engine_port != 9000
+    assert not any("apiKeySecretRef" in path for path in made.not_honoured)
+    taken = plan(runtime="llamacpp", apiKeySecretRef=KEYS, containerPort=check.engine_port)
+    assert taken.key_check.engine_port != check.engine_port
+    assert plan(mounted(runtime), runtime=runtime).key_check is None
+
+
+@pytest.mark.parametrize("runtime", ["generic", "triton", "personaplex"])
+def test_an_engine_that_can_be_reached_otherwise_takes_no_keys(runtime):
+    """Its arguments, gRPC or WebSocket lead around what asks: the refusal says what to do instead."""
+    with pytest.raises(PlanError, match=r"NetworkPolicy.*use llamacpp") as refused:
+        plan(model(source="pvc://claim/m", format="custom"), runtime=runtime, image="x", apiKeySecretRef=KEYS)
+    assert refused.value.field == "spec.apiKeySecretRef"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "spec", "field"),
+    [
+        *((runtime, {"bindAddress": "0.0.0.0"}, "spec.bindAddress") for runtime in ASKING),
+        ("llamacpp", {"extraArgs": ["--host", "0.0.0.0"]}, "spec.extraArgs"),
+        ("vllm", {"extraArgs": ["--host=0.0.0.0"]}, "spec.extraArgs"),
+        ("sglang", {"extraArgs": ["--host", "0.0.0.0"]}, "spec.extraArgs"),
+        ("tgi", {"extraArgs": ["--hostname", "0.0.0.0"]}, "spec.extraArgs"),
+        ("ollama", {"env": [{"name": "OLLAMA_HOST", "value": "0.0.0.0"}]}, "spec.env"),
+    ],
+)
+def test_with_keys_no_word_of_the_user_opens_the_engine(runtime, spec, field):
+    """Where the engine listens is decided once its clients have keys, and two answers are a refusal."""
+    with pytest.raises(PlanError) as refused:
+        plan(mounted(runtime), runtime=runtime, apiKeySecretRef=KEYS, **spec)
+    assert refused.value.field == field
+
+
 def test_a_draft_that_is_not_among_the_files_is_refused():
     """A file that nobody fetches is told before the engine misses it."""
     wish = {"type": "draft", "draftModel": "d.gguf"}

@@ -8,6 +8,7 @@ from llmkube.k8s.wire.names import (
     ADDRESS_ANNOTATION,
     ADDRESS_REASON_ANNOTATION,
     AGENT_VERSION_ANNOTATION,
+    CREDENTIAL_ANNOTATION,
     MACHINE_ANNOTATION,
     MEMORY_TOTAL_ANNOTATION,
     SERVICES_ANNOTATION,
@@ -38,4 +39,5 @@ def test_what_is_not_known_does_not_stand_on_the_lease():
     assert known[MEMORY_TOTAL_ANNOTATION] == "64"
     assert known[SERVICES_ANNOTATION] == "2"
     assert known[MACHINE_ANNOTATION] == "mac (1)"
+    assert HostReport(credential="not renewed").annotations[CREDENTIAL_ANNOTATION] == "not renewed"
     assert (known[ADDRESS_ANNOTATION], known[ADDRESS_REASON_ANNOTATION]) == ("192.0.2.1", "route")

@@ -26,19 +26,13 @@ from llmkube.base.http.head_memory import HeadMemory
 from llmkube.base.http.heads import FinalHeadReader, ResponseHead
 from llmkube.base.http.hub import RECEIVE_BYTES
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head
+from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head, netloc
 from llmkube.base.http.pool import Origin, Pool
 
 _LIMITS = Limits(max_headers=256)
 _REFUSAL_BYTES = 1024
 _REFUSAL_SECONDS = 2.0
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-def netloc(origin: Origin) -> str:
-    """Return an origin as the Host header has it."""
-    host, port = origin
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _StaleError(BrokenOffError):

@@ -8,10 +8,10 @@ from typing import Final
 import trio
 
 from llmkube.base.http.bodies import ChunkedEnd, LengthEnd
-from llmkube.base.http.client import HttpClient, StreamedResponse, netloc
+from llmkube.base.http.client import HttpClient, StreamedResponse
 from llmkube.base.http.errors import BrokenOffError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import status_allows_body
+from llmkube.base.http.message import netloc, status_allows_body
 from llmkube.base.http.pool import Origin
 
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"

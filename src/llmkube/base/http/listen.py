@@ -3,13 +3,13 @@
 import errno
 import socket
 import sys
-from functools import partial
 from typing import Final
 
 import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.http.dial import dial
+from llmkube.base.http.message import netloc
 
 SHARES_PORTS: Final = sys.platform != "linux"
 """Whether two programs of one user may listen on one port, one on all addresses and the other on this one.
@@ -72,13 +72,16 @@ async def _answers(host: str, port: int) -> bool:
 
 
 def _explain(host: str, port: int, exc: OSError) -> str:
-    where = partial("cannot listen on {host}:{port}: {why}".format, host=host, port=port)
+    return f"cannot listen on {netloc((host, port))}: {_why_not(exc)}"
+
+
+def _why_not(exc: OSError) -> str:
     if isinstance(exc, socket.gaierror):
-        return where(why=f"unknown host ({exc.strerror})")
+        return f"unknown host ({exc.strerror})"
     if exc.errno == errno.EADDRINUSE:
-        return where(why="another program listens there; stop it or choose another port")
+        return "another program listens there; stop it or choose another port"
     if exc.errno == errno.EACCES:
-        return where(why="ports below 1024 need privileges; choose a higher one")
+        return "ports below 1024 need privileges; choose a higher one"
     if exc.errno == errno.EADDRNOTAVAIL:
-        return where(why="this machine does not have that address")
-    return where(why=exc.strerror or str(exc))
+        return "this machine does not have that address"
+    return exc.strerror or str(exc)

@@ -186,6 +186,12 @@ class Response:
         return cls(status, headers.with_("Content-Type", "text/plain; charset=utf-8"), text.encode())
 
 
+def netloc(origin: tuple[str, int]) -> str:
+    """Return an origin as the Host header has it."""
+    host, port = origin
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def status_allows_body(status: int) -> bool:
     """Tell whether an answer with this status has a body at all (RFC 9110, 6.4.1)."""
     return status >= 200 and status not in (204, 304)

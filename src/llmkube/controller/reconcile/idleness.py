@@ -9,7 +9,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.controller.status.rollout import is_idle
 from llmkube.k8s.workloads import Pod
-from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
+from llmkube.runtimes.container.container_plan import ContainerPlan
 
 ASK_SECONDS: Final = 5.0
 
@@ -17,14 +17,15 @@ ASK_SECONDS: Final = 5.0
 async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
     """Ask every pod that runs, all at once; one that does not answer may well be busy, and counts as that.
 
+    Each is asked at its own port: a service's pods are still those of the plan before, which may have another one.
     It takes `ASK_SECONDS` at most: one after the other, ten slow ones would outlast the reconcile that asks.
     """
-    port = {PORT_NAME: plan.port, **dict(plan.extra_ports)}.get(plan.metrics_port_name, plan.port)
     running = [pod for pod in pods if pod.status.phase == "Running" and not pod.metadata.deletion_timestamp]
     busy: list[Pod] = []
 
     async def ask(pod: Pod) -> None:
-        text = await read_text(pod_url(pod, port, plan.metrics_path)) if pod.status.pod_ip else ""
+        port = metrics_port(plan, pod)
+        text = await read_text(pod_url(pod, port, plan.metrics_path)) if port and pod.status.pod_ip else ""
         if not is_idle(text, plan.busy_metrics):
             busy.append(pod)
             nursery.cancel_scope.cancel(reason="one is enough")
@@ -33,6 +34,12 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
         for pod in running:
             nursery.start_soon(ask, pod)
     return not busy
+
+
+def metrics_port(plan: ContainerPlan, pod: Pod) -> int | None:
+    """Return the port of a pod's metrics, by the name that the plan has for it; None when it has none of that name."""
+    ports = (port for container in pod.spec.containers for port in container.ports)
+    return next((port.container_port for port in ports if port.name == plan.metrics_port_name), None)
 
 
 def pod_url(pod: Pod, port: int, path: str) -> str:

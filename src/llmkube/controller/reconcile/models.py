@@ -2,19 +2,28 @@
 
 import datetime
 from collections.abc import Callable
+from typing import Final
 
 import attrs
 
 from llmkube.controller.informers import Informers
 from llmkube.controller.phase_changes import PhaseChanges
-from llmkube.controller.reconcile.pod_models import PodModels, put_finalizer
+from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.model_status import derive_model_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+
+FINALIZER: Final = "inference.llmkube.dev/in-use"
+"""Kept Models that services refer to, in early versions. No program is there to take it off once LLMKube is removed, so
+none puts it on any more, and what has it loses it: a Model that goes leaves the pods of its services as they are."""
+
+PERMISSIONS: Final = (Permission(Model, frozenset({"patch"})),)  # the finalizer alone; else only its status is written
 
 
 @attrs.frozen(eq=False)
@@ -38,18 +47,23 @@ class ModelReconciler:
             return
         if self.informers.models.is_unreadable(key):
             return  # nothing can be written over its newest state from an older one
-        if self.in_pods is not None and not self.settings.is_for_hosts(cached):
+        if FINALIZER in cached.metadata.finalizers:
+            await self._free(cached)  # the answer wakes it again
+        elif self.in_pods is not None and not self.settings.is_for_hosts(cached):
             await self.in_pods.reconcile(cached)
-        elif self.in_pods is None or not await self.in_pods.release(cached):
+        else:
+            if self.in_pods is not None:
+                await self.in_pods.release(cached)
             await self._reconcile_on_hosts(cached)
 
+    async def _free(self, model: Model) -> None:
+        kept = [name for name in model.metadata.finalizers if name != FINALIZER]
+        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": kept}}
+        await self.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
     async def _reconcile_on_hosts(self, cached: Model) -> None:
-        key, is_deleted = cached.key, bool(cached.metadata.deletion_timestamp)
-        if self.in_pods is None and is_deleted and not self.informers.services_by_model.keys(key):
-            # Left by a controller that served it in pods: no other program takes it off.
-            await put_finalizer(self.client, cached, held=False)
-        if not self.settings.is_for_hosts(cached) or is_deleted:
-            self.writer.forget(key)
+        if not self.settings.is_for_hosts(cached) or cached.metadata.deletion_timestamp:
+            self.writer.forget(cached.key)
             return
         newest = self.writer.newest(cached)
         status = derive_model_status(newest, self.hosts.tracker.hosts, now=self.utcnow())

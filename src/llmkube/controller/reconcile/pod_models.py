@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
-import trio
 
 from llmkube.controller.informers import JOB_LABEL
 from llmkube.controller.reconcile.context import PodContext
@@ -20,7 +19,6 @@ from llmkube.controller.status.revalidation import is_from_old_volume, revalidat
 from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import StatusWriter
-from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
@@ -31,9 +29,6 @@ from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import VolumeSource
 
-FINALIZER: Final = "inference.llmkube.dev/in-use"
-"""Keeps a Model that services refer to until none does."""
-
 CLAIM_POLL_SECONDS: Final = 10.0
 """Between two looks at a user's claim that is not bound: those are not watched."""
 
@@ -43,8 +38,6 @@ PRUNING_POLL_SECONDS: Final = 10.0
 PERMISSIONS: Final = (
     # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
     Permission(PersistentVolumeClaim, frozenset({"get", "create"})),
-    # The finalizer of a Model in use; nothing else of it is written but its status.
-    Permission(Model, frozenset({"patch"})),
 )
 
 
@@ -58,8 +51,6 @@ class PodModels:
     async def reconcile(self, cached: Model) -> None:
         """Have a Model's weights brought, and say how far that is."""
         users = self.context.informers.users(cached.key)
-        if await self._keep_in_use(cached, used=bool(users)):
-            return  # the answer wakes it again
         supply = choose_supply(
             cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
         )
@@ -79,24 +70,16 @@ class PodModels:
             seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):
             seen = attrs.evolve(seen, job=None, pods=())
-        names = [service.key.name for service in users]
-        status = derive_supplied_status(newest, supply, seen, users=names, now=self.context.utcnow())
+        status = derive_supplied_status(newest, supply, seen, now=self.context.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
             self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
         if await self.writer.write(cached, status):
             self.context.phase_changes.tell(newest, status)
 
-    async def release(self, model: Model) -> bool:
-        """Let go of a Model that a host serves now: its Jobs and its finalizer; True when it was written."""
+    async def release(self, model: Model) -> None:
+        """End the Jobs of a Model that a host serves now."""
         for key in self.context.pods.jobs_by_model.keys(model.key):
             await self.context.owned.jobs.remove(key, model.metadata.uid)
-        return await self._keep_in_use(model, used=False)
-
-    async def _keep_in_use(self, model: Model, *, used: bool) -> bool:
-        """Put the finalizer on or take it off as the Model has users; True when something was written."""
-        if used and model.metadata.deletion_timestamp:
-            return False
-        return await put_finalizer(self.context.client, model, held=used)
 
     async def _look(self, model: Model, supply: Supply) -> Seen:
         key = Key(model.key.namespace, job_name(model))
@@ -206,18 +189,6 @@ class PodModels:
             await self.context.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
         except AlreadyExistsError:
             return
-
-
-async def put_finalizer(client: Client, model: Model, *, held: bool) -> bool:
-    """Put `FINALIZER` on a Model, or take it off; True when something was written."""
-    await trio.lowlevel.checkpoint()
-    finalizers = model.metadata.finalizers
-    if held == (FINALIZER in finalizers):
-        return False
-    wanted = [*finalizers, FINALIZER] if held else [name for name in finalizers if name != FINALIZER]
-    patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": wanted}}
-    await client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
-    return True
 
 
 def _is_lost(supply: Supply, seen: Seen) -> bool:

@@ -13,7 +13,7 @@ from llmkube.controller.render.pod_policy import refusal_message, service_refusa
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.service_record import Weights, WorkloadPlan
 from llmkube.controller.status.inspection import is_mounted
-from llmkube.controller.status.pod_model_status import NO_RESULT
+from llmkube.controller.status.pod_model_status import NO_RESULT, NOT_BOUND
 from llmkube.controller.status.pod_service_status import NOT_ALLOWED, ServiceFacts
 from llmkube.controller.status.supply import User, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -119,8 +119,10 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
             draft_verdict, draft = _find_draft(context, service, plan)
     except (WeightsError, PlanError) as error:
         return WorkloadPlan(attrs.evolve(facts, model=_verdict_on(model), refusal=str(error)))
-    worst = verdict if verdict.phase != "Ready" else draft_verdict
-    return WorkloadPlan(attrs.evolve(facts, model=worst), Weights(weights, draft) if worst.phase == "Ready" else None)
+    missing = [one for one in (verdict, draft_verdict) if one.phase != "Ready"]
+    blocking = [one for one in missing if one.reason != NOT_BOUND]
+    worst, *_ = *blocking, *missing, verdict
+    return WorkloadPlan(attrs.evolve(facts, model=worst), None if blocking else Weights(weights, draft))
 
 
 def _find_weights(
@@ -140,7 +142,7 @@ def _find_weights(
         verdict = Verdict("Ready", "WorkloadResolved", "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
         verdict = Verdict("Pending", "Pending", "waiting for the Job that fetches it")
-    if verdict.phase != "Ready":
+    if verdict.phase != "Ready" and verdict.reason != NOT_BOUND:  # many a claim is bound once there is a pod
         return verdict, Storage()
     path = weights_path(model, supply)
     if path:

@@ -12,6 +12,9 @@ from llmkube.weights.download.buckets import VARIABLES
 FETCH: Final = "fetch"
 """Name of the container that runs `llmkube fetch`."""
 
+IMAGE_USER: Final = 65532
+"""The user of our own image."""
+
 _CA_FOLDER: Final = "/etc/llmkube/ca"
 
 _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)

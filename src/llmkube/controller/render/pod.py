@@ -4,7 +4,8 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmkube.controller.render.fetch_container import writing_group
+from llmkube.controller.render.fetch_container import IMAGE_USER, writing_group
+from llmkube.controller.render.key_check import key_containers, key_volumes
 from llmkube.controller.render.labels import service_labels
 from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import WorkloadSettings
@@ -17,8 +18,11 @@ CACHE_FOLDER: Final = "/cache"
 GRACE_SECONDS: Final = 60
 """From TERM to KILL: answers in flight get this long."""
 
-ENGINE_USER: Final = 65532
-"""The user of engines in images that run as any user; the one of our own image, too."""
+ENGINE_USER: Final = IMAGE_USER
+"""The user of engines in images that run as any user."""
+
+DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+"""Whose logs kubectl shows where there are several containers."""
 
 _SCRATCH: Final = "engine-scratch"
 _SCRATCH_FOLDER: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
@@ -41,22 +45,25 @@ def pod_template(
     spec = service.spec
     labels = service_labels(service, model=spec.model_ref, runtime=plan.runtime)
     metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **labels}}
-    if spec.pod_annotations:
-        metadata["annotations"] = dict(spec.pod_annotations)
+    annotations = {**({DEFAULT_CONTAINER: plan.container_name} if plan.key_check else {}), **spec.pod_annotations}
+    if annotations:
+        metadata["annotations"] = annotations
     volumes, mounts = _volumes(service, plan, storage, draft)
+    engine = _engine(service, plan, storage, draft, mounts)
+    beside = key_containers(plan, engine, settings)
     pod: dict[str, Any] = {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
         # Variables for every Service of a namespace collide with those of engines (VLLM_PORT is one of vLLM's own).
         "enableServiceLinks": False,
         "securityContext": _pod_context(service, plan, storage, settings),
-        "containers": [_engine(service, plan, storage, draft, mounts)],
+        "containers": [engine, *beside],
     }
     init = [*storage.init_containers, *({**one, "name": f"{one['name']}-draft"} for one in draft.init_containers)]
     optional: Mapping[str, Any] = {
         "initContainers": init,
         "volumes": volumes,
-        "imagePullSecrets": _pull_secrets(service, init, settings),
+        "imagePullSecrets": _pull_secrets(service, [*init, *beside], settings),
         "nodeSelector": {**(settings.shared_gpu_selector if plan.resources.shared else {}), **spec.node_selector},
         "tolerations": [*_gpu_tolerations(plan), *(dict(one) for one in spec.tolerations)],
         "affinity": dict(spec.affinity or {}),
@@ -124,6 +131,7 @@ def _volumes(
     if plan.any_user and not _mounts_scratch(service):
         volumes.append({"name": _SCRATCH, "emptyDir": {}})
         mounts.append({"name": _SCRATCH, "mountPath": _SCRATCH_FOLDER})
+    volumes += key_volumes(plan)
     volumes += [dict(one) for one in service.spec.extra_volumes]
     mounts += [dict(one) for one in service.spec.extra_volume_mounts]
     return volumes, mounts
@@ -169,11 +177,11 @@ def _mounts_scratch(service: InferenceService) -> bool:
 
 
 def _pull_secrets(
-    service: InferenceService, init: list[dict[str, Any]], settings: WorkloadSettings
+    service: InferenceService, ours: list[dict[str, Any]], settings: WorkloadSettings
 ) -> list[dict[str, str]]:
     names = [one.name for one in service.spec.image_pull_secrets]
-    ours = settings.image_pull_secrets if init else ()
-    return [{"name": name} for name in dict.fromkeys((*names, *ours))]
+    further = settings.image_pull_secrets if ours else ()
+    return [{"name": name} for name in dict.fromkeys((*names, *further))]
 
 
 def _gpu_tolerations(plan: ContainerPlan) -> list[dict[str, str]]:

@@ -5,14 +5,15 @@
 | every service's engine fetches for itself, or only it could | Ready | RuntimeResolved |
 | the source cannot be fetched or mounted | Failed | SourceInvalid, SourceUnsupported, SourceNotAllowed, … |
 | `pvc://`, the claim is missing | Failed | PVCNotFound |
-| `pvc://`, the claim has no volume yet | Pending | PVCNotBound |
+| `pvc://`, the claim has no volume yet; perhaps it gets one with the first pod | Pending | PVCNotBound |
 | `pvc://`, the claim is bound | Ready | PVCModelReady |
 | a path on the nodes, below a folder that is allowed | Ready | NodePath |
 | every service fetches into a volume of its own | Ready | WorkloadResolved |
 | the weights of this very source are on the namespace's claim | Ready | ModelReady |
 | the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
 | the Job's pod cannot start | Pending | ImagePullBackOff, Unschedulable, … |
-| the Job's pod runs | Downloading | DownloadStarted |
+| a pod of the Job has failed, and the Job tries again | Downloading | what `llmkube fetch` said |
+| the Job's pod runs, or has ended well | Downloading | DownloadStarted |
 | nothing yet | Pending | Pending |
 
 Who brings the weights is decided in `supply`; whether what was fetched once still counts, in `revalidation`. A Job that
@@ -24,7 +25,6 @@ and pods go, and so does the message that a container leaves. It is the one thin
 """
 
 import datetime
-from collections.abc import Sequence
 from typing import Any, Final
 
 from llmkube.base.units import format_bytes
@@ -55,6 +55,7 @@ from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.weights.source import VolumeSource
 
 NO_RESULT: Final = "NoResult"
+NOT_BOUND: Final = "PVCNotBound"
 
 
 def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
@@ -72,16 +73,13 @@ def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
     return _judge_job(model, seen)
 
 
-def derive_supplied_status(
-    model: Model, supply: Supply, seen: Seen, *, users: Sequence[str] = (), now: datetime.datetime
-) -> dict[str, Any]:
+def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the status of a Model that pods serve, except what only a host could say.
 
     Args:
         model: The Model as observed.
         supply: Who brings its weights.
         seen: What is known of that.
-        users: The services that refer to it, by name, for one that is to be deleted.
         now: The time of a condition that flips here.
     """
     verdict = judge_supply(model, supply, seen)
@@ -89,7 +87,7 @@ def derive_supplied_status(
     ready = verdict.phase == "Ready"
     said = [
         Statement(AVAILABLE, ready, verdict.reason, verdict.message),
-        _progressing(model, verdict, users),
+        Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message),
         Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
         judge_quantization(model, str((facts.get("gguf") or {}).get("quantization") or "")),
         *([judge_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
@@ -111,7 +109,7 @@ def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     if claim is None:
         return Verdict("Failed", "PVCNotFound", f'there is no PersistentVolumeClaim "{name}" in this namespace')
     if claim.status.phase != "Bound":
-        return Verdict("Pending", "PVCNotBound", f'PersistentVolumeClaim "{name}" is not bound to a volume yet')
+        return Verdict("Pending", NOT_BOUND, f'PersistentVolumeClaim "{name}" is not bound to a volume yet')
     return Verdict("Ready", "PVCModelReady", f'it is on PersistentVolumeClaim "{name}"')
 
 
@@ -125,7 +123,8 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
         return Verdict("Pending", "Pending", "waiting for the Job that fetches it")
     if fetched is not None and is_complete(job):
         return Verdict("Ready", "ModelReady", f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
-    if is_complete(job):
+    running = any(pod.status.phase == "Running" for pod in seen.pods)  # or seen to: pods and Jobs are told separately
+    if is_complete(job) and not running:
         return Verdict("Pending", NO_RESULT, f"Job {job.key.name} has ended, but its pod left no result")
     reason, message = read_failure(seen.pods)
     if is_failed(job):
@@ -136,11 +135,11 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     trouble = trouble_of(seen.pods)
     if trouble is not None and not reason:
         return Verdict("Pending", trouble.reason, trouble.message)
-    if any(pod.status.phase == "Running" for pod in seen.pods):
-        share = "" if seen.percent is None else f": {seen.percent} %"
+    share = "" if seen.percent is None or not running else f": {seen.percent} %"
+    if reason and fetched is None:
+        return Verdict("Downloading", reason, f"{message}; the Job tries again{share}")
+    if running or fetched is not None:
         return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it{share}")
-    if reason:
-        return Verdict("Downloading", reason, f"{message}; the Job tries again")
     # A Job whose pods a quota forbids, or lack a ConfigMap, says that in Events alone, and those are not read.
     name = job.key.name
     message = f"Job {name} waits for its pod to start; if it does not, `kubectl describe job {name}` says why"
@@ -175,10 +174,3 @@ def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
         facts["stagedFiles"] = list(files)
     volume = seen.claim.metadata.uid if seen.claim is not None else status.cache_volume
     return {"cacheKey": key, **facts, **({"cacheVolume": volume} if volume else {})}
-
-
-def _progressing(model: Model, verdict: Verdict, users: Sequence[str]) -> Statement:
-    if model.metadata.deletion_timestamp and users:
-        waits = f"it is deleted once nothing refers to it any more: {', '.join(sorted(users))}"
-        return Statement(PROGRESSING, holds=True, reason="InUse", message=waits)
-    return Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message)

@@ -10,7 +10,7 @@ The first row that fits wins; `ready` counts pods that answer, of whatever gener
 | an object of that name has another owner, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
 | nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
-| the Model is not Ready | Failed with it, else Pending; Progressing while old pods answer | the Model's |
+| the Model is not Ready, and no pod waits for it | Failed with it or Pending; Progressing while old pods answer | its |
 | the Model does not exist, and old pods answer | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
 | pods cannot run, and that does not pass by itself | Failed; Progressing while others answer | ImagePullBackOff, … |
@@ -33,6 +33,7 @@ import attrs
 from llmkube.controller.render.labels import pod_selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.pod_model_status import NOT_BOUND
 from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
 from llmkube.controller.status.service_status import PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -212,7 +213,7 @@ def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) 
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"
     broken = "Progressing" if ready else "Failed"
-    if model.phase != "Ready":
+    if model.phase != "Ready" and not (model.reason == NOT_BOUND and facts.pods):
         phase = broken if model.phase == "Failed" else ("Progressing" if ready else "Pending")
         return Verdict(phase, model.reason, model.message)
     no_gpu = facts.no_gpu

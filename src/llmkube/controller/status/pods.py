@@ -2,14 +2,18 @@
 
 Of several troubles the one that does not pass by itself is reported: an image that cannot be pulled before a container
 that crashes, that before a pod without a node.
+
+A container that has crashed again and again is started anew each time, and crashes: that stays until it is ready.
 """
 
+import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import attrs
 
 from llmkube.base.messages import redact, shorten
+from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
 
 UNSCHEDULABLE: Final = "Unschedulable"
@@ -20,6 +24,12 @@ _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 _CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+LOOPS: Final = 2
+"""After so many restarts a container that is started again has not recovered by that: only an answer shows that."""
+
+STEADY: Final = datetime.timedelta(minutes=10)
+"""After a run of this length the kubelet begins anew to count what it waits between two starts."""
+
 _MAX_MESSAGE_BYTES: Final = 1024
 
 
@@ -92,7 +102,7 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
     if waiting is not None and waiting.reason in _IMAGE_REASONS | _CONFIG_REASONS:
         return Trouble(waiting.reason, _short(f"container {status.name}: {waiting.message or waiting.reason}"))
     last = status.state.terminated or status.last_state.terminated
-    if waiting is not None and waiting.reason == CRASH_LOOP:
+    if (waiting is not None and waiting.reason == CRASH_LOOP) or _loops(status, last):
         reason = OOM_KILLED if last is not None and last.reason == OOM_KILLED else CRASH_LOOP
         times = f"started {status.restart_count + 1} times"
         return Trouble(reason, _short(f"container {status.name} {_ending(last)}; {times}"))
@@ -100,6 +110,14 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
         reason = OOM_KILLED if status.state.terminated.reason == OOM_KILLED else "ContainerFailed"
         return Trouble(reason, _short(f"container {status.name} {_ending(status.state.terminated)}"), passing=True)
     return None
+
+
+def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
+    """Whether a container that is not ready has ended too often, and too soon, to be expected to get ready."""
+    if last is None or not last.exit_code or status.ready or status.restart_count < LOOPS:
+        return False
+    began, end = parse_timestamp(last.started_at), parse_timestamp(last.finished_at)
+    return began is None or end is None or end - began < STEADY
 
 
 def _ending(last: ContainerTerminated | None) -> str:

@@ -54,6 +54,9 @@ ADDRESS_ANNOTATION: Final = "inference.llmkube.dev/address"
 ADDRESS_REASON_ANNOTATION: Final = "inference.llmkube.dev/address-reason"
 """Annotation on a host's Lease: why it advertises that address, or why none."""
 
+CREDENTIAL_ANNOTATION: Final = "inference.llmkube.dev/credential"
+"""Annotation on a host's Lease: what is wrong with the host's credential, and what mends it."""
+
 ADDRESSES_ANNOTATION: Final = "inference.llmkube.dev/addresses"
 """Annotation on a host's ServiceAccount: the networks in which its engines may be, as CIDRs with commas between."""
 

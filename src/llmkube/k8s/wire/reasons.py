@@ -169,7 +169,6 @@ class Reason(enum.StrEnum):
     PVC_NOT_BOUND = "PVCNotBound", Meaning.PASSING
     PVC_NOT_FOUND = "PVCNotFound", Meaning.USER
     NO_RESULT = "NoResult", Meaning.RECOVERING
-    IN_USE = "InUse", Meaning.PASSING
     HEADER_READ = "HeaderRead", Meaning.FINE
     INSPECTING = "Inspecting", Meaning.PASSING
     NOT_IN_USE = "NotInUse", Meaning.PASSING

@@ -18,6 +18,7 @@ from llmkube.runtimes.arguments import CommandLine, refuse_owned
 from llmkube.runtimes.container.container_plan import (
     PORT_NAME,
     ContainerPlan,
+    KeyCheck,
     Probe,
     Probes,
     Resources,
@@ -38,6 +39,14 @@ ANY_ADDRESS: Final = "::"
 
 ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and is reached by that one alone)
 """All IPv4 addresses, for what listens by asyncio or uvloop: given `::`, both set IPV6_V6ONLY."""
+
+LOOPBACK: Final = "127.0.0.1"
+"""Every pod has it, also one whose own addresses are all IPv6."""
+
+KEYS_FIELD: Final = "spec.apiKeySecretRef"
+
+_ENGINE_PORT: Final = 21410
+"""Where an engine listens behind what asks for keys: above the ports of engines, below those that Linux gives away."""
 
 _SECRET_FLAGS: Final = dict.fromkeys(
     ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
@@ -109,6 +118,7 @@ class ContainerBuilder:
         config: The runtime's own options, decoded; None if it has none or the service gives none.
         line: The command line; a field is honoured once it has found a place there.
         env: Our variables; the user's come last, by themselves.
+        key_check: What stands in front of the engine, once `behind_keys` was asked.
     """
 
     runtime: Runtime
@@ -120,6 +130,7 @@ class ContainerBuilder:
     config: Any = None
     line: CommandLine
     env: list[Variable] = attrs.Factory(list)
+    key_check: KeyCheck | None = attrs.field(default=None, init=False)
 
     @property
     def spec(self) -> InferenceServiceSpec:
@@ -180,8 +191,39 @@ class ContainerBuilder:
         self.honour("spec.containerPort")
         return self.spec.container_port or default
 
+    def behind_keys(self, port: int, *host_flags: str) -> int | None:
+        """Return where on `LOOPBACK` the engine shall listen because its clients have keys; None when they have none.
+
+        What asks for the keys then listens on `port`, in a container of its own: not every engine asks on all of its
+        paths, takes several keys, or keeps them off its command line.
+
+        Args:
+            port: As `port` returned it.
+            *host_flags: The engine's flags that say where it listens.
+
+        Raises:
+            PlanError: The service says where the engine listens.
+        """
+        ref = self.spec.api_key_secret_ref
+        if ref is None:
+            return None
+        owner = f"{KEYS_FIELD}, with which the engine listens on the pod's loopback address"
+        if self.spec.bind_address:
+            raise PlanError(f"the address is decided by {owner}: leave one of the two out", field="spec.bindAddress")
+        refuse_owned(self.spec.extra_args, dict.fromkeys(host_flags, owner))
+        self.honour(f"{KEYS_FIELD}.name", f"{KEYS_FIELD}.key")
+        self.key_check = KeyCheck(ref.name, ref.key, _ENGINE_PORT + (port == _ENGINE_PORT))
+        return self.key_check.engine_port
+
     def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
-        """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one."""
+        """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one.
+
+        An engine whose clients have keys listens behind what asks for them (`behind_keys`).
+        """
+        inside = self.behind_keys(port, host_flag)
+        if inside is not None:
+            self.line.argv += [host_flag, LOOPBACK, port_flag, str(inside)]
+            return
         if self.spec.bind_address:
             self.line.add("spec.bindAddress", host_flag)
             self.line.argv.append(self.spec.bind_address)  # as it is: `$(POD_IP)` is an address that only a pod knows
@@ -300,6 +342,7 @@ class ContainerBuilder:
             endpoint_path=self._endpoint_path(endpoint_path),
             hpa_metric=hpa_metric,
             metrics_port_name=metrics_port_name,
+            key_check=self.key_check,
             **further,
         )
 

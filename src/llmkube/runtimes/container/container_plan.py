@@ -18,6 +18,9 @@ from llmkube.runtimes.plan import Placeholder
 PORT_NAME: Final = "http"
 """What the container's port is called; Services and probes point at the name, whatever the number."""
 
+LOAD_SECONDS: Final = 1800
+"""How long an engine may load."""
+
 _HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 
 
@@ -94,6 +97,7 @@ class Probe:
         period_seconds: Time between two questions.
         timeout_seconds: How long an answer may take.
         failure_threshold: So many failures in a row count.
+        patience_seconds: What failures may take together, whatever the period is; 0: the threshold counts them.
         override: The user's part of a pod's Probe; where both say something, it holds.
     """
 
@@ -102,19 +106,26 @@ class Probe:
     period_seconds: int = 10
     timeout_seconds: int = 5
     failure_threshold: int = 3
+    patience_seconds: int = 0
     override: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def manifest(self) -> dict[str, Any]:
-        """Return it as in a pod. An override that says how to ask replaces our way, not our numbers."""
+        """Return it as in a pod. An override that says how to ask replaces our way, not our numbers.
+
+        A user's threshold without a period counts in periods of 10 seconds at least, which is what Kubernetes has: our
+        shorter one would make seconds of his minutes.
+        """
         ours: dict[str, Any] = {"tcpSocket": {"port": PORT_NAME}}
         if self.path:
             ours = {"httpGet": {"path": self.path, "port": PORT_NAME}}
         elif self.command:
             ours = {"exec": {"command": list(self.command)}}
+        counts = "failureThreshold" in self.override
+        period = self.override.get("periodSeconds") or (max(self.period_seconds, 10) if counts else self.period_seconds)
         numbers = {
-            "periodSeconds": self.period_seconds,
+            "periodSeconds": period,
             "timeoutSeconds": self.timeout_seconds,
-            "failureThreshold": self.failure_threshold,
+            "failureThreshold": self.patience_seconds // period or self.failure_threshold,
         }
         return {**({} if _HANDLERS & self.override.keys() else ours), **numbers, **self.override}
 
@@ -128,15 +139,18 @@ class Probes:
     readiness: Probe
 
     @classmethod
-    def http(cls, path: str, *, alive: str = "") -> "Probes":
+    def http(cls, path: str, *, alive: str = "", loaded: str = "") -> "Probes":
         """Ask by HTTP. Half an hour to load; then three refusals in a row count.
+
+        While it loads it is asked every second: a pod would else be ready up to a period after its engine.
 
         Args:
             path: Answers 200 when the model can be asked.
             alive: Answers 200 while the process is well, if that is another question.
+            loaded: Answers 200 once the model is there, if that is another question, too dear to be asked for ever.
         """
         return cls(
-            startup=Probe(path, failure_threshold=180),
+            startup=Probe(loaded or path, period_seconds=1, patience_seconds=LOAD_SECONDS),
             liveness=Probe(alive or path, period_seconds=15),
             readiness=Probe(path),
         )
@@ -190,6 +204,21 @@ class Resources:
         return self.gpu_count > 0 or bool(self.claims)
 
 
+@attrs.frozen
+class KeyCheck:
+    """What stands in front of an engine whose clients have keys: a container of ours in the same pod.
+
+    Attributes:
+        secret: Name of the Secret with their keys.
+        key: The key in it; its value has one API key per line.
+        engine_port: Where the engine listens, on the pod's loopback address alone.
+    """
+
+    secret: str
+    key: str
+    engine_port: int
+
+
 @attrs.frozen(kw_only=True)
 class ContainerPlan:
     """The serving container of one InferenceService, and what its pod needs for it.
@@ -198,7 +227,7 @@ class ContainerPlan:
         runtime: The runtime's name.
         container_name: What the container is called.
         image: The image, never empty.
-        port: The number of the port named `http`.
+        port: The number of the port named `http`, where clients and probes ask.
         extra_ports: Further ports by name, such as `("metrics", 8002)`.
         command: Replaces the image's entrypoint; empty leaves it.
         args: The arguments.
@@ -221,6 +250,7 @@ class ContainerPlan:
         busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when it has none.
         any_user: The image is one of which we know that it runs as any user, with a read-only root filesystem and a
             folder /tmp that it may write to.
+        key_check: Who asks clients for their keys there, in the engine's place; None when the engine listens there.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
         not_honoured: Paths of fields that were given but have no effect on this path.
 
@@ -250,6 +280,7 @@ class ContainerPlan:
     latency_metric: str = ""
     busy_metrics: tuple[str, ...] = ()
     any_user: bool = False
+    key_check: KeyCheck | None = None
     shared_memory: bool = False
     not_honoured: tuple[str, ...] = ()
 

@@ -7,13 +7,14 @@ Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.2
 import re
 from typing import Final
 
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
-from llmkube.runtimes.container.container_plan import ContainerPlan, Probe, Probes, Variable
+from llmkube.runtimes.container.builder import KEYS_FIELD, LOOPBACK, ContainerBuilder, Runtime
+from llmkube.runtimes.container.container_plan import LOAD_SECONDS, ContainerPlan, Probe, Probes, Variable
 from llmkube.runtimes.container.weights_source import SOURCE
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 11434
+_HOST: Final = "OLLAMA_HOST"
 
 _PART: Final = r"\w[\w.-]{0,79}"
 _NAME: Final = re.compile(rf"(?:(?:\w[\w.:-]{{0,349}}/)?\w[\w-]{{0,79}}/)?{_PART}(?::{_PART})?", re.ASCII)
@@ -33,13 +34,10 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     names = builder.names()
     _check_names(names)
     port = builder.port(PORT)
-    # without an address it listens on all, whichever families there are, and its own client finds it there
-    address = builder.spec.bind_address or ""
-    builder.honour("spec.bindAddress")
     builder.env += [
         Variable("HOME", Placeholder.CACHE),
         Variable("OLLAMA_MODELS", Placeholder.CACHE),
-        Variable("OLLAMA_HOST", f"[{address}]:{port}" if ":" in address else f"{address}:{port}"),
+        Variable(_HOST, _listener(builder, port)),
         Variable("OLLAMA_KEEP_ALIVE", "-1"),  # who shares no pod need not make room
         Variable("OLLAMA_NUM_PARALLEL", str(builder.spec.parallel_slots)),
     ]
@@ -47,7 +45,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     _add_settings(builder)
     post_start = _load(builder, names)
     ask = Probes.http("/")
-    loaded = Probe(command=("ollama", "show", names[-1]), failure_threshold=180)
+    loaded = Probe(command=("ollama", "show", names[-1]), patience_seconds=LOAD_SECONDS)
     return builder.finish(
         container_name="ollama",
         port=port,
@@ -58,6 +56,18 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         metrics_port_name="",
         model_id=builder.name,
     )
+
+
+def _listener(builder: ContainerBuilder, port: int) -> str:
+    inside = builder.behind_keys(port)
+    if inside is not None:
+        if any(each.name == _HOST for each in builder.spec.env):
+            raise PlanError(f"{_HOST} is decided by {KEYS_FIELD}: leave one of the two out", field="spec.env")
+        return f"{LOOPBACK}:{inside}"
+    # without an address it listens on all, whichever families there are, and its own client finds it there
+    address = builder.spec.bind_address or ""
+    builder.honour("spec.bindAddress")
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _check_names(names: tuple[str, ...]) -> None:

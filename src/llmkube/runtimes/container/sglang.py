@@ -4,7 +4,7 @@ from typing import Final
 
 from llmkube.k8s.crd.serving import SGLangConfig, SGLangSpeculative
 from llmkube.runtimes.container.builder import ANY_IPV4, ContainerBuilder, Runtime, fetches_repositories
-from llmkube.runtimes.container.container_plan import ContainerPlan, Probe, Probes, ScalingMetric
+from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
 from llmkube.runtimes.container.gpu import check_parallel
 from llmkube.weights.source import DEFAULT_REVISION
 
@@ -81,13 +81,11 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     if builder.mode != "chat":
         line.default("--is-embedding")
     builder.add_token(config.hf_token_secret_ref, f"{_PATH}.hfTokenSecretRef")
-    # /health_generate answers only after a token was made: good to begin with, too dear to ask every ten seconds
-    probes = Probes.http("/health")
     return builder.finish(
         container_name="sglang",
         port=port,
         command=COMMAND,
-        probes=Probes(Probe("/health_generate", failure_threshold=180), probes.liveness, probes.readiness),
+        probes=Probes.http("/health", loaded="/health_generate"),  # this one has to make a token
         hpa_metric=ScalingMetric("sglang:num_running_reqs"),
         latency_metric="sglang:e2e_request_latency_seconds",
         busy_metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs"),

@@ -26,13 +26,14 @@ from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
-from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError
+from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import (
     ACCELERATORS_ANNOTATION,
     ADDRESS_ANNOTATION,
     ADDRESS_REASON_ANNOTATION,
     AGENT_VERSION_ANNOTATION,
+    CREDENTIAL_ANNOTATION,
     ENGINE_ANNOTATION,
     HOST_LABEL,
     MACHINE_ANNOTATION,
@@ -82,6 +83,7 @@ class HostReport:
     reach: Reach = Reach(None)
     machine: str = ""
     budget_bytes: int = 0
+    credential: str = ""
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -96,6 +98,7 @@ class HostReport:
             SERVICES_ANNOTATION: str(self.services),
             ADDRESS_ANNOTATION: self.reach.address or "",
             ADDRESS_REASON_ANNOTATION: self.reach.problem or self.reach.why,
+            CREDENTIAL_ANNOTATION: self.credential,
         }
         return {name: value for name, value in said.items() if value}
 
@@ -143,6 +146,9 @@ class HostLease:
         renewed: Set once the Lease is there.
         on_engine_upgrade: Told when the engine program has become another one.
         memory: What is known of its memory, if it is watched.
+        credential: What is wrong with this host's credential; told while it still counts.
+        on_accepted: Told after each renewal.
+        on_refused: Told when the API server does not know who asks.
     """
 
     client: Client
@@ -156,6 +162,9 @@ class HostLease:
     renewed: trio.Event
     on_engine_upgrade: Callable[[], None] = lambda: None
     memory: Callable[[], Room | None] = lambda: None
+    credential: Callable[[], str] = lambda: ""
+    on_accepted: Callable[[], None] = lambda: None
+    on_refused: Callable[[], None] = lambda: None
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
     _missed: int = 0  # renewals in a row that failed, or that the host slept through
@@ -213,8 +222,9 @@ class HostLease:
                     rival = await self._read_rival()
             except ForbiddenError:
                 break  # then two of one name cannot be told apart; an agent that may not read may write nothing either
-            except (LLMKubeError, trio.TooSlowError):
+            except (LLMKubeError, trio.TooSlowError) as error:
                 failures += 1
+                self._note_refusal(error)
                 await trio.sleep(FIRST_LOOK.delay(failures, self.ports.rng))
                 continue
             if rival is None:
@@ -223,7 +233,7 @@ class HostLease:
                 first = rival.metadata.resource_version
                 silent_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
                 log.warning(
-                    "another machine has this host's name; checking whether it is alive", machine=_machine_in(rival)
+                    "another machine has this host's name; checking whether it is alive", machine=machine_in(rival)
                 )
             elif rival.metadata.resource_version != first:
                 raise self._taken(rival)
@@ -240,14 +250,13 @@ class HostLease:
             self._version = ""
             return None
         self._version = lease.metadata.resource_version
-        other = _machine_in(lease)
-        return lease if other and _number_of(other) != _number_of(self.ports.machine) else None
+        other = machine_in(lease)
+        return lease if other and not is_same_machine(other, self.ports.machine) else None
 
     def _taken(self, lease: Lease) -> HostNameTakenError:
-        name, address = self.settings.host_name, lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
-        other = f"{_machine_in(lease)} at {address}" if address else _machine_in(lease)
+        name = self.settings.host_name
         return HostNameTakenError(
-            f"the host name {name} is taken: the machine {other} serves under it, and this one is "
+            f"the host name {name} is taken: the machine {place_in(lease)} serves under it, and this one is "
             f"{self.ports.machine}; give this machine another name with --host-name"
         )
 
@@ -260,14 +269,20 @@ class HostLease:
             raise
         except (LLMKubeError, trio.TooSlowError) as error:
             self._missed += 1
+            self._note_refusal(error)
             if self._missed == 1:
                 log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
             return
         self.renewed.set()
+        self.on_accepted()
         if self._missed:
             self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
             self.on_renewed_again()
+
+    def _note_refusal(self, error: Exception) -> None:
+        if isinstance(error, UnauthorizedError):
+            self.on_refused()
 
     async def _write(self) -> None:
         """Renew; if another client has written meanwhile, find out which.
@@ -280,7 +295,15 @@ class HostLease:
             facts = self.ports.facts()
         else:
             facts, budget_bytes = HostFacts(room.total_bytes, room.free_bytes), room.limit_bytes
-        report = HostReport(facts, self._engine, self.services(), self.reach.value, self.ports.machine, budget_bytes)
+        report = HostReport(
+            facts,
+            self._engine,
+            self.services(),
+            self.reach.value,
+            self.ports.machine,
+            budget_bytes,
+            self.credential(),
+        )
         manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
         while True:
             if self._version:
@@ -313,10 +336,17 @@ class HostLease:
         return Reading(self.ports.utcnow(), trio.current_time())
 
 
-def _machine_in(lease: Lease) -> str:
+def machine_in(lease: Lease) -> str:
+    """Return which machine stands in a host's Lease; empty if none does."""
     return lease.metadata.annotations.get(MACHINE_ANNOTATION, "")
 
 
-def _number_of(machine: str) -> str:
-    """What of `name (number)` is the machine's for good; a Mac's name changes with the network that it is in."""
-    return machine.rpartition(" (")[2]
+def place_in(lease: Lease) -> str:
+    """Return the machine in a host's Lease with its address, for people."""
+    address = lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
+    return f"{machine_in(lease)} at {address}" if address else machine_in(lease)
+
+
+def is_same_machine(one: str, other: str) -> bool:
+    """Whether two annotations `name (number)` are of one machine; a Mac's name changes with the network it is in."""
+    return one.rpartition(" (")[2] == other.rpartition(" (")[2]

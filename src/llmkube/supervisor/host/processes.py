@@ -150,7 +150,7 @@ def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psut
 
 @asynccontextmanager
 async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Give a function that returns when a process has ended, whoever its parent is; an event, not a poll.
+    """Give a function that returns when a process has ended, whichever its parent is; an event, not a poll.
 
     Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
     macOS that holds from the first wait on, since kqueue knows processes by their number only.

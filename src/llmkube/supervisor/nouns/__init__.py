@@ -6,6 +6,7 @@ lifecycle, liveness             states of a service; does an engine hang
 api_keys                        the API keys of clients: parsed, and their digest
 proxy_config                    what the proxy of a published engine is told
 ports                           what the agent needs of the outside world, as protocols
+host_credential, join_record    how the host's credential does, and what `agent join` has granted
 slot                            an object that an agent writes
 host_addresses, settings, need  addresses, configuration, what a launch needs
 """

@@ -45,6 +45,7 @@ class AgentSettings:
         accelerators: The `spec.hardware.accelerator` values that this host serves.
         endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
         lease_namespace: The namespace of the host's Lease.
+        token_file: The token of the host's own account, which the agent renews; None for credentials of another kind.
         grace_seconds: Between TERM and KILL.
         drain_seconds: How long requests in flight may take to end before an engine gets TERM.
         offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
@@ -76,6 +77,7 @@ class AgentSettings:
     accelerators: frozenset[str] = frozenset({"metal"})
     endpoints_api: Literal["endpointslices", "endpoints"] = "endpointslices"
     lease_namespace: str = "llmkube-system"
+    token_file: Path | None = None
     grace_seconds: float = 10.0
     drain_seconds: float = 30.0
     offline_seconds: float = 10.0

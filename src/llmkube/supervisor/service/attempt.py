@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError, innermost
-from llmkube.base.http.client import netloc
+from llmkube.base.http.message import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
@@ -59,8 +59,11 @@ NOTE_AGAIN_SECONDS: Final = 1.0
 OPEN_SECONDS: Final = 30.0
 """How long a proxy may take to answer that was started together with its engine."""
 
-CONFIRM_SECONDS: Final = 0.15
-"""How long an adopted engine may take to answer before its endpoint is made not-ready."""
+CONFIRM_SECONDS: Final = 2.0
+"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
+
+Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
+"""
 
 
 class KeysUnknownError(WorldError):

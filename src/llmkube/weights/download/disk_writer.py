@@ -8,7 +8,7 @@ import attrs
 import trio
 
 from llmkube.weights.download.retry import Dependencies
-from llmkube.weights.download.ring_buffer import RingBuffer
+from llmkube.weights.download.ring_buffer import RingBuffer, Side
 from llmkube.weights.errors import FetchError
 from llmkube.weights.store.partial import Partial
 
@@ -87,22 +87,15 @@ class DiskWriter:
 
     def _write_some(self) -> None:
         """Write what there is, and what comes meanwhile (in a thread)."""
-        ring, written_bytes = self.ring, 0
-        while written_bytes < _TURN_BYTES:
-            piece = ring.next_piece(ring.writing, _WRITE_BYTES)
-            if not piece:
-                return
-            self.partial.write(piece)
-            ring.writing.move(len(piece))
-            written_bytes += len(piece)
+        self._take(self.ring.writing, _WRITE_BYTES, self.partial.write)
 
     def _hash_some(self) -> None:
         """Hash what is written, and what comes meanwhile (in a thread)."""
-        ring, hashed_bytes = self.ring, 0
-        while hashed_bytes < _TURN_BYTES:
-            piece = ring.next_piece(ring.hashing, _HASH_BYTES)
-            if not piece:
-                return
-            self.partial.hash(piece)
-            ring.hashing.move(len(piece))
-            hashed_bytes += len(piece)
+        self._take(self.ring.hashing, _HASH_BYTES, self.partial.hash)
+
+    def _take(self, side: Side, piece_bytes: int, do: Callable[[memoryview], object]) -> None:
+        taken_bytes = 0
+        while taken_bytes < _TURN_BYTES and (piece := self.ring.next_piece(side, piece_bytes)):
+            do(piece)
+            side.move(len(piece))
+            taken_bytes += len(piece)

@@ -1,5 +1,6 @@
 import json
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -16,14 +17,14 @@ WAY = Way("127.0.0.1", 8080, "default/chat", "the gateway")
 EVENTS = Headers.of({"Content-Type": "text/event-stream"})
 
 
-async def ask(handler, body=b"{}"):
+async def ask(handler, body=b"{}", way=WAY):
     """Return the texts of an answer and why it ended."""
     listener = MemoryListener()
     deltas = []
     with in_one_sentence():  # a nursery raises groups
         async with open_http_client(listener.connect) as client, trio.open_nursery() as nursery:
             await nursery.start(run_server, handler, [listener])
-            finish_reason = await stream_answer(client, WAY, body, deltas.append)
+            finish_reason = await stream_answer(client, way, body, deltas.append)
             nursery.cancel_scope.cancel()
     return "".join(delta.text for delta in deltas), finish_reason
 
@@ -51,6 +52,24 @@ STOP = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [D
 async def test_an_answer_comes_in_pieces():
     """Every piece is told as it comes, and the reason of the end is returned."""
     assert await ask(saying(TEXT, TEXT, STOP)) == ("yesyes", "stop")
+
+
+async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
+    """It goes as a bearer's token; a way without one shows nothing, and 401 says what to do."""
+    seen = []
+
+    async def handler(exchange):
+        seen.append(exchange.request.headers.get("authorization"))
+        await exchange.respond(Response.json(401, {"error": {"message": "no"}}))
+
+    keyed = attrs.evolve(WAY, api_key="CanaryKey1")
+    assert "CanaryKey1" not in repr(keyed)
+    with pytest.raises(CommandError, match="asks for a key; --api-key-file FILE shows one: no"):
+        await ask(handler)
+    with pytest.raises(CommandError, match="the one that was shown counts no more: no") as refused:
+        await ask(handler, way=keyed)
+    assert seen == [None, "Bearer CanaryKey1"]
+    assert "CanaryKey1" not in str(refused.value)
 
 
 async def test_an_end_without_a_reason_is_a_break():

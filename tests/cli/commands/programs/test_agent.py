@@ -1,12 +1,15 @@
 """`llmkube agent` and its commands, as far as they need no cluster."""
 
+import os
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from llmkube.cli.commands.programs.agent import agent
+from llmkube.cli.commands.programs.agent import agent, own_token
+from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.supervisor.host.power import sudoers_rule
+from llmkube.supervisor.nouns.join_record import JoinRecord, record_path, token_path
 
 
 def run(*args):
@@ -49,3 +52,20 @@ def kubeconfig(tmp_path):
         "clusters: [{name: a, cluster: {server: 'https://192.0.2.1:6443'}}]\nusers: [{name: a, user: {token: t}}]\n"
     )
     return path
+
+
+def test_only_the_token_of_the_cluster_that_is_served_stays(tmp_path):
+    """Older ones of other joins are removed, not the one of a join that still writes, nor one that no join has made."""
+    servers = ("https://a", "https://b", "https://c")
+    old, mine, newer = (token_path(tmp_path, JoinRecord(host="box", server=server), b"") for server in servers)
+    for seconds, file in enumerate((old, record_path(old), mine, record_path(mine), newer)):
+        file.write_text("x")
+        os.utime(file, (1000 + seconds, 1000 + seconds))
+    (tmp_path / "mounted").write_text("x")
+    elsewhere = ClusterConfig(server="https://a", identity=TokenFile(tmp_path / "mounted"))
+    assert own_token(elsewhere, tmp_path) is None
+    assert old.exists()
+    assert own_token(ClusterConfig(server="https://a", identity=TokenFile(mine)), tmp_path) == mine
+    assert {each.name for each in tmp_path.iterdir()} == {
+        mine.name, record_path(mine).name, newer.name, "mounted",
+    }  # fmt: skip

@@ -1,39 +1,306 @@
-"""What `llmkube agent join` writes; that a host works with it is in tests/envtest/test_real_agent.py."""
+"""`llmkube agent join` on an API server in memory; that a host works with it is in tests/envtest/test_real_agent.py."""
 
-import base64
+import json
+import stat
+import tomllib
 
+import attrs
 import pytest
+import trio
 from click.testing import CliRunner
 
-from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.join import kubeconfig_of
+from cli.commands.programs.join_cluster import ADMIN_TOKEN, JoinCluster
+from llmkube.cli import target_cluster
+from llmkube.cli.commands.programs import join as join_module
+from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.main import cli
-from llmkube.k8s.auth.config import BearerToken, ClusterConfig, InlinePem, PemFile, TlsSettings
+from llmkube.k8s.builtins import ServiceAccount
+from llmkube.supervisor.nouns.join_record import read_record
+
+ADMIN = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://inner:6443", "certificate-authority-data": "cGVt"}}],
+    "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
+    "contexts": [{"name": "admin", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "admin",
+}
 
 
-def test_the_host_s_kubeconfig_has_nothing_of_the_administrator(tmp_path):
-    """Server, authority and namespace are taken over; the credential is the host's file."""
-    ca = tmp_path / "ca.crt"
-    ca.write_bytes(b"pem")
-    for pem in (InlinePem(b"pem"), PemFile(ca)):
-        tls = TlsSettings(ca=pem, certificate=InlinePem(b"mine"), key=InlinePem(b"secret"), server_name="api")
-        admin = ClusterConfig(server="https://inner", tls=tls, identity=BearerToken("secret"), context="admin")
-        document = kubeconfig_of(admin, "https://outer", "ml")
-        assert document["clusters"][0]["cluster"] == {
-            "server": "https://outer",
-            "certificate-authority-data": base64.b64encode(b"pem").decode(),
-            "tls-server-name": "api",
-        }
-        assert document["users"] == [{"name": "host", "user": {"tokenFile": "host.token"}}]
-        assert document["contexts"][0]["context"]["namespace"] == "ml"
-        assert "secret" not in str(document)
+@pytest.fixture
+def cluster(monkeypatch):
+    made = JoinCluster()
+    monkeypatch.setattr(join_module, "open_client", made.open_client)
+    return made
 
 
-def test_an_authority_that_cannot_be_read_is_said(tmp_path):
-    """Before anything is made in the cluster."""
-    admin = ClusterConfig(server="https://x", tls=TlsSettings(ca=PemFile(tmp_path / "none")))
-    with pytest.raises(UserError, match="certificate authority"):
-        kubeconfig_of(admin, "https://x", "ml")
+@pytest.fixture
+def run(tmp_path, cluster):
+    """Run `llmkube agent ARGS` with an administrator's kubeconfig."""
+    (tmp_path / "admin").write_text(json.dumps(ADMIN))
+
+    def run(*args, state="state", **kwargs):
+        where = ("--state-dir", str(tmp_path / state)) if state else ()
+        admin = {"KUBECONFIG": str(tmp_path / "admin"), "HOME": str(tmp_path)}
+        return CliRunner(env=admin).invoke(cli, ["agent", *args, *where], **kwargs)
+
+    return run
+
+
+def granted(cluster, *plurals):
+    """Return where the host `box` has these: namespaces, and an empty text for the whole cluster."""
+
+    async def get():
+        async with cluster.open_client() as client:
+            found = [await client.get_json(f"/apis/rbac.authorization.k8s.io/v1/{plural}") for plural in plurals]
+        return [each["metadata"] for one in found for each in one["items"]]
+
+    return {each.get("namespace", "") for each in trio.run(get) if each["name"] == "llmkube-agent-box"}
+
+
+def listed(cluster, kind, **where):
+    """Return the objects of a kind by their names."""
+
+    async def get():
+        async with cluster.open_client() as client:
+            return (await client.list(kind, **where)).items
+
+    return {each.metadata.name: each for each in trio.run(get)}
+
+
+def kept(folder):
+    """Return what the host keeps: the kubeconfig, and the token that it names."""
+    document = json.loads((folder / "host.kubeconfig").read_text())
+    token = folder / document["users"][0]["user"]["tokenFile"]
+    for file in (folder / "host.kubeconfig", token, token.with_suffix(".json")):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    return document, token
+
+
+JOIN = ("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "default")
+
+
+def test_a_host_is_given_its_account_and_keeps_nothing_of_the_administrator(run, cluster, tmp_path):
+    """Server, authority and namespace are taken over; the credential is the account's own."""
+    done = run(*JOIN, "--server", "https://outer:6443")
+    assert done.exit_code == 0, done.output
+    document, token = kept(tmp_path / "state")
+    assert document["clusters"][0]["cluster"] == {
+        "server": "https://outer:6443",
+        "certificate-authority-data": "cGVt",
+    }
+    assert document["contexts"][0]["context"]["namespace"] == "default"
+    assert list(cluster.tokens) == [token.read_text()]
+    assert "llmkube-agent-box" in done.output
+    for file in (tmp_path / "state").iterdir():
+        assert ADMIN_TOKEN not in file.read_text()
+    assert (
+        listed(cluster, ServiceAccount)["llmkube-agent-box"].metadata.annotations["inference.llmkube.dev/addresses"]
+        == "10.0.0.7/32"
+    )
+
+
+def test_what_was_granted_is_kept_for_the_next_join(run, tmp_path):
+    """The command that the agent tells grants the same again, Secrets among it."""
+    done = run(*JOIN, "--network", "fd00::/64", "--secret", "hf", "--secret", "*", "--lease-namespace", "hosts")
+    assert done.exit_code == 0, done.output
+    _, token = kept(tmp_path / "state")
+    told = read_record(token).command(tmp_path / "state")
+    assert told.endswith(f"--state-dir {tmp_path / 'state'}")
+    for words in ("--network 10.0.0.7/32 --network fd00::/64", "--secret hf --secret '*'", "--lease-namespace hosts"):
+        assert words in told
+    assert "--namespace default" in told
+    assert "--server https://inner:6443" in told
+
+
+def test_a_token_never_meets_another_server(run, tmp_path):
+    """Each API server has a token file of its own: an agent that runs goes on with the one that it was started for."""
+    assert run(*JOIN).exit_code == 0
+    _, first = kept(tmp_path / "state")
+    before = first.read_text()
+    assert run(*JOIN, "--server", "https://other:6443").exit_code == 0
+    _, second = kept(tmp_path / "state")
+    assert second != first
+    assert first.read_text() == before
+    assert run(*JOIN).exit_code == 0
+    assert kept(tmp_path / "state")[1] == first
+    assert first.read_text() != before
+
+
+def test_a_missing_namespace_leaves_nothing_behind(run, cluster, tmp_path):
+    """The sentence names it and what makes it; there is no account, and no file."""
+    done = run("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "ml")
+    assert done.exit_code == 3
+    assert "there is no namespace ml, and nothing was changed" in done.output
+    assert "kubectl create namespace ml" in done.output
+    assert "llmkube-agent-box" not in listed(cluster, ServiceAccount)
+    assert list((tmp_path / "state").glob("host*")) == []
+
+
+GRANT = ("--name", "box", "--network", "10.0.0.7/32", "-n", "default", "--secret", "hf")
+
+
+def test_a_host_joins_with_a_token_of_an_hour(run, cluster, tmp_path):
+    """It asks for a token of its own, keeps what an administrator's join leaves, and nothing of the hour's."""
+    made = run("join-token", *GRANT, "--server", "https://outer:6443", state="")
+    assert made.exit_code == 0, made.output
+    (line,) = made.stdout.splitlines()
+    ((hour, seconds),) = cluster.tokens.items()
+    assert seconds == 3600
+    assert "llmkube agent join --token-file -" in made.stderr
+    assert not (tmp_path / "state").exists()
+
+    done = run("join", "--token-file", "-", input=line + "\n", env={"KUBECONFIG": "/none"})
+    assert done.exit_code == 0, done.output
+    document, token = kept(tmp_path / "state")
+    assert cluster.tokens[token.read_text()] == 7 * 24 * 3600
+    assert document["clusters"][0]["cluster"]["server"] == "https://outer:6443" == cluster.servers[-1]
+    assert "--host-name box" in done.output
+    for file in (tmp_path / "state").iterdir():
+        assert hour not in file.read_text()
+    assert hour not in done.output
+
+    assert run("join", *GRANT, "--server", "https://outer:6443", state="other").exit_code == 0
+    assert kept(tmp_path / "other")[0] == document
+    assert attrs.evolve(read_record(tmp_path / "other" / token.name), by_token=True) == read_record(token)
+
+
+def test_a_token_without_a_name_makes_one_up(run, cluster):
+    """Two of them are two hosts."""
+    for _ in range(2):
+        assert run("join-token", "--network", "10.0.0.7/32", state="").exit_code == 0
+    names = [name for name in listed(cluster, ServiceAccount) if name.startswith("llmkube-agent-host-")]
+    assert len(names) == 2
+
+
+def test_a_join_token_s_line_comes_from_a_file_and_can_name_another_address(run, cluster, tmp_path):
+    """The API server may have another address for the host than the administrator thought."""
+    (tmp_path / "line").write_text(run("join-token", *GRANT, state="").stdout)
+    done = run("join", "--token-file", str(tmp_path / "line"), "--server", "https://10.0.0.1:6443")
+    assert done.exit_code == 0, done.output
+    assert kept(tmp_path / "state")[0]["clusters"][0]["cluster"]["server"] == "https://10.0.0.1:6443"
+    assert cluster.servers[-1] == "https://10.0.0.1:6443"
+
+
+def test_networks_that_need_no_key_are_added_to_the_host_s_settings(run, cluster, tmp_path):
+    """Those that the administrator has put into the join token, and the host's own; what stands there stays."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    settings = tmp_path / "state" / "config.toml"
+    settings.write_text("[agent]\nport = 9091  # mine\n")
+    line = run("join-token", *GRANT, "--allow-from", "10.0.0.0/16", state="").stdout
+    done = run("join", "--token-file", "-", "--allow-from", "10.1.0.0/16", input=line)
+    assert done.exit_code == 0, done.output
+    assert tomllib.loads(settings.read_text())["agent"] == {"port": 9091, "allow_from": ["10.1.0.0/16", "10.0.0.0/16"]}
+    assert "# mine" in settings.read_text()
+    assert "10.1.0.0/16, 10.0.0.0/16 reach its engines without a key" in done.stderr
+    assert run(*JOIN, "--allow-from", "fd00::/64").exit_code == 0
+    assert tomllib.loads(settings.read_text())["agent"]["allow_from"][2:] == ["fd00::/64"]
+
+
+@pytest.mark.parametrize("command", ["join", "join-token"])
+def test_a_network_that_is_none_is_refused(run, cluster, command):
+    """By the name of the flag, before anything is asked."""
+    done = run(command, *GRANT, "--allow-from", "everyone", state="state" if command == "join" else "")
+    assert done.exit_code != 0
+    assert "--allow-from" in done.output
+    assert cluster.servers == []
+
+
+def test_settings_that_cannot_be_edited_stop_a_join_before_it_asks(run, cluster, tmp_path):
+    """No account is made for a host whose config.toml is wrong."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "config.toml").write_text("[agent")
+    done = run(*JOIN, "--allow-from", "10.1.0.0/16")
+    assert done.exit_code == 2
+    assert "is not TOML" in done.output
+    assert cluster.servers == []
+
+
+def test_what_an_api_server_says_to_a_join_token_is_told(run, cluster, tmp_path):
+    """One that is away is named with the way out, and a token that counts no longer with the command for another."""
+    line = run("join-token", *GRANT, state="").stdout
+    cluster.away = True
+    done = run("join", "--token-file", "-", input=line)
+    assert done.exit_code != 0
+    assert "https://inner:6443 of the join token cannot be reached from here" in done.output
+    assert "--server URL" in done.output
+    cluster.away = False
+    cluster.refused.update(cluster.tokens)
+    done = run("join", "--token-file", "-", input=line)
+    assert done.exit_code != 0
+    assert "llmkube agent join-token --name box" in done.output
+    assert not list((tmp_path / "state").glob("host*"))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--name", "box", "-n", "ml"), "has decided -n, --name with"),
+        (("--network", "10.0.0.0/8"), "has decided --network"),
+        ((), "there is no join token in it"),
+    ],
+)
+def test_a_join_token_decides_what_its_administrator_has(run, cluster, args, said):
+    """What contradicts it, or is none, is refused before anything is asked."""
+    done = run("join", "--token-file", "-", *args, input="hello")
+    assert done.exit_code != 0
+    assert said in done.output
+    assert "hello" not in done.output
+    assert cluster.servers == []
+
+
+def test_a_token_file_that_is_not_there_is_named(run, tmp_path):
+    """By its path."""
+    done = run("join", "--token-file", str(tmp_path / "none"))
+    assert done.exit_code != 0
+    assert f"--token-file {tmp_path / 'none'}: cannot be read" in done.output
+
+
+def test_a_join_elsewhere_takes_back_what_was_granted_before(run, cluster):
+    """The host has roles where it serves now, and nowhere else; those of another installation's host stay."""
+    box = ("join", "--name", "box", "--network", "10.0.0.7/32")
+
+    async def make_namespace():
+        async with cluster.open_client() as client:
+            await client.request_json("POST", "/api/v1/namespaces", body={"metadata": {"name": "ml"}})
+
+    trio.run(make_namespace)
+    for where, expected in ((("-n", "default"), {"default"}), (("-A",), {""}), (("-n", "ml"), {"ml"})):
+        done = run(*box, *where)
+        assert done.exit_code == 0, done.output
+        assert granted(cluster, "rolebindings", "clusterrolebindings") == expected
+        assert granted(cluster, "roles", "clusterroles") == expected
+    assert run(*box, "-n", "default", "--lease-namespace", "hosts").exit_code == 0
+    assert granted(cluster, "rolebindings", "clusterrolebindings") == {"ml", "default"}
+
+
+def test_another_name_is_another_identity(run, cluster, tmp_path):
+    """An agent that runs under the first name never shows the token of the second."""
+    assert run(*JOIN).exit_code == 0
+    _, first = kept(tmp_path / "state")
+    before = first.read_text()
+    with held_state_dir(tmp_path / "state"):
+        done = run("join", "--name", "mini", *JOIN[3:])
+    assert done.exit_code == 0, done.output
+    assert "goes on with the identity that it was started with" in done.stderr
+    assert kept(tmp_path / "state")[1] != first
+    assert first.read_text() == before
+
+
+def test_a_disk_that_takes_nothing_is_said(run, cluster, tmp_path):
+    """By the folder's name, and with the way out."""
+    (tmp_path / "state").write_text("a file in the way")
+    done = run(*JOIN)
+    assert done.exit_code == 1
+    assert f"the state directory {tmp_path / 'state'} cannot be used" in done.output
+    assert cluster.servers == []
+
+
+def test_a_silent_api_server_is_said(run, cluster, monkeypatch):
+    """After the time that commands give it."""
+    cluster.silent = True
+    monkeypatch.setattr(target_cluster, "ANSWER_SECONDS", 0.1)
+    done = run(*JOIN)
+    assert done.exit_code == 4
+    assert "did not answer within" in done.output
 
 
 @pytest.mark.parametrize(
@@ -41,10 +308,14 @@ def test_an_authority_that_cannot_be_read_is_said(tmp_path):
     [
         ((), "--network"),
         (("--network", "10.0.0.0/8", "-A", "-n", "ml"), "exclude each other"),
+        (("--network", "10.0.0.1/8", "--name", "box"), "--network 10.0.0.1/8"),
+        (("--network", "10.0.0.0/8", "--name", "Ann's Mac"), "it has to be a DNS name"),
+        (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "any Secret of the cluster"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(args, said):
+def test_what_does_not_fit_together_is_refused(run, cluster, args, said):
     """Nothing is asked of a cluster."""
-    done = CliRunner().invoke(cli, ["agent", "join", *args])
+    done = run("join", *args)
     assert done.exit_code != 0
     assert said in done.output
+    assert cluster.servers == []

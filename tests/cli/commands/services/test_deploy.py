@@ -73,6 +73,23 @@ def test_both_objects_are_created(deploy):
     assert [(each.name, each.value) for each in service.env] == [("A", "b=c")]
 
 
+@pytest.mark.parametrize(("text", "key"), [("chat-keys", "api-key"), ("chat-keys/keys.txt", "keys.txt")])
+def test_clients_get_keys_from_a_secret(deploy, text, key):
+    """The service names the Secret; without a KEY the schema's counts."""
+    done, found = deploy(*BASE, "--api-key-secret", text)
+    assert done.exit_code == 0, done.output
+    ref = found["InferenceService", "default/chat"].spec.api_key_secret_ref
+    assert (ref.name, ref.key) == ("chat-keys", key)
+
+
+@pytest.mark.parametrize("text", ["", "/k", "a/", "a/b/c"])
+def test_what_names_no_secret_is_a_usage_error(deploy, text):
+    """Nothing is applied; an empty name is no way to say that there are no keys."""
+    done, found = deploy(*BASE, "--api-key-secret", text)
+    assert (done.exit_code, found) == (2, {})
+    assert "is not NAME or NAME/KEY" in done.output
+
+
 def test_the_same_again_changes_nothing(deploy):
     """A second deployment with the same flags is `unchanged`; one flag less takes its setting back."""
     before = []
@@ -204,4 +221,5 @@ def flags_of(**given):
     """What click hands over for `--source builtin://demo --accelerator cpu` and the flags given."""
     flags = {field.parameter: None for field in deploy_module.FLAGS}
     flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
+    flags["api_key_secret"] = None
     return flags | given

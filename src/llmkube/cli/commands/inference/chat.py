@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import attrs
 import click
@@ -17,8 +18,9 @@ from rich.console import Console
 from rich.text import Text
 
 from llmkube.base.http.client import open_http_client
+from llmkube.cli.commands.inference.client_key import FLAG, find_key, read_key_file
 from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer
-from llmkube.cli.commands.inference.service_route import Way, find_way
+from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
 from llmkube.cli.commands.inference.sse import Delta
 from llmkube.cli.complete import services
 from llmkube.cli.failures import CommandError, in_one_sentence
@@ -38,10 +40,24 @@ _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupte
 @click.option("--system", default="", help="The system prompt.")
 @click.option("--temperature", type=NumberRange(min=0), help="0 always gives the same answer.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer, in tokens.")
+@click.option(
+    FLAG,
+    "key_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the API key to show. Default: the Secret that the service's spec.apiKeySecretRef names.",
+)
 @cluster_options()
 @guarded
 def chat(
-    *, name: str, prompt: str | None, system: str, temperature: float | None, max_tokens: int | None, where: Where
+    *,
+    name: str,
+    prompt: str | None,
+    system: str,
+    temperature: float | None,
+    max_tokens: int | None,
+    key_file: Path | None,
+    where: Where,
 ) -> None:
     """Talk to the model that is served as NAME.
 
@@ -49,7 +65,8 @@ def chat(
     an answer, Ctrl-D leaves, /new forgets what was said.
     """
     asked = _prompt(prompt)
-    talk = _Talk(where, name, Conversation(Sampling(temperature, max_tokens), system))
+    api_key = read_key_file(key_file) if key_file is not None else ""
+    talk = _Talk(where, name, Conversation(Sampling(temperature, max_tokens), system), api_key)
     if asked is None:
         talk.converse()
     else:
@@ -77,6 +94,7 @@ class _Talk:
     where: Where
     name: str
     conversation: Conversation
+    api_key: str = attrs.field(default="", repr=False)
 
     def ask_once(self, question: str) -> None:
         """Print one answer."""
@@ -135,7 +153,11 @@ class _Talk:
                     f"InferenceService {service.key} serves {service.status.mode} requests and does not chat; "
                     f"`llmkube port-forward {self.name}` gives programs a way to it"
                 )
-            return await find_way(cluster, service)
+            way = await find_way(cluster, service)
+            if self.api_key:
+                return attrs.evolve(way, api_key=self.api_key)
+            through_gateway = gateway_way(service) is not None  # it shows the engine's own key, and asks for none
+            return way if through_gateway else attrs.evolve(way, api_key=await find_key(cluster, service))
 
         return run_against(self.where, action, seconds=ANSWER_SECONDS)
 

@@ -75,6 +75,8 @@ async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -
     """
     url = f"{way.url}/v1/chat/completions"
     headers = Headers.of({"Content-Type": "application/json", "Accept": "text/event-stream"})
+    if way.api_key:
+        headers = headers.with_("Authorization", f"Bearer {way.api_key}")
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
             if answer.status != 200:
@@ -116,6 +118,9 @@ async def _refusal(answer: StreamedResponse, way: Way) -> str:
     if answer.status == 503:
         wait = "it is on its way: `llmkube status --watch` shows how far, then ask again"
         return f"the model does not answer yet: {words}; {wait}"
+    if answer.status == 401:
+        ways = "the one that was shown counts no more" if way.api_key else "--api-key-file FILE shows one"
+        return f"{way.name} asks for a key; {ways}: {words}"
     return f"{way.name} refused the question ({answer.status}): {words}"
 
 

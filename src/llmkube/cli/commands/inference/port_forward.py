@@ -96,6 +96,11 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     if ports.remote not in known:
         listed = ", ".join(map(str, sorted(known)))
         raise CommandError(f"{_PORTS}: InferenceService {key} has no port {ports.remote}; it has {listed}")
+    ref = service.spec.api_key_secret_ref
+    if ref is not None and gateway is None:
+        _tell(
+            f"Requests show `Authorization: Bearer KEY`, with a key of {ref.key} in Secret {key.namespace}/{ref.name}"
+        )
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
     taken = listeners[0].socket.getsockname()[1]
     if gateway is not None:

@@ -26,12 +26,14 @@ class Way:
         port: A TCP port.
         model_id: What the request's `model` says.
         name: The way in words.
+        api_key: What to show there; "" for nothing.
     """
 
     host: str
     port: int
     model_id: str
     name: str
+    api_key: str = attrs.field(default="", repr=False)
 
     @property
     def url(self) -> str:

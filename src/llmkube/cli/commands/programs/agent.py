@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+import attrs
 import click
 import structlog
 import trio
@@ -24,7 +25,7 @@ from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
-from llmkube.cli.commands.programs.join import join
+from llmkube.cli.commands.programs.join import join, join_token
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir, holder_of
 from llmkube.cli.config import AgentConfig, check_state_dir, load, local_state_dir
@@ -44,10 +45,13 @@ from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.credential_monitor import run_credential_note
 from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter, sudoers_rule
-from llmkube.supervisor.host_token import TOKEN_FILE, run_token_renewal
+from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.host_credential import note_path
+from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger()
@@ -77,6 +81,7 @@ def agent(context: click.Context, /, **flags: Any) -> None:
     raise_descriptor_limit()
     with held_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
+        settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
         trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
 
 
@@ -114,6 +119,7 @@ def print_sudoers(user: str | None) -> None:
 
 
 agent.add_command(join)
+agent.add_command(join_token)
 
 
 async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
@@ -170,6 +176,23 @@ def selector_of(text: str) -> Selector:
         raise UserError(f"--selector: {exc}") from exc
 
 
+def own_token(cluster: ClusterConfig, state_dir: Path) -> Path | None:
+    """Return the token that `llmkube agent join` has left for this cluster; older ones of other joins are removed.
+
+    A newer one belongs to a join that is about to write its kubeconfig.
+    """
+    known = token_paths(state_dir)
+    if not isinstance(cluster.identity, TokenFile) or cluster.identity.path not in known:
+        return None
+    own = cluster.identity.path
+    written = own.stat().st_mtime_ns
+    for other in known - {own}:
+        if other.stat().st_mtime_ns < written:
+            for file in (other, record_path(other)):
+                file.unlink(missing_ok=True)
+    return own
+
+
 async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:
     """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
     async with (
@@ -187,12 +210,18 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                 if meter is not None:
                     rng = random.Random()  # noqa: S311 - jitter, not a secret
                     agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
-                registry = agent_registry(view, ports.downloads, view.memory, meter.view if meter else None)
+                registry = agent_registry(
+                    view,
+                    ports.downloads,
+                    view.memory,
+                    meter.view if meter else None,
+                    lambda: view.credential.value.value,
+                )
                 registry.register(loop_watchdog)
                 await support.start(run_probes, view.ready, registry, probes.listeners)
-            token_file = settings.state_dir / TOKEN_FILE
-            if isinstance(cluster.identity, TokenFile) and cluster.identity.path == token_file:
-                support.start_soon(run_token_renewal, client, token_file, settings.host_name, ports.utcnow)
+            if settings.token_file is not None:
+                support.start_soon(run_token_renewal, client, settings.token_file, view.credential, ports.utcnow)
+            support.start_soon(run_credential_note, view.credential.value, note_path(settings.state_dir))
             support.start_soon(_settle_heap_later)
             log.info(
                 "agent started",

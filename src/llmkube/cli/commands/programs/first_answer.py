@@ -48,18 +48,23 @@ class Place:
         kubeconfig: Path of the file that opens it.
         gateway_url: The OpenAI-compatible gateway.
         probes_url: Health and metrics.
+        network_url: The gateway for other machines, if they are served.
+        key_file: Where the keys are that they show, if they show one.
     """
 
     server_url: str
     kubeconfig: str
     gateway_url: str
     probes_url: str
+    network_url: str = ""
+    key_file: str = ""
 
     @property
     def lines(self) -> str:
         """Each address on a line of its own: a long line would be broken in the middle of one."""
-        named = (("Kubernetes", self.server_url), ("gateway", self.gateway_url), ("probes", self.probes_url))
-        return "\n".join(f"{name:<12}{url}" for name, url in named)
+        named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
+        named |= {"network": self.network_url, "its key": self.key_file}
+        return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
 
 
 @attrs.frozen

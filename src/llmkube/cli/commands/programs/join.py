@@ -1,142 +1,362 @@
-"""`llmkube agent join`: give one host an identity of its own in a cluster."""
+"""`llmkube agent join` and `join-token`: give one host an identity of its own in a cluster."""
 
-import base64
-import json
-from collections.abc import Mapping
+import contextlib
+import datetime
+import secrets as random_secrets
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import click
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.base.private_files import write_private
+from llmkube.cli.commands.programs.host_identity import (
+    Identity,
+    account_of,
+    agent_command,
+    check_name_is_free,
+    establish,
+    manifests_of,
+    portable,
+)
 from llmkube.cli.commands.programs.host_name import lasting_host_name
-from llmkube.cli.commands.tools.files import Manifest
-from llmkube.cli.commands.tools.rbac import agent_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.commands.programs.join_token import (
+    JOIN_SECONDS,
+    MAX_CHARS,
+    JoinToken,
+    decode_join_token,
+    encode_join_token,
+    ended_error,
+)
+from llmkube.cli.commands.programs.state_dir import holder_of
+from llmkube.cli.commands.tools.rbac import checked_network
 from llmkube.cli.config import check_state_dir, local_state_dir
-from llmkube.cli.failures import CommandError
+from llmkube.cli.config_edit import Addition, plan_addition
+from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded
-from llmkube.cli.target_cluster import answering, find_config
-from llmkube.k8s.auth.config import ClusterConfig, InlinePem, PemFile
+from llmkube.cli.target_cluster import ANSWER_SECONDS, answering, find_config
+from llmkube.k8s.auth.config import BearerToken, ClusterConfig
 from llmkube.k8s.client import open_client
-from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX, host_id
-from llmkube.supervisor.host_policies import host_policies
-from llmkube.supervisor.host_token import TOKEN_FILE, request_token
+from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
+from llmkube.k8s.wire.names import host_id
+from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
+from llmkube.supervisor.network import machine_of
+from llmkube.supervisor.nouns.join_record import DEFAULT_LEASE_NAMESPACE, JoinRecord
+from llmkube.weights.address_policy import parse_networks
 
-KUBECONFIG_FILE: Final = "host.kubeconfig"
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_GRANTS: Final[tuple[Decorator, ...]] = (
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator."),
+    click.option("--context", help="Its context."),
+    click.option(
+        "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
+    ),
+    click.option(
+        "--network",
+        "networks",
+        multiple=True,
+        metavar="CIDR",
+        help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable. Required.",
+    ),
+    click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces."),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME",
+        help="Secret that it may read there, for Models and services that name it; repeatable. "
+        "'*' is any of the one namespace.",
+    ),
+    click.option(
+        "--lease-namespace",
+        default=DEFAULT_LEASE_NAMESPACE,
+        show_default=True,
+        help="Where its account and Lease are.",
+    ),
+    click.option(
+        "--allow-from",
+        "allow_from",
+        multiple=True,
+        metavar="CIDR",
+        help="Network whose requests reach the host's engines without a key, such as the cluster's of pods and of "
+        "nodes; repeatable. Added to allow_from in the host's config.toml.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
+)
+_NOT_WITH_A_TOKEN: Final = (
+    "kubeconfig",
+    "context",
+    "name",
+    "networks",
+    "namespace",
+    "all_namespaces",
+    "secrets",
+    "lease_namespace",
+)
+
+
+def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options by which an administrator says what a host is granted."""
+    for option in reversed(_GRANTS):
+        command = option(command)
+    return command
+
+
+@attrs.frozen(kw_only=True)
+class _Grant:
+    """What an administrator says on the command line."""
+
+    kubeconfig: Path | None
+    context: str | None
+    server: str | None
+    networks: tuple[str, ...]
+    namespace: str | None
+    all_namespaces: bool
+    secrets: tuple[str, ...]
+    lease_namespace: str
+    allow_from: tuple[str, ...]
+    overwrite: bool
+
+    def decided(self, host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
+        """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
+
+        Raises:
+            UserError: Something does not.
+        """
+        if self.namespace and self.all_namespaces:
+            raise UserError("-n and -A exclude each other")
+        if not self.networks:
+            raise UserError("--network: name the network in which this host's engines may be, such as 192.168.1.20/32")
+        cluster, _ = find_config(self.kubeconfig, self.context, folder)
+        record = JoinRecord(
+            host=host,
+            server=self.server or cluster.server,
+            namespace="" if self.all_namespaces else self.namespace or cluster.namespace or "default",
+            lease_namespace=self.lease_namespace,
+            networks=tuple(map(checked_network, self.networks)),
+            secrets=self.secrets,
+        )
+        manifests_of(record)
+        return cluster, record
 
 
 @click.command("join", context_settings=HELP)
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator.")
-@click.option("--context", help="Its context.")
-@click.option(
-    "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
-)
+@_grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: that of this machine.")
 @click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    required=True,
-    metavar="CIDR",
-    help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable.",
+    "--token-file",
+    type=click.Path(allow_dash=True),
+    metavar="FILE",
+    help="File with the line that `llmkube agent join-token` has printed, - for standard input: join with it instead "
+    "of an administrator's kubeconfig.",
 )
-@click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's.")
-@click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces.")
-@click.option(
-    "--secret",
-    "secrets",
-    multiple=True,
-    metavar="NAME",
-    help="Secret that it may read there, for Models that name it; repeatable. '*' is any of the one namespace.",
-)
-@click.option("--lease-namespace", default="llmkube-system", show_default=True, help="Where its account and Lease are.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory of the host's agent."
 )
+@click.pass_context
 @guarded
 def join(
-    *,
-    kubeconfig: Path | None,
-    context: str | None,
-    server: str | None,
-    name: str | None,
-    networks: tuple[str, ...],
-    namespace: str | None,
-    all_namespaces: bool,
-    secrets: tuple[str, ...],
-    lease_namespace: str,
-    state_dir: Path | None,
+    context: click.Context, /, *, name: str | None, token_file: str | None, state_dir: Path | None, **grant: Any
 ) -> None:
     """Give a host an identity of its own in a cluster, and write its kubeconfig into the agent's state directory.
 
     An administrator of the cluster runs it, on that host or elsewhere, and again when the host's token has ended. It
-    applies the policies that confine hosts, and the host's account and roles.
+    applies the policies that confine hosts, and the host's account and roles. On a host without an administrator's
+    kubeconfig it takes what `llmkube agent join-token` has printed: --token-file.
     """
-    if namespace and all_namespaces:
-        raise UserError("-n and -A exclude each other")
+    allow_from = _checked_networks(grant["allow_from"])
+    if token_file is not None:
+        _refuse_beside_a_token(context)
+        token = _read_join_token(token_file)
+        allow_from += token.allow_from
+        folder = _made(state_dir)
+        _plan_access(folder, allow_from)  # a file that cannot be edited is said before anything is asked
+        machine = None if grant["overwrite"] else _machine(folder)
+        identity = trio.run(_exchanged, token, grant["server"], machine)
+    else:
+        given = _Grant(**grant)
+        folder = _made(state_dir)
+        _plan_access(folder, allow_from)
+        cluster, record = given.decided(name or host_id(lasting_host_name(folder)), folder)
+        tls = portable(cluster.tls, cluster.context)
+        machine = None if given.overwrite else _machine(folder)
+        own = _run(_granted, cluster, record, machine, TOKEN_SECONDS)
+        identity = Identity(record=record, tls=tls, token=own)
+    _keep(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
+
+
+@click.command("join-token", context_settings=HELP)
+@_grant_options
+@click.option("--name", metavar="NAME", help="Name of the host. Default: host- and six random hex digits.")
+@guarded
+def join_token(*, name: str | None, **grant: Any) -> None:
+    """Print a token, good for an hour, with which a host joins a cluster by itself.
+
+    An administrator of the cluster runs it: it makes what `llmkube agent join` makes, the policies, the host's account
+    and its roles, and prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
+    """
+    given = _Grant(**grant)
+    allow_from = _checked_networks(given.allow_from)
+    cluster, record = given.decided(name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
+    tls = portable(cluster.tls, cluster.context)
+    token = _run(_granted, cluster, record, None if given.overwrite else "", JOIN_SECONDS)
+    identity = Identity(record=record, tls=tls, token=token)
+    click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))
+    own = read_token(token)
+    assert own is not None, "request_token() has read it"
+    until = datetime.datetime.fromtimestamp(own.expires_at, datetime.UTC)
+    click.echo(
+        f"{record.host} has the account {account_of(record.host)}; until {until:%Y-%m-%d %H:%M} UTC, run on the host "
+        "with the line above in a file or on standard input:\nllmkube agent join --token-file -",
+        err=True,
+    )
+
+
+def _refuse_beside_a_token(context: click.Context) -> None:
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _NOT_WITH_A_TOKEN
+        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UserError(
+            f"--token-file: the administrator has decided {', '.join(given)} with `llmkube agent join-token`"
+        )
+
+
+def _read_join_token(name: str) -> JoinToken:
+    try:
+        with click.open_file(name, encoding="ascii", errors="replace") as file:
+            text = file.read(MAX_CHARS)
+    except OSError as error:
+        raise UserError(f"--token-file {name}: cannot be read ({error.strerror})") from error
+    return decode_join_token(text, datetime.datetime.now(datetime.UTC))
+
+
+def _made(state_dir: Path | None) -> Path:
+    """Return the state directory, private, and made if it was not there."""
     folder = state_dir.absolute() if state_dir else local_state_dir()
     check_state_dir(folder, to_create=True)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-    cluster, _ = find_config(kubeconfig, context, folder)
-    served = None if all_namespaces else namespace or cluster.namespace or "default"
-    host = name or host_id(lasting_host_name(folder))
-    account = agent_manifests(lease_namespace, served, host, networks, secrets)
-    document = kubeconfig_of(cluster, server or cluster.server, served or "default")
-    token = trio.run(_establish, cluster, account, lease_namespace, host)
-    write_private(folder / TOKEN_FILE, token)
-    write_private(folder / KUBECONFIG_FILE, json.dumps(document, indent=1))  # JSON is YAML
-    words = ["llmkube agent", f"--kubeconfig {folder / KUBECONFIG_FILE}", f"--host-name {host}"]
-    words += [f"--namespace {served}"] if served else []
-    words += [f"--lease-namespace {lease_namespace}"] if lease_namespace != "llmkube-system" else []
-    words += [f"--state-dir {folder}"] if state_dir else []
-    click.echo(f"{host} has the account {HOST_ACCOUNT_PREFIX}{host}; on the host, run:")
-    click.echo(" ".join(words))
+    with _written(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    return folder
 
 
-async def _establish(cluster: ClusterConfig, account: list[dict[str, Any]], lease_namespace: str, host: str) -> str:
-    """Apply the policies, and where they are taken the account that they confine; return a token of it."""
-    async with open_client(cluster) as client:
-        applier = Applier(client)
-        with answering():
-            for manifests in (host_policies(lease_namespace), account):
-                applied = await applier.apply_all([Manifest("join", one) for one in manifests], lambda _: None)
-                for each in applied:
-                    if each.error:
-                        raise CommandError(f"{each.manifest.body['kind']} {each.key}: {each.error}")
-            return await request_token(client, lease_namespace, f"{HOST_ACCOUNT_PREFIX}{host}")
-
-
-def kubeconfig_of(cluster: ClusterConfig, server: str, namespace: str) -> Mapping[str, Any]:
-    """Return a kubeconfig that trusts what the administrator's does, and reads the host's token from beside it.
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Say which folder a disk does not take.
 
     Raises:
-        UserError: The administrator's certificate authority cannot be read.
+        UserError: It does not.
     """
-    named: dict[str, Any] = {"server": server}
-    ca = cluster.tls.ca
-    if ca is not None:
-        try:
-            data = ca.data if isinstance(ca, InlinePem) else _read(ca)
-        except OSError as error:
-            raise UserError(f"the certificate authority of {cluster.context} cannot be read: {error}") from error
-        named["certificate-authority-data"] = base64.b64encode(data).decode()
-    if cluster.tls.server_name:
-        named["tls-server-name"] = cluster.tls.server_name
-    if cluster.tls.insecure:
-        named["insecure-skip-tls-verify"] = True
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "cluster", "cluster": named}],
-        "users": [{"name": "host", "user": {"tokenFile": TOKEN_FILE}}],
-        "contexts": [{"name": "host", "context": {"cluster": "cluster", "user": "host", "namespace": namespace}}],
-        "current-context": "host",
-    }
+    try:
+        yield
+    except OSError as error:
+        problem = f"the state directory {folder} cannot be used ({error.strerror})"
+        raise UserError(f"{problem}; choose another with --state-dir") from error
 
 
-def _read(ca: PemFile) -> bytes:
-    return ca.path.read_bytes()
+def _machine(folder: Path) -> str:
+    with _written(folder):
+        return machine_of(folder)
+
+
+def _run(ask: Callable[..., Awaitable[str]], *args: Any) -> str:
+    """Ask an API server.
+
+    Raises:
+        CommandError: It is silent.
+    """
+    try:
+        return trio.run(ask, *args)
+    except trio.TooSlowError as error:
+        raise CommandError(
+            f"the API server did not answer within {ANSWER_SECONDS:g} s; check that it runs", ExitCode.TIMED_OUT
+        ) from error
+
+
+async def _granted(cluster: ClusterConfig, record: JoinRecord, machine: str | None, seconds: int) -> str:
+    """Make the host's account and roles with an administrator's rights, and return a token of it.
+
+    Args:
+        cluster: The administrator's.
+        record: What the host is granted.
+        machine: The host's, empty for another than this one, None to take a name that is in use.
+        seconds: How long the token is to live.
+    """
+    async with open_client(cluster) as client:
+        if machine is not None:
+            await check_name_is_free(client, record, machine)
+        with answering():
+            await establish(client, record)
+            return await request_token(client, record.lease_namespace, account_of(record.host), seconds)
+
+
+async def _exchanged(token: JoinToken, server: str | None, machine: str | None) -> Identity:
+    """Ask with the token of an hour for the host's own.
+
+    Args:
+        token: What `llmkube agent join-token` has printed.
+        server: Another address of the API server than the one in it.
+        machine: This one, None to take a name that is in use.
+
+    Raises:
+        CommandError: The API server is not to be reached, or gives none.
+    """
+    granted = token.identity.record
+    record = attrs.evolve(granted, server=server or granted.server, by_token=True)
+    hour = BearerToken(token.identity.token)
+    cluster = ClusterConfig(server=record.server, tls=token.identity.tls, identity=hour)
+    try:
+        async with open_client(cluster) as client:
+            if machine is not None:
+                await check_name_is_free(client, record, machine)
+            with answering():
+                own = await request_token(client, record.lease_namespace, account_of(record.host))
+    except (TransportError, trio.TooSlowError) as error:
+        raise CommandError(
+            f"the API server {record.server} of the join token cannot be reached from here "
+            f"({str(error) or 'no answer'}); name the address at which this host reaches it with --server URL"
+        ) from error
+    except UnauthorizedError as error:
+        raise ended_error(record) from error
+    except ForbiddenError as error:
+        raise CommandError(
+            f"the account {account_of(record.host)} may not ask for a token of its own ({error}); an administrator "
+            "runs `llmkube agent join-token` again"
+        ) from error
+    return attrs.evolve(token.identity, record=record, token=own)
+
+
+def _checked_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, parse_networks(texts, field="--allow-from")))
+
+
+def _plan_access(folder: Path, networks: tuple[str, ...]) -> Addition:
+    return plan_addition(folder, "agent", "allow_from", networks)
+
+
+def _keep(identity: Identity, folder: Path, access: Addition, *, named_folder: bool) -> None:
+    """Write what the host keeps, and say how to use it."""
+    with _written(folder):
+        moved = identity.write(folder)
+        access.write()
+    host = identity.record.host
+    click.echo(f"{host} has the account {account_of(host)}; on the host, run:")
+    click.echo(agent_command(identity.record, folder, named_folder=named_folder))
+    if access.added:
+        click.echo(f"{access.file}: requests from {', '.join(access.added)} reach its engines without a key", err=True)
+    pid = holder_of(folder)
+    if pid is not None and access.added:
+        click.echo(f"the agent with pid {pid} reads these settings when it is started again", err=True)
+    if moved and pid is not None:
+        click.echo(
+            f"the agent with pid {pid} goes on with the identity that it was started with, until it is started again",
+            err=True,
+        )

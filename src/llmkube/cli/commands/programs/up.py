@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import click
+import structlog
 import trio
 from rich.console import Console
 from rich.text import Text
@@ -35,6 +36,8 @@ from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
 from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
+from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
+from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
@@ -64,7 +67,10 @@ from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.nouns.settings import AgentSettings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @attrs.frozen
@@ -77,6 +83,7 @@ class UpPlan:
     state_dir: Path
     question: str | None
     timeout_seconds: float
+    listen: Listen | None = None
 
     @property
     def agent_settings(self) -> AgentSettings:
@@ -116,6 +123,7 @@ def up(
     config = load("up", UpConfig, flags)
     if config.host_ip is not None:
         check_own_address(config.host_ip)
+    listen = listen_settings(config, own_addresses)
     manifests = (*(demo_manifests() if demo else ()), *load_manifests(files, sys.stdin.read))
     llama_server = find_llama_server(config.llama_server)
     configure_logging(config.log_level, style="console")
@@ -126,7 +134,7 @@ def up(
         else:
             assert config.state_dir is not None, "load() decides it"
             state_dir = stack.enter_context(held_state_dir(config.state_dir, "lock", "apiserver.lock"))
-        plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout)
+        plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout, listen)
         outcome = trio.run(run_up, plan, Console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
@@ -160,6 +168,7 @@ class _Up:
             open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port") as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
+            open_lan_gateway(self.plan.listen, self.plan.state_dir) as lan,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
             open_sockets() as sockets,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
@@ -167,8 +176,16 @@ class _Up:
             open_service_nursery() as support,
             open_local_ports(settings, server.client) as ports,
         ):
-            place = Place(server.url, str(server.kubeconfig), gateway.url, probes.url)
+            place = Place(
+                server.url,
+                str(server.kubeconfig),
+                gateway.url,
+                probes.url,
+                network_url=lan.port.url if lan is not None else "",
+                key_file=str(lan.keys.path) if lan is not None and lan.keys is not None else "",
+            )
             self.tell(place.lines)
+            self._tell_access(lan)
             visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow)
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
             target = await _asked(applied, followed) if self.plan.question is not None else None
@@ -190,17 +207,31 @@ class _Up:
                     )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
+                    handler = gateway_handler(directory, http, ports.utcnow)
                     gateway_server = partial(
-                        run_server,
-                        gateway_handler(directory, http, ports.utcnow),
-                        sockets.listen(gateway.listeners),
-                        judge=refuse_foreign_pages,
+                        run_server, handler, sockets.listen(gateway.listeners), judge=refuse_foreign_pages
                     )
                     await support.start(gateway_server)
+                    if lan is not None:
+                        support.start_soon(
+                            run_lan_listener,
+                            lan.port,
+                            lambda listeners: run_server(handler, sockets.listen(listeners), judge=lan.judge),
+                            own_addresses,
+                        )
                     await support.start(run_probes, view.ready, registry, probes.listeners)
                     settle_heap()
                     outcome = await self._visit(visit, target, before)
         return outcome
+
+    def _tell_access(self, lan: LanGateway | None) -> None:
+        """Show a key that was just drawn to a person, and to no file into which the output goes."""
+        if lan is None:
+            return
+        if lan.keys is None:
+            log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
+        elif lan.keys.drawn and sys.stdout.isatty():
+            output.say(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
 
     async def _visit(self, visit: Visit, target: Key | Outcome | None, before: Health | None) -> Outcome:
         if isinstance(target, Outcome):

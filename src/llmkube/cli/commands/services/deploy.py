@@ -64,6 +64,11 @@ _LOCAL: Final = ("./", "../", "~")
 )
 @click.option("--gpu", is_flag=True, help="Run on a GPU: the one that a live host serves, else cuda.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="Environment variable of the engine. Repeatable.")
+@click.option(
+    "--api-key-secret",
+    metavar="NAME[/KEY]",
+    help="Secret with the API keys of clients, one on each line of KEY (api-key): only requests with one are answered.",
+)
 @field_options(FLAGS)
 @click.option(
     "--wait/--no-wait", default=True, help="Stay until it is Ready, or failed for a known cause. Default: wait."
@@ -112,6 +117,7 @@ class Order:
     accelerator: str | None
     gpu: bool
     env: tuple[tuple[str, str], ...]
+    api_keys: Mapping[str, str]
     fields: Mapping[FieldFlag, Any]
 
     @property
@@ -140,6 +146,8 @@ class Order:
         put(service, "spec.modelRef", self.name if self.source else self.model_name)
         if self.env:
             put(service, "spec.env", [{"name": name, "value": value} for name, value in self.env])
+        if self.api_keys:
+            put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
         return list(objects.values())
@@ -198,7 +206,8 @@ def _read(name: str, flags: Mapping[str, Any]) -> Order:
     if flags["gpu"] and flags["accelerator"] == "cpu":
         raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
-    return Order(name, source or "", model_name or "", flags["accelerator"], flags["gpu"], env, fields)
+    api_keys = _secret_key(flags["api_key_secret"])
+    return Order(name, source or "", model_name or "", flags["accelerator"], flags["gpu"], env, api_keys, fields)
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -206,6 +215,16 @@ def _variable(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f'"{text}" is not NAME=VALUE', param_hint="--env")
     return name, value
+
+
+def _secret_key(text: str | None) -> Mapping[str, str]:
+    """Return `NAME[/KEY]` as the field has it; the schema has a KEY for those who name none."""
+    if text is None:
+        return {}
+    name, slash, key = text.partition("/")
+    if not name or (slash and not key) or "/" in key:
+        raise click.BadParameter(f'"{text}" is not NAME or NAME/KEY', param_hint="--api-key-secret")
+    return {"name": name, "key": key} if slash else {"name": name}
 
 
 def _blank(kind: type[Any], key: Key) -> dict[str, Any]:

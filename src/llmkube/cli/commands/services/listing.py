@@ -8,6 +8,8 @@ from typing import Any
 import attrs
 import click
 
+from llmkube.cli.commands.services.logs import state_dirs
+from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
@@ -57,6 +59,7 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
     """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
+    tell_credential_problem(state_dirs(where, None))
 
     async def once(cluster: Cluster) -> str:
         page = _page(kinds, cluster, where, form)

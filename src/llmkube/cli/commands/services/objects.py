@@ -15,6 +15,7 @@ from llmkube.base.errors import WorldError
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.complete import services, targets
+from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
@@ -47,6 +48,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
     """
     target = parse_target(name)
     folders = state_dirs(where, None)
+    tell_credential_problem(folders)
 
     async def once(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)

@@ -42,8 +42,8 @@ AGENT_NAMESPACE = "default"
     "secrets",
     multiple=True,
     metavar="NAME",
-    help="Secret that an agent may read in the namespaces that it looks after, for Models that name it; repeatable. "
-    "'*' is any Secret of the one namespace. Default: none.",
+    help="Secret that an agent may read in the namespaces that it looks after, for Models and services that name it; "
+    "repeatable. '*' is any Secret of the one namespace. Default: none.",
 )
 @guarded
 def rbac(

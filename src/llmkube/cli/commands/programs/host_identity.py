@@ -1,0 +1,245 @@
+"""The identity of one host: made in a cluster with an administrator's rights, kept in a state directory."""
+
+import base64
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.private_files import write_private
+from llmkube.cli.commands.tools.files import Manifest
+from llmkube.cli.commands.tools.rbac import agent_manifests
+from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.target_cluster import answering
+from llmkube.k8s.auth.config import InlinePem, TlsSettings
+from llmkube.k8s.builtins import Lease, Namespace
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
+from llmkube.k8s.live_hosts import DEFAULT_LEASE_SECONDS
+from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX
+from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in
+from llmkube.supervisor.host_policies import host_policies
+from llmkube.supervisor.nouns.join_record import (
+    DEFAULT_LEASE_NAMESPACE,
+    JoinRecord,
+    encode_record,
+    record_path,
+    token_path,
+)
+
+KUBECONFIG_FILE: Final = "host.kubeconfig"
+
+_RBAC: Final = "rbac.authorization.k8s.io"
+_BINDINGS: Final = (
+    (Resource(_RBAC, "v1", "RoleBinding", "rolebindings"), Resource(_RBAC, "v1", "Role", "roles")),
+    (
+        Resource(_RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+        Resource(_RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False),
+    ),
+)
+"""The kinds of bindings, each with the kind of role that it binds."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often to look whether another machine renews its Lease."""
+
+
+def account_of(host: str) -> str:
+    """Return the name of a host's ServiceAccount."""
+    return f"{HOST_ACCOUNT_PREFIX}{host}"
+
+
+def manifests_of(record: JoinRecord) -> list[dict[str, Any]]:
+    """Return the account and the roles of the host.
+
+    Raises:
+        UserError: What is granted does not fit together, or is none.
+    """
+    return agent_manifests(
+        record.lease_namespace, record.namespace or None, record.host, record.networks, record.secrets
+    )
+
+
+async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -> None:
+    """Look for the length of a Lease whether another machine is alive under the name; its account would be taken over.
+
+    Args:
+        client: Of one who may read the Leases of hosts.
+        record: Which host.
+        machine: The one that the name is for (`machine_of`); empty if it is another than this.
+
+    Raises:
+        CommandError: There is one.
+    """
+    key, first, silent_at = Key(record.lease_namespace, record.host), "", 0.0
+    while True:
+        with answering():
+            try:
+                lease = await client.get(Lease, key)
+            except (NotFoundError, ForbiddenError):  # who may not read it cannot tell; the agent itself looks as well
+                return
+        other, version = machine_in(lease), lease.metadata.resource_version
+        if not other or is_same_machine(other, machine):
+            return
+        if not first:
+            first = version
+            silent_at = trio.current_time() + float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
+        elif version != first:
+            raise CommandError(
+                f"the host name {record.host} is taken, and nothing was changed: the machine {place_in(lease)} serves "
+                "under it; choose another --name, or give that host another identity with --overwrite"
+            )
+        if trio.current_time() >= silent_at:
+            return
+        await trio.sleep(LOOK_SECONDS)
+
+
+async def establish(client: Client, record: JoinRecord) -> None:
+    """Apply the policies, and where they are taken the account that they confine; take back what it had elsewhere.
+
+    Raises:
+        CommandError: A namespace is missing, and nothing is applied; or the API server refuses an object.
+    """
+    await _check_namespace(client, record.namespace)
+    applier = Applier(client)
+    for manifests in (host_policies(record.lease_namespace), manifests_of(record)):
+        applied = await applier.apply_all([Manifest("join", one) for one in manifests], lambda _: None)
+        for each in applied:
+            if each.error:
+                raise CommandError(f"{each.manifest.body['kind']} {each.key}: {each.error}")
+    await _take_back(client, record)
+
+
+async def _take_back(client: Client, record: JoinRecord) -> None:
+    """Delete the host's roles in namespaces that it serves no more.
+
+    Raises:
+        CommandError: Whether there are some cannot be seen.
+    """
+    granted = {(one["kind"], one["metadata"].get("namespace", "")) for one in manifests_of(record)}
+    name = account_of(record.host)
+    own = {"kind": "ServiceAccount", "name": name, "namespace": record.lease_namespace}
+    try:
+        for binding, role in _BINDINGS:
+            found = await client.get_json(binding.path(), params={"fieldSelector": f"metadata.name={name}"})
+            for each in found["items"]:
+                namespace = each["metadata"].get("namespace", "")
+                if own not in each.get("subjects", ()) or (binding.kind, namespace) in granted:
+                    continue  # of another installation's host of that name, or granted just now
+                for resource in (binding, role):
+                    with contextlib.suppress(NotFoundError):
+                        await client.request_json("DELETE", resource.path(namespace, name))
+    except ForbiddenError as error:
+        raise CommandError(
+            f"{record.host} has what was granted now, and may have more from an earlier join: {error}; an "
+            "administrator of the whole cluster runs this again"
+        ) from error
+
+
+async def _check_namespace(client: Client, name: str) -> None:
+    """A role can be made in a namespace that is there; its account would stay behind without one."""
+    if not name:
+        return
+    try:
+        await client.get(Namespace, Key("", name))
+    except NotFoundError as error:
+        raise CommandError(
+            f"there is no namespace {name}, and nothing was changed; make it first: kubectl create namespace {name}",
+            ExitCode.NOT_FOUND,
+        ) from error
+    except ForbiddenError:
+        pass  # one who may write roles there need not be one who may look at namespaces
+
+
+def portable(tls: TlsSettings, context: str) -> TlsSettings:
+    """Return how to know the server, without what proves that we are the administrator, and without paths.
+
+    Raises:
+        UserError: The certificate authority cannot be read.
+    """
+    ca = tls.ca
+    if ca is not None and not isinstance(ca, InlinePem):
+        try:
+            ca = InlinePem(ca.path.read_bytes())
+        except OSError as error:
+            raise UserError(f"the certificate authority of {context} cannot be read: {error}") from error
+    return TlsSettings(ca=ca, server_name=tls.server_name, insecure=tls.insecure)
+
+
+def authority_of(tls: TlsSettings) -> bytes:
+    """Return the certificate authority that `portable` has read; empty for the system's."""
+    return tls.ca.data if isinstance(tls.ca, InlinePem) else b""
+
+
+def kubeconfig_of(server: str, tls: TlsSettings, namespace: str, token: Path) -> Mapping[str, Any]:
+    """Return a kubeconfig that trusts what `portable` says, and reads the host's token from beside it."""
+    named: dict[str, Any] = {"server": server}
+    if tls.ca is not None:
+        named["certificate-authority-data"] = base64.b64encode(authority_of(tls)).decode()
+    if tls.server_name:
+        named["tls-server-name"] = tls.server_name
+    if tls.insecure:
+        named["insecure-skip-tls-verify"] = True
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "cluster", "cluster": named}],
+        "users": [{"name": "host", "user": {"tokenFile": token.name}}],
+        "contexts": [{"name": "host", "context": {"cluster": "cluster", "user": "host", "namespace": namespace}}],
+        "current-context": "host",
+    }
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """All that a host keeps.
+
+    Attributes:
+        record: What it was granted.
+        tls: How to know the API server (`portable`).
+        token: Of its account.
+    """
+
+    record: JoinRecord
+    tls: TlsSettings
+    token: str = attrs.field(repr=False)
+
+    def write(self, folder: Path) -> bool:
+        """Write token, record and kubeconfig (0600); return whether the kubeconfig had another identity.
+
+        The kubeconfig comes last: until then an agent that starts belongs to the cluster of before, whole.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        file, record = folder / KUBECONFIG_FILE, self.record
+        token = token_path(folder, record, authority_of(self.tls))
+        before = _token_named_in(file)
+        write_private(token, self.token)
+        write_private(record_path(token), encode_record(record))
+        document = kubeconfig_of(record.server, self.tls, record.namespace or "default", token)
+        write_private(file, json.dumps(document, indent=1))  # JSON is YAML
+        return before not in ("", token.name)
+
+
+def agent_command(record: JoinRecord, folder: Path, *, named_folder: bool) -> str:
+    """Return the command that runs the agent with what `Identity.write` has left in a folder."""
+    words = ["llmkube agent", f"--kubeconfig {folder / KUBECONFIG_FILE}", f"--host-name {record.host}"]
+    words += [f"--namespace {record.namespace}"] if record.namespace else []
+    if record.lease_namespace != DEFAULT_LEASE_NAMESPACE:
+        words += [f"--lease-namespace {record.lease_namespace}"]
+    words += [f"--state-dir {folder}"] if named_folder else []
+    return " ".join(words)
+
+
+def _token_named_in(file: Path) -> str:
+    try:
+        return str(json.loads(file.read_text("utf-8"))["users"][0]["user"]["tokenFile"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return ""

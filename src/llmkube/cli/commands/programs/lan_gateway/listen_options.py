@@ -1,0 +1,171 @@
+"""Where `llmkube up --listen` serves other machines, and which keys they show."""
+
+import ipaddress
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, Protocol
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.base.token_files import ensure_token
+from llmkube.supervisor.nouns.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
+from llmkube.supervisor.nouns.host_addresses import is_usable
+
+FLAG: Final = "--listen"
+
+_FILE_FLAG: Final = "--listen-key-file"
+
+_KEY_FILE: Final = "listen-key"
+"""In the state directory."""
+
+_MOST_BYTES: Final = (MOST_CHARS + 1) * MOST_KEYS
+
+_FORM: Final = re.compile(
+    r"(?:\[(?P<six>[^][]*)]|(?P<four>[^][:]*))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^][]*)", re.ASCII
+)
+
+
+class ListenConfig(Protocol):
+    """The settings of a program that serves other machines."""
+
+    @property
+    def listen(self) -> str | None:
+        """The address, as the user wrote it."""
+        ...
+
+    @property
+    def listen_key_file(self) -> Path | None:
+        """Where the owner's own keys are."""
+        ...
+
+    @property
+    def insecure_lan(self) -> bool:
+        """Whether no request needs a key."""
+        ...
+
+    @property
+    def gateway_port(self) -> int:
+        """Where the gateway listens on the loopback address."""
+        ...
+
+
+@attrs.frozen
+class Listen:
+    """What the user wants other machines to reach.
+
+    Attributes:
+        address: An address of this machine.
+        port: TCP port; 0 takes a free one.
+        key_file: The owner's own; None for the one in the state directory.
+        asks_key: Whether requests need a key.
+    """
+
+    address: str
+    port: int
+    key_file: Path | None = None
+    asks_key: bool = True
+
+    def keys(self, state_dir: Path) -> "ListenKeys":
+        """Read the keys; the first call on a state directory draws one, unless the owner has a file. Blocks.
+
+        Raises:
+            UserError: The file cannot be used.
+        """
+        if self.key_file is not None:
+            return ListenKeys(self.key_file, _read_keys(self.key_file, _FILE_FLAG), drawn=False)
+        path = state_dir / _KEY_FILE
+        drawn = not path.exists()
+        if drawn:
+            ensure_token(path)
+        return ListenKeys(path, _read_keys(path, FLAG), drawn=drawn)
+
+
+@attrs.frozen
+class ListenKeys:
+    """The keys that other machines may show.
+
+    Attributes:
+        path: Where they are.
+        keys: At least one.
+        drawn: Whether the only one was made just now, so that its owner has not seen it yet.
+    """
+
+    path: Path
+    keys: tuple[str, ...] = attrs.field(repr=False)
+    drawn: bool
+
+
+def listen_settings(config: ListenConfig, own: Callable[[], Collection[str]]) -> Listen | None:
+    """Return what `--listen` asks for, or None without it. Blocks on the disk.
+
+    Args:
+        config: The program's.
+        own: Returns the addresses of this machine that others may reach; raises OSError where it cannot tell.
+
+    Raises:
+        UserError: The address is none of them, or the flags do not fit together; the sentence names what does.
+    """
+    if config.listen is None:
+        if config.listen_key_file is not None:
+            raise UserError("it is for --listen ADDRESS, which is not given; give both or none", field=_FILE_FLAG)
+        return None
+    if config.listen_key_file is not None:
+        if config.insecure_lan:
+            raise UserError(
+                "no request would need the keys in it under --insecure-lan; give one of them", field=_FILE_FLAG
+            )
+        _read_keys(config.listen_key_file, _FILE_FLAG)
+    try:
+        address, port = parse_listen(config.listen, config.gateway_port, own())
+    except OSError as exc:
+        problem = f"the system does not tell the addresses of this machine ({exc.strerror or exc})"
+        raise UserError(f"{problem}; allow that, or leave the flag out", field=FLAG) from exc
+    return Listen(address, port, config.listen_key_file, not config.insecure_lan)
+
+
+def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[str, int]:
+    """Return the address and the port in `ADDRESS[:PORT]`; an address of IPv6 with a port has brackets.
+
+    Raises:
+        UserError: It is not one address of this machine that other machines may reach; the sentence says which are.
+    """
+    form = _FORM.fullmatch(text)
+    port = int((form and form["port"]) or default_port)
+    try:
+        address = ipaddress.ip_address((form and (form["six"] or form["four"] or form["bare"])) or "")
+    except ValueError:
+        raise _refused(f'"{text}" is not an IP address, or one with a port', own) from None
+    if port > 65535:
+        raise UserError(f"{text}: {port} is not a port; the highest is 65535", field=FLAG)
+    if address.is_unspecified:
+        problem = f"{address} is every address of this machine, in each network that it joins"
+    elif address.is_loopback:
+        problem = f"only this machine reaches {address}, and the gateway is on its loopback address without this flag"
+    elif not is_usable(str(address)):
+        problem = f"{address} is not an address at which other machines are served"
+    elif str(address) not in own:
+        problem = f"this machine does not have the address {address}"
+    else:
+        return str(address), port
+    raise _refused(problem, own)
+
+
+def _refused(problem: str, own: Collection[str]) -> UserError:
+    there = f"give one of {', '.join(sorted(own))}" if own else "it has none at the moment that others reach"
+    return UserError(f"{problem}; {there}", field=FLAG)
+
+
+def _read_keys(path: Path, field: str) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:  # what was cut off might be half of a key
+            raise ValueError(f"is larger than {_MOST_BYTES} bytes")
+        return parse_keys(content)
+    except OSError as exc:
+        raise UserError(f"{path} cannot be read ({exc.strerror or exc})", field=field) from exc
+    except ValueError as exc:
+        fix = "" if field == _FILE_FLAG else "; remove it, and a new key is drawn"
+        raise UserError(f"{path} {exc}{fix}", field=field) from exc

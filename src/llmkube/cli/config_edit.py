@@ -1,0 +1,77 @@
+"""Settings that a command adds to a `config.toml`; what its owner has written there, comments too, stays as it is."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from llmkube.base.private_files import write_private
+from llmkube.base.settings import SettingError, read_config, resolve
+from llmkube.cli.config import TABLES
+
+FILE = "config.toml"
+
+
+@attrs.frozen
+class Addition:
+    """Texts that are to stand in a list of a program's settings, and its file as it then is.
+
+    Attributes:
+        file: The file; it need not be there.
+        added: Those that were not in force.
+        text: All of the file.
+    """
+
+    file: Path
+    added: tuple[str, ...]
+    text: str
+
+    def write(self) -> None:
+        """Write the file, if something was added.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        if self.added:
+            write_private(self.file.resolve(), self.text)  # a link to the file stays one
+
+
+def plan_addition(folder: Path, table: str, name: str, texts: Sequence[str]) -> Addition:
+    """Return how a list in a program's table becomes one with these texts, too.
+
+    What stands above all tables counts for a program whose own table has no list: it goes on to count.
+
+    Raises:
+        SettingError: The file cannot be read, or has something that is no setting.
+    """
+    file = folder / FILE
+    before = getattr(resolve(TABLES[table], flags={}, environ={}, config=read_config(file, TABLES), table=table), name)
+    added = tuple(dict.fromkeys(each for each in texts if each not in before))
+    old = file.read_text("utf-8") if file.exists() else ""
+    return Addition(file, added, _with_list(file, old, table, name, [*before, *added]) if added else old)
+
+
+def _with_list(file: Path, old: str, table: str, name: str, values: Sequence[str]) -> str:
+    """Return the text with one list in place of the old one, or at the end of its table."""
+    import tomlkit  # noqa: PLC0415 - few commands edit, and all would wait for its import
+    from tomlkit.items import Array  # noqa: PLC0415 - the same
+
+    document = tomlkit.parse(old)
+    own: Any = document.setdefault(table, tomlkit.table())
+    found = own.get(name)
+    if isinstance(found, Array):
+        for value in values[len(found) :]:
+            found.append(value)
+    else:
+        own[name] = list(values)
+    text = tomlkit.dumps(document)
+    if tomllib.loads(text) != _expected(old, table, name, values):
+        raise SettingError(f"{file}: {table}.{name} cannot be added in this file; write there {list(values)}")
+    return text
+
+
+def _expected(old: str, table: str, name: str, values: Sequence[str]) -> dict[str, Any]:
+    content = tomllib.loads(old)
+    return {**content, table: {**content.get(table, {}), name: list(values)}}

@@ -1,0 +1,29 @@
+"""What is wrong with the credential of this host's agent is said before what a command shows, which may be old then."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from llmkube.base.errors import UserError
+from llmkube.cli.config import check_state_dir
+from llmkube.supervisor.nouns.host_credential import note_path
+
+_MAX_CHARS: Final = 4096
+
+
+def tell_credential_problem(folders: Iterable[Path]) -> None:
+    """Print, on standard error, what the agents on these state directories have noted."""
+    for folder in folders:
+        if said := _noted_in(folder):
+            click.echo(f"the agent on this host: {said}", err=True)
+
+
+def _noted_in(folder: Path) -> str:
+    try:
+        check_state_dir(folder)  # another user's note would be a command that he has written
+        with note_path(folder).open(encoding="utf-8", errors="replace") as file:
+            return file.readline(_MAX_CHARS).strip()
+    except (OSError, UserError):
+        return ""

@@ -1,0 +1,34 @@
+"""Which requests show a key, and what all others are told. OpenAI's clients show it as a Bearer, some as `X-Api-Key`.
+
+Both are the headers that llama.cpp's server reads. Keys are looked up by their digests: how long that takes tells
+nothing of them.
+"""
+
+import hashlib
+from collections.abc import Collection
+
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.message import Headers, Response
+
+
+def digest_of_key(key: str) -> bytes:
+    """Return what a key is looked up by."""
+    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
+
+
+def shows_key(head: RequestHead, digests: Collection[bytes]) -> bool:
+    """Whether a request shows one of the keys, in either header."""
+    scheme, _, bearer = (head.lines.get("authorization") or "").partition(" ")
+    shown = bearer.strip() if scheme.lower() == "bearer" else head.lines.get("x-api-key") or ""
+    return bool(shown) and digest_of_key(shown) in digests
+
+
+def only_reads(head: RequestHead) -> bool:
+    """Whether a request changes nothing and brings no body, which would take of the room that all bodies share."""
+    return head.method in ("GET", "HEAD") and not head.length and not head.chunked
+
+
+def key_refusal(message: str) -> Response:
+    """Return the 401 that OpenAI's clients understand."""
+    error = {"message": message, "type": "authentication_error", "code": "invalid_api_key"}
+    return Response.json(401, {"error": error}, headers=Headers.of({"WWW-Authenticate": "Bearer"}))

@@ -1,0 +1,100 @@
+"""What is taken over of an administrator's configuration, and which names are free."""
+
+import base64
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.programs.host_identity import check_name_is_free, kubeconfig_of, portable
+from llmkube.cli.failures import CommandError
+from llmkube.k8s.auth.config import InlinePem, PemFile, TlsSettings
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.codec import decode
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
+from llmkube.supervisor.nouns.join_record import JoinRecord
+
+RECORD = JoinRecord(host="box", server="https://x")
+DURATION = 20
+
+
+def test_what_proves_the_administrator_is_left_out(tmp_path):
+    """The authority comes along, wherever it stands; certificate and key do not."""
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(b"pem")
+    for pem in (InlinePem(b"pem"), PemFile(ca)):
+        admin = TlsSettings(ca=pem, certificate=InlinePem(b"mine"), key=InlinePem(b"secret"), server_name="api")
+        taken = portable(admin, "admin")
+        assert taken == TlsSettings(ca=InlinePem(b"pem"), server_name="api")
+        document = kubeconfig_of("https://outer", taken, "ml", tmp_path / "host-1.token")
+        assert document["clusters"][0]["cluster"] == {
+            "server": "https://outer",
+            "certificate-authority-data": base64.b64encode(b"pem").decode(),
+            "tls-server-name": "api",
+        }
+        assert document["users"] == [{"name": "host", "user": {"tokenFile": "host-1.token"}}]
+
+
+def test_a_server_that_is_believed_anyway_stays_one(tmp_path):
+    """An administrator without an authority makes a host without one."""
+    taken = portable(TlsSettings(insecure=True), "admin")
+    named = kubeconfig_of("https://x", taken, "ml", tmp_path / "t")["clusters"][0]["cluster"]
+    assert named == {"server": "https://x", "insecure-skip-tls-verify": True}
+
+
+def test_an_authority_that_cannot_be_read_is_said(tmp_path):
+    """Before anything is made in the cluster."""
+    with pytest.raises(UserError, match="certificate authority of admin cannot be read"):
+        portable(TlsSettings(ca=PemFile(tmp_path / "none")), "admin")
+
+
+@attrs.define(eq=False)
+class Leases:
+    """The Lease of `box`, which a machine renews every five seconds until some time, or an error in its place."""
+
+    machine: str = ""
+    until: float = 0.0
+    error: Exception | None = None
+
+    async def get(self, kind, key):
+        await trio.lowlevel.checkpoint()
+        assert (kind, str(key)) == (Lease, "llmkube-system/box")
+        if self.error is not None:
+            raise self.error
+        noted = {"inference.llmkube.dev/machine": self.machine, "inference.llmkube.dev/address": "10.0.0.7"}
+        version = str(int(min(trio.current_time(), self.until) // 5))
+        metadata = {"name": "box", "namespace": "llmkube-system", "resourceVersion": version, "annotations": noted}
+        return decode(Lease, {"metadata": metadata, "spec": {"leaseDurationSeconds": DURATION}})
+
+
+@pytest.mark.parametrize("own", ["", "elsewhere (2)"])
+async def test_the_name_of_a_living_machine_is_refused(autojump_clock, own):
+    """It is told with its address, and with the two ways on."""
+    begun = trio.current_time()
+    with pytest.raises(CommandError, match=r"mini \(1\) at 10\.0\.0\.7 serves under it; choose another.*--overwrite"):
+        await check_name_is_free(Leases("mini (1)", begun + 1000), RECORD, own)
+    assert trio.current_time() - begun <= 6
+
+
+async def test_the_name_of_a_machine_that_has_fallen_silent_is_free(autojump_clock):
+    """After the length of its Lease, and not before."""
+    begun = trio.current_time()
+    await check_name_is_free(Leases("mini (1)"), RECORD, "here (2)")
+    assert DURATION <= trio.current_time() - begun < DURATION + 2
+
+
+@pytest.mark.parametrize(
+    "leases",
+    [
+        Leases("mini (1)", 1000),
+        Leases("", 1000),
+        Leases(error=NotFoundError("x", code=404)),
+        Leases(error=ForbiddenError("x", code=403)),
+    ],
+)
+async def test_a_name_that_no_other_machine_has_is_free_at_once(autojump_clock, leases):
+    """This machine's own, under whatever name it had then; one without a Lease; one that may not be read."""
+    begun = trio.current_time()
+    await check_name_is_free(leases, RECORD, "mini-at-home (1)")
+    assert trio.current_time() == begun

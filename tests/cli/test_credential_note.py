@@ -1,0 +1,48 @@
+"""A host's trouble with the API server is said by the commands that people look with."""
+
+import pytest
+
+from llmkube.cli import credential_note
+from llmkube.cli.commands.services import listing, objects
+from llmkube.cli.credential_note import tell_credential_problem
+from llmkube.supervisor.nouns.host_credential import note_path
+
+SAID = "the API server refuses it; an administrator of the cluster runs: llmkube agent join --name box"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "state"
+    made.mkdir(mode=0o700)
+    note_path(made).write_text(f"{SAID}\n")
+    return made
+
+
+def test_the_note_of_an_agent_is_said_on_standard_error(folder, tmp_path, capsys):
+    """A folder without one says nothing."""
+    tell_credential_problem([tmp_path / "none", folder])
+    seen = capsys.readouterr()
+    assert seen.err == f"the agent on this host: {SAID}\n"
+    assert seen.out == ""
+
+
+def test_a_note_that_another_user_may_have_written_is_not_said(folder, capsys, monkeypatch):
+    """It would be a command that another user has chosen."""
+    folder.chmod(0o777)
+    tell_credential_problem([folder])
+    assert capsys.readouterr().err == ""
+    folder.chmod(0o700)
+    monkeypatch.setattr(credential_note, "_MAX_CHARS", 7)
+    tell_credential_problem([folder])
+    assert capsys.readouterr().err == "the agent on this host: the API\n"
+
+
+@pytest.mark.parametrize(("module", "args"), [(listing, ("list",)), (objects, ("status", "demo"))])
+def test_list_and_status_say_it(run, folder, monkeypatch, module, args):
+    """Beside what they show, which stays as it is."""
+    monkeypatch.setattr(module, "state_dirs", lambda where, chosen: (folder,))
+    done = run(*args)
+    assert done.exit_code == 0, done.output
+    assert SAID in done.stderr
+    assert SAID not in done.stdout
+    assert "demo" in done.stdout

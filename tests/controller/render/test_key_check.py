@@ -1,0 +1,118 @@
+"""Where a service's clients have keys, a container of ours has the port, the Secret, and all who come."""
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
+from llmkube.cli.commands.programs import key_proxy
+from llmkube.controller.reconcile.workload_plans import RENDERED
+from llmkube.controller.render.key_check import key_containers, key_volumes
+from llmkube.controller.render.manifests import deployment, kubernetes_service
+from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.runtimes.registry import container_plan_for
+
+REF = {"name": "chat-keys", "key": "keys.txt"}
+REPOSITORY = {"source": "org/repo", "format": "safetensors"}
+RUNTIMES = [
+    ("llamacpp", {}),
+    ("llamacpp-router", {"source": "pvc://weights/models"}),
+    ("vllm", REPOSITORY),
+    ("tgi", REPOSITORY),
+    ("sglang", REPOSITORY),
+    ("ollama", {}),
+]
+
+
+def planned(runtime="llamacpp", model=None, **spec):
+    service = pod_service(runtime=runtime, apiKeySecretRef=REF, **spec)
+    return service, container_plan_for(service, cluster_model(**(model or {})), rendered=RENDERED)
+
+
+def pod_of(service, the_plan, model):
+    storage = Storage()
+    if the_plan.uses_weights:
+        storage = serving_storage(service, cluster_model(**model), "/models/0/model.gguf", SETTINGS)
+    return deployment(service, the_plan, SETTINGS, replicas=1, storage=storage)["spec"]["template"]
+
+
+@pytest.mark.parametrize(("runtime", "model"), RUNTIMES)
+def test_the_engine_listens_on_the_loopback_address_and_has_no_key(runtime, model):
+    """Only our container mounts the Secret, one value of it; the port that all others ask is ours."""
+    service, the_plan = planned(runtime, model)
+    template = pod_of(service, the_plan, model)
+    engine, ours = template["spec"]["containers"]
+    inside = the_plan.key_check.engine_port
+    said = [*engine.get("args", ()), *(one.get("value", "") for one in engine.get("env", ()))]
+    assert "127.0.0.1" in said or f"127.0.0.1:{inside}" in said
+    assert str(inside) in said or f"127.0.0.1:{inside}" in said
+    assert str(the_plan.port) not in said
+    assert "chat-keys" not in str(engine)
+    assert (ours["image"], ours["command"]) == (IMAGE, ["llmkube"])
+    arguments = dict(zip(ours["args"][1::2], ours["args"][2::2], strict=True))
+    assert (arguments["--listen"], arguments["--engine"]) == (str(the_plan.port), str(inside))
+    [volume] = (one for one in template["spec"]["volumes"] if "secret" in one)
+    assert volume["secret"]["secretName"] == "chat-keys"
+    [item] = volume["secret"]["items"]
+    [mount] = ours["volumeMounts"]
+    assert (item["key"], f"{mount['mountPath']}/{item['path']}") == ("keys.txt", arguments["--keys"])
+    assert mount["readOnly"]
+    assert template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == engine["name"]
+
+
+@pytest.mark.parametrize(("runtime", "model"), RUNTIMES)
+def test_what_a_kubelet_and_a_prometheus_ask_is_open(runtime, model):
+    """Neither knows a key: probes and metrics go to the port by its name, and their paths are open there."""
+    service, the_plan = planned(runtime, model)
+    engine, ours = pod_of(service, the_plan, model)["spec"]["containers"]
+    opened = {value for flag, value in zip(ours["args"], ours["args"][1:], strict=False) if flag == "--open"}
+    probes = (engine[name] for name in ("startupProbe", "livenessProbe", "readinessProbe"))
+    asked = {one["httpGet"]["path"] for one in probes if "httpGet" in one}
+    monitor = pod_monitor(service, the_plan)
+    if monitor is not None:
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] == "http"
+        asked.add(endpoint["path"])
+    assert opened == asked
+    assert engine["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
+    assert kubernetes_service(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
+
+
+def test_a_probe_of_the_user_s_own_is_let_in_as_well():
+    """spec.probeOverrides may ask another path; its query is no part of what is open."""
+    readiness = {"httpGet": {"path": "/ready?deep=1", "port": "http"}}
+    service, the_plan = planned(probeOverrides={"readiness": readiness})
+    ours = pod_of(service, the_plan, {})["spec"]["containers"][1]
+    assert "/ready" in ours["args"]
+
+
+@pytest.mark.parametrize(("settings", "user"), [(SETTINGS, 65532), (attrs.evolve(SETTINGS, fs_group=None), None)])
+def test_it_runs_as_its_own_image_s_user_whatever_the_engine_s_is(settings, user):
+    """An engine that has to be root takes nothing of what stands in front of it; OpenShift gives users itself."""
+    service, the_plan = planned(podSecurityContext={"runAsUser": 0})
+    template = deployment(service, the_plan, settings, replicas=1, storage=Storage())["spec"]["template"]
+    ours = template["spec"]["containers"][1]["securityContext"]
+    assert (ours.get("runAsUser"), ours["runAsNonRoot"]) == (user, True)
+
+
+def test_a_service_without_keys_has_no_such_container():
+    """Nothing stands between its clients and the engine."""
+    assert key_containers(plan(), {}, SETTINGS) == ()
+    assert key_volumes(plan()) == ()
+
+
+def test_our_program_takes_the_arguments_of_our_container(monkeypatch, tmp_path):
+    """What is rendered is a command line of `llmkube key-proxy`, which begins to serve with it."""
+    service, the_plan = planned()
+    ours = pod_of(service, the_plan, {})["spec"]["containers"][1]
+    file, served = tmp_path / "keys", []
+    file.write_text("abc\n")
+    name, *args = (str(file) if word.startswith("/etc/") else word for word in ours["args"])
+    monkeypatch.setattr(key_proxy.trio, "run", lambda _until, serve, _tell: served.append(serve.args))
+    result = CliRunner().invoke(key_proxy.key_proxy, args)
+    assert (name, result.exit_code) == ("key-proxy", 0), result.output
+    [(keys, listen, engine, opened)] = served
+    assert (keys.named, len(keys.digests)) == ("Secret chat-keys, keys.txt", 1)
+    assert (listen, engine) == (the_plan.port, the_plan.key_check.engine_port)
+    assert opened == ("/health", "/metrics")

@@ -1,0 +1,66 @@
+"""Which requests show a key, and what the others are told."""
+
+import json
+
+import pytest
+
+from http_lab import head_of
+from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
+
+DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ("Authorization: Bearer first-key\r\n", True),
+        ("Authorization: Bearer second-key\r\n", True),
+        ("authorization: bearer  first-key \r\n", True),
+        ("X-Api-Key: second-key\r\n", True),
+        ("", False),
+        ("Authorization: Bearer first-ke\r\n", False),
+        ("Authorization: Bearer first-keysecond-key\r\n", False),
+        ("Authorization: Bearer\r\n", False),
+        ("X-Api-Key:\r\n", False),
+        ("Authorization: Basic first-key\r\n", False),
+        ("Authorization: Bearer wrong\r\nAuthorization: Bearer first-key\r\n", False),
+        ("Authorization: Bearer \u00e9\r\n", False),
+        ("Cookie: key=first-key\r\n", False),
+    ],
+)
+def test_each_key_counts_in_each_of_two_headers(lines, shown):
+    """Nothing else is a key: no part of one, no other scheme, and not the second of two lines."""
+    assert shows_key(head_of("/v1/chat/completions?api_key=first-key", lines), DIGESTS) == shown
+
+
+def test_no_key_is_never_a_key():
+    """Who shows nothing is let in by no set of keys, also not by one that was read from an empty line."""
+    assert not shows_key(head_of("/"), frozenset({digest_of_key("")}))
+
+
+@pytest.mark.parametrize(
+    ("lines", "method", "only"),
+    [
+        ("", "GET", True),
+        ("", "HEAD", True),
+        ("Content-Length: 0\r\n", "GET", True),
+        ("Content-Length: 5\r\n", "GET", False),
+        ("Transfer-Encoding: chunked\r\n", "GET", False),
+        ("", "POST", False),
+        ("", "OPTIONS", False),
+    ],
+)
+def test_what_brings_a_body_does_not_only_read(lines, method, only):
+    """A stranger's probe takes nothing of the room for bodies."""
+    assert only_reads(head_of("/health", lines, method)) == only
+
+
+def test_a_refusal_is_one_that_openais_clients_understand():
+    """They read the code in the body and the scheme in the header."""
+    refusal = key_refusal("why")
+    assert (refusal.status, refusal.headers.get("www-authenticate")) == (401, "Bearer")
+    assert json.loads(refusal.body)["error"] == {
+        "message": "why",
+        "type": "authentication_error",
+        "code": "invalid_api_key",
+    }

@@ -1,0 +1,47 @@
+"""Debian's Chromium without a window, unpacked once into the cache of the tests; what a page in it does is real."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import trio
+
+from debian_packages import PackageError, unpack
+from envtest.build import cache_root
+
+PACKAGE = "chromium-headless-shell"
+HOW = f"no Chromium here: install {PACKAGE} (Debian), or let apt-get fetch it"
+
+
+def find_chromium() -> list[str] | None:
+    """Return the command that starts it: an installed one, else Debian's package in the cache; None without apt."""
+    if installed := shutil.which(PACKAGE):
+        return [installed]
+    root = cache_root() / PACKAGE
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{PACKAGE}-", dir=root.parent) as made:
+            folder = Path(made, "root")
+            folder.mkdir()
+            try:
+                unpack(PACKAGE, folder, dependencies=True)
+            except PackageError:
+                return None
+            folder.rename(root)
+    program = next(path for path in root.rglob(PACKAGE) if path.is_file() and path.stat().st_mode & 0o100)
+    libraries = sorted({str(path.parent) for path in root.rglob("*.so*") if "chromium" not in path.parts})
+    return ["env", f"LD_LIBRARY_PATH={':'.join(libraries)}", str(program)]
+
+
+async def show(command: list[str], url: str, profile: Path, *, names: str = "") -> None:
+    """Show a page until cancelled.
+
+    Args:
+        command: What `find_chromium` returned.
+        url: The page's address.
+        profile: A folder for what the browser keeps.
+        names: Where names lead, such as `MAP evil.example:80 127.0.0.1:4000`: what DNS would say.
+    """
+    # No sandbox: it needs rights that root in a container lacks, and the page is ours.
+    flags = ["--no-sandbox", "--disable-gpu", "--headless", f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+    await trio.run_process([*command, *flags, f"--host-resolver-rules={names}", url], capture_stderr=True)

@@ -1,0 +1,81 @@
+"""Findings S6 and S7, as they were run: clients that want too much of `llmkube up`, and what others get meanwhile.
+
+How long others wait is measured by `benchmarks/flood.py`. Here they are answered at all: before, the first two silenced
+every program, each of the others all of `llmkube up` for seconds, minutes or good, with SIGTERM unheard.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from e2e.up_process import DEMO, FREE_PORTS, open_up
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
+from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.client import open_client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+
+pytestmark = pytest.mark.e2e
+
+ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
+ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
+TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
+MEMORY_BYTES = 1 << 30
+"""More than the room that all bodies share, and half of what thirty of them took before."""
+
+
+async def answered(method, url, body=b""):
+    """A new client is answered with success."""
+    with trio.fail_after(ANSWER_SECONDS):
+        async with open_http_client() as http:
+            headers = Headers.of({"Content-Type": "application/json"})
+            answer = await http.request(method, url, headers=headers, body=body)
+    assert answer.status == 200, answer.body
+
+
+@pytest.mark.parametrize(
+    "attacks",
+    [
+        pytest.param(("idle", "held"), id="s6"),
+        pytest.param(("arrays", "api_arrays", "patch", "duplicates", "pattern"), id="s7"),
+    ],
+)
+async def test_floods_silence_nothing(tmp_path, attacks):
+    """While attackers run, new clients get answers of every server; memory is bounded, and SIGTERM ends the program."""
+    state = tmp_path / "state"
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(DEMO)) as up:
+        api, gateway, probes = await up.urls()
+        await up.wait_for("out", r"default/demo: Ready\n")
+        ports = [url.rpartition(":")[2] for url in (gateway, api)]
+        async with trio.open_nursery() as nursery:
+            attackers = [
+                await nursery.start(
+                    partial(
+                        trio.run_process,
+                        [sys.executable, ATTACKER, name, *ports, state / "kubeconfig"],
+                        check=False,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+                for name in attacks
+            ]
+            await trio.sleep(2)  # they have connected, and made their objects
+            for _ in range(TIMES):
+                await answered("POST", f"{gateway}/v1/chat/completions", ASK.encode())
+                await answered("GET", f"{probes}/healthz")
+                with trio.fail_after(ANSWER_SECONDS):
+                    async with open_client(load_config(str(state / "kubeconfig"))) as client:
+                        assert (await client.list(InferenceService)).items
+                assert psutil.Process(up.process.pid).memory_info().rss < MEMORY_BYTES
+            assert [each.returncode for each in attackers] == [None] * len(attacks), "an attacker gave up"
+            up.process.send_signal(signal.SIGTERM)
+            with trio.fail_after(END_SECONDS):
+                assert await up.process.wait() == 0, up.err
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,126 @@
+"""How a credential does is told once per change, with the command of the join as it is on the disk."""
+
+import datetime
+import stat
+
+import attrs
+import pytest
+import structlog
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.supervisor.credential_monitor import CredentialMonitor, run_credential_note
+from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential, note_path
+from llmkube.supervisor.nouns.join_record import JoinRecord, encode_record, record_path, token_path
+
+BOX = JoinRecord(host="box", server="https://a")
+
+
+@pytest.fixture
+def logs():
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def test_a_refusal_is_told_once_with_the_command_of_now(tmp_path, logs):
+    """An administrator may have granted a Secret since the agent began."""
+    token = token_path(tmp_path, BOX, b"")
+    monitor = CredentialMonitor(token)
+    record_path(token).write_text(encode_record(attrs.evolve(BOX, secrets=("hf",))))
+    monitor.refuse()
+    monitor.refuse()
+    now = monitor.value.value
+    assert now.state is CredentialState.REFUSED
+    assert "--secret hf" in now.command
+    assert "engines go on" in now.advice
+    assert now.command in now.advice
+    assert [line["command"] for line in logs] == [now.command]
+    monitor.accept()
+    assert monitor.value.value.state is CredentialState.ACCEPTED
+    assert monitor.value.value.advice == ""
+    assert len(logs) == 2
+
+
+def test_without_a_record_the_command_says_what_it_can(tmp_path):
+    """And nothing for a credential that no join has made."""
+    monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
+    monitor.refuse()
+    assert monitor.value.value.command == f"llmkube agent join --network CIDR --state-dir {tmp_path}"
+    other = CredentialMonitor()
+    other.refuse()
+    assert other.value.value.command == ""
+    assert "renews what the agent's kubeconfig names" in other.value.value.advice
+
+
+def test_a_token_that_is_not_renewed_still_counts(tmp_path, logs):
+    """It is told once per problem, goes by itself, and says less than a refusal."""
+    monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
+    monitor.expect(100.0)
+    for problem in ("away", "away", "no answer"):
+        monitor.miss(problem)
+    assert [line["error"] for line in logs] == ["away", "no answer"]
+    now = monitor.value.value
+    assert (now.state, now.expires_at) == (CredentialState.NOT_RENEWED, 100.0)
+    monitor.accept()
+    assert monitor.value.value.state is CredentialState.NOT_RENEWED
+    monitor.refuse()
+    monitor.miss("away")
+    monitor.expect(100.0)
+    assert monitor.value.value.state is CredentialState.REFUSED
+    monitor.accept()
+    monitor.miss("away")
+    monitor.expect(200.0)
+    assert (monitor.value.value.state, monitor.value.value.expires_at) == (CredentialState.ACCEPTED, 200.0)
+
+
+async def noted(path, text):
+    """Return once the file holds this; None for no file. It is written by a thread."""
+    with trio.fail_after(5):
+        while (path.read_text() if path.exists() else None) != text:  # noqa: ASYNC110 - a file tells no event
+            await trio.sleep(0.01)
+
+
+async def test_a_file_says_what_is_wrong_as_long_as_it_is(tmp_path):
+    """What a killed agent has left is removed, a file is private, and none stays behind."""
+    path = note_path(tmp_path)
+    path.write_text("old")
+    value = Mailbox(HostCredential())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_credential_note, value, path)
+        await noted(path, None)
+        refused = HostCredential(CredentialState.REFUSED, "refused", "llmkube agent join")
+        value.put_nowait(refused)
+        await noted(path, f"{refused.advice}\n")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        value.put_nowait(HostCredential())
+        await noted(path, None)
+        value.put_nowait(refused)
+        await noted(path, f"{refused.advice}\n")
+        nursery.cancel_scope.cancel()
+    assert not path.exists()
+
+
+async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
+    """It is logged, and the next change is tried again."""
+    path = note_path(tmp_path / "later")
+    value = Mailbox(HostCredential(CredentialState.REFUSED, "refused"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_credential_note, value, path)
+        with trio.fail_after(5):
+            while not logs:  # noqa: ASYNC110 - a log tells no event
+                await trio.sleep(0.01)
+        path.parent.mkdir()
+        value.put_nowait(HostCredential(CredentialState.REFUSED, "still refused"))
+        await noted(path, f"{value.value.advice}\n")
+        nursery.cancel_scope.cancel()
+    assert "cannot be noted" in logs[0]["event"]
+
+
+def test_a_credential_that_still_counts_is_told_with_its_end():
+    """The command is for when it has ended; one that is accepted has nothing to tell."""
+    ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
+    told = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
+    assert "until 2026-01-08 12:00 UTC" in told
+    assert told.endswith("should it end, an administrator of the cluster runs: llmkube agent join")
+    assert "renews what the agent's kubeconfig names" in HostCredential(CredentialState.REFUSED, "refused").advice
+    assert HostCredential(expires_at=ends).advice == ""
