@@ -25,6 +25,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ConflictError
 from llmkube.k8s.reflector import RECHECK_SECONDS, Cache
+from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -34,7 +35,6 @@ from llmkube.k8s.workloads import (
     PodMonitor,
 )
 from llmkube.k8s.workqueue import WorkQueue
-from sim.mutation import keep_what_is_gone
 
 KINDS = (
     Model, InferenceService, PersistentVolumeClaim, Job, Deployment, Service, HorizontalPodAutoscaler,
@@ -183,6 +183,12 @@ async def _watch_from_now(self, kind, *, resource_version, original=Client.open_
         yield watch
 
 
+def _keep_what_is_known(self, listing, *, original=Cache.replace):
+    """A list after a gap that brings what is new, and does not renew what is known."""
+    known = {key: encode(found) for key, found in self.items()}
+    return original(self, attrs.evolve(listing, raw=tuple(known.get(Key.of(raw), raw) for raw in listing.raw)))
+
+
 @attrs.frozen
 class Defect:
     """A function that does something else instead, and the kind of fault that shows it, often at the place `begin`."""
@@ -201,14 +207,7 @@ DEFECTS = (
     Defect("write refused", "labels come and go", WorkQueue, "retry_nowait", _give_up, begin=17),
     Defect("answer to a write lost", "labels come and go", Client, "create", _insist_on_a_new_claim),
     Defect("watch breaks before an event", "labels come and go", Client, "open_watch", _watch_from_now),
-    Defect(
-        "watch is forgotten before an event",
-        "made again under the same name",
-        Cache,
-        "replace",
-        keep_what_is_gone,
-        begin=35,
-    ),
+    Defect("watch is forgotten before an event", "labels come and go", Cache, "replace", _keep_what_is_known, begin=9),
 )
 
 
