@@ -17,7 +17,7 @@ from llmkube.supervisor.memory.eviction import Cause
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.policy import Policy, Rules
-from llmkube.supervisor.memory.reservation import Need, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need
 
 GIB = 1 << 30
 PIDS = iter(range(1000, 10**9))
@@ -58,8 +58,8 @@ class Engine:
         return Key("ns", self.name)
 
     @property
-    def terms(self):
-        return Terms(self.priority, self.protected)
+    def spec(self):
+        return MemorySpec(self.priority, self.protected)
 
 
 @attrs.define(eq=False)
@@ -177,7 +177,7 @@ class Carrier:
     def add(self, engine):
         """A service appears."""
         self.engines[engine.name] = engine
-        self.ledger.follow(engine.key, engine.terms)
+        self.ledger.follow(engine.key, engine.spec)
         process = None
         if engine.adopted:
             process = Process(engine, trio.current_time() - engine.load_seconds)
@@ -194,7 +194,7 @@ class Carrier:
         """A service's objects are edited."""
         for field, value in changes.items():
             setattr(self.engines[name], field, value)
-        self.ledger.follow(self.engines[name].key, self.engines[name].terms)
+        self.ledger.follow(self.engines[name].key, self.engines[name].spec)
 
     def crash(self, name):
         """A service's process dies."""
@@ -222,23 +222,23 @@ class Carrier:
         def say(refusal):
             said.append(refusal.message)
 
-        async with self.ledger.admitted(engine.key, need, scope=attempt, say=say) as grant:
+        async with self.ledger.admitted(engine.key, need, scope=attempt, say=say) as allocation:
             found = process is not None
             if process is None:
                 process = Process(engine, trio.current_time())
                 self.memory.processes.append(process)
                 self.note(engine.name, "start")
             self.crashed[engine.name] = crashed = trio.Event()
-            self.ledger.started(grant, process.pid)
+            self.ledger.started(allocation, process.pid)
             try:
                 if not found:
                     with trio.move_on_after(engine.load_seconds):
                         await crashed.wait()
                 if not crashed.is_set():
-                    self.ledger.loaded(grant)
+                    self.ledger.loaded(allocation)
                     self.note(engine.name, "ready")
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._work, engine, grant)
+                        nursery.start_soon(self._work, engine, allocation)
                         await crashed.wait()
                         nursery.cancel_scope.cancel()
             finally:
@@ -246,13 +246,13 @@ class Carrier:
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + engine.stop_seconds):
                         await trio.sleep_forever()
                     process.ended = trio.current_time()
-                self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), grant.reservation.peak_bytes)
+                self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), allocation.reservation.peak_bytes)
                 self.note(engine.name, "gone")
 
-    async def _work(self, engine, grant):
+    async def _work(self, engine, allocation):
         while True:
             if not engine.idle:
-                grant.worked()
+                allocation.worked()
             await trio.sleep(10)
 
     def told(self, evict):

@@ -104,11 +104,11 @@ def edits_unheard(monkeypatch):
     """An edit of priority or protection counts from the next start on."""
     original, seen = Book.follow, set()
 
-    def follow(self, key, terms, now):
+    def follow(self, key, spec, now):
         if key in seen:
             return ()
         seen.add(key)
-        return original(self, key, terms, now)
+        return original(self, key, spec, now)
 
     monkeypatch.setattr(Book, "follow", follow)
 
@@ -119,7 +119,7 @@ def nothing_measured(monkeypatch):
 
 
 def _with_terms(engine, **changes):
-    return attrs.evolve(engine, terms=attrs.evolve(engine.terms, **changes))
+    return attrs.evolve(engine, spec=attrs.evolve(engine.spec, **changes))
 
 
 def _staying(engines):

@@ -297,9 +297,9 @@ async def at_once(*_):
     await trio.lowlevel.checkpoint()
 
 
-async def unnoted(engine, child, record, grant):
+async def unnoted(engine, child, record, allocation):
     await trio.lowlevel.checkpoint()
-    engine.context.ledger.take_over(grant)
+    engine.context.ledger.take_over(allocation)
     engine.status.lead()
 
 

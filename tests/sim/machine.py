@@ -274,7 +274,7 @@ class Machine:
         return 40_000 + self.ports_given
 
     @asynccontextmanager
-    async def open_child(self, command, parting):
+    async def open_child(self, command, shutdown):
         await self._pass("spawn")
         if self.spawn_fails:
             raise NetworkDownError("cannot start a process: resource temporarily unavailable")
@@ -297,28 +297,28 @@ class Machine:
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
         self.nursery.start_soon(self._live, child)
-        async with self._owned(child, parting):
+        async with self._owned(child, shutdown):
             yield child
 
     @asynccontextmanager
-    async def adopt_child(self, record, log_path, parting):
+    async def adopt_child(self, record, log_path, shutdown):
         await trio.lowlevel.checkpoint()
         (child,) = [child for child in self.spawned if child.pid == record.pid]
         if child.exit is not None:
             raise AdoptError(f"process {record.pid} has ended")
         while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
             await trio.sleep(1)
-        async with self._owned(child, parting):
+        async with self._owned(child, shutdown):
             yield child
 
     @asynccontextmanager
-    async def _owned(self, child, parting):
+    async def _owned(self, child, shutdown):
         child.owners += 1
         self.changed()
         try:
             yield
         finally:
-            if not (parting.keep or self.agent_killed):
+            if not (shutdown.keep or self.agent_killed):
                 self.stopping(child)
                 self.nursery.start_soon(self._term, child)
                 with trio.move_on_after(self.grace_seconds, shield=True):

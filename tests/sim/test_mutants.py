@@ -188,7 +188,7 @@ MUTANTS = {
         "reason_of",
         lambda error: Reason.ENGINE_NOT_FOUND,
     ),
-    "a peaceful parting takes the endpoint along": (
+    "a peaceful shutdown takes the endpoint along": (
         adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is,
         AgentView,
         "keep_engines",

@@ -39,7 +39,7 @@ from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.host_credential import CredentialState
 from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.ports import Parting, Ports
+from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service_queue import ServiceQueue
@@ -63,7 +63,7 @@ class AgentView:
 
     _running: Mapping[Key, Running]
     _synced: Callable[[], bool]
-    _parting: Parting
+    _shutdown: Shutdown
     _memory: Callable[[], MemoryView | None]
     credential: CredentialMonitor
     changed: Mailbox[None]
@@ -78,7 +78,7 @@ class AgentView:
 
     def keep_engines(self) -> None:
         """Let engines, endpoints and Lease stay when this agent ends: the next one on this host adopts them."""
-        self._parting.keep = True
+        self._shutdown.keep = True
 
     def ready(self) -> tuple[bool, str]:
         """Whether the agent has seen the API server's objects once and is still let in, and why not."""
@@ -208,7 +208,7 @@ async def _run_shielded(
                 view = AgentView(
                     running.by_key,
                     services.synced,
-                    services.parting,
+                    services.shutdown,
                     services.ledger.view,
                     credential,
                     services.changed,
@@ -221,7 +221,7 @@ async def _run_shielded(
             with trio.move_on_after(settings.withdraw_seconds):
                 await applier.wait_applied()
                 await services.recorder.wait_written()
-                if not services.parting.keep:
+                if not services.shutdown.keep:
                     await delete_host_lease(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:

@@ -24,12 +24,12 @@ from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.reservation import Terms
+from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.nouns.desired import Desired, desired_here, draft_key, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Parting, Ports
+from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.nouns.target import Idle, Target
@@ -68,7 +68,7 @@ class Services:
         drift_repair: Looks after what was written.
         reach: How this host is reached.
         ledger: Who may take how much of this host's memory.
-        parting: Whether engines stay when their tasks are cancelled.
+        shutdown: Whether engines stay when their tasks are cancelled.
         changed: Its version grows whenever what is known of a service may have changed.
     """
 
@@ -84,7 +84,7 @@ class Services:
     drift_repair: DriftRepair
     reach: Mailbox[Reach]
     ledger: Ledger
-    parting: Parting = attrs.field(factory=Parting)
+    shutdown: Shutdown = attrs.field(factory=Shutdown)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
 
@@ -179,7 +179,7 @@ class Services:
             self._start(key, wish, nursery)
         elif not running.scope.cancel_called and not wish.same_wish(running.wish):
             running.follow(wish)
-            self.ledger.follow(key, _terms(wish))
+            self.ledger.follow(key, _memory_spec(wish))
         # A service that comes back while its task ends is added again by the end of that task.
 
     def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
@@ -197,11 +197,11 @@ class Services:
         found, before = left.engine if left else None, self._left.pop(key, None)
         kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
         runner = Runner(
-            ServiceContext(status_manager, self.ports, self.settings, self.parting, self.ledger), found, kept
+            ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger), found, kept
         )
         # Listed before its task runs for the first time: it may be reconciled again in between.
         self.running.by_key[key] = running = Running(Mailbox(None), trio.CancelScope(), status_manager, runner)
-        self.ledger.follow(key, _terms(wish))
+        self.ledger.follow(key, _memory_spec(wish))
         if left is not None and left.engine is not None:
             self.ledger.adopt(key, need_of(left.launch, None))
         self.running.tell_memory_to(key)
@@ -252,7 +252,7 @@ def wish_of(
     return desired_here(service, model, runs.wish if runs else None, settings.accelerators, draft=draft)
 
 
-def _terms(wish: Desired) -> Terms:
+def _memory_spec(wish: Desired) -> MemorySpec:
     """What the objects say about a service's place in the memory."""
     spec = wish.service.spec
-    return Terms(spec.priority, spec.eviction_protection, wish.model.spec.hardware)
+    return MemorySpec(spec.priority, spec.eviction_protection, wish.model.spec.hardware)

@@ -20,7 +20,7 @@ from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.ports import Command, Parting
+from llmkube.supervisor.nouns.ports import Command, Shutdown
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -46,9 +46,9 @@ def command(tmp_path, code, **env):
     )
 
 
-def opened(tmp_path, code, grace_seconds=5.0, parting=None, **env):
+def opened(tmp_path, code, grace_seconds=5.0, shutdown=None, **env):
     cookie = secrets.token_hex(8)
-    ending = Ending(cookie, grace_seconds, parting or Parting())
+    ending = Ending(cookie, grace_seconds, shutdown or Shutdown())
     return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
 
 
@@ -138,7 +138,7 @@ async def test_a_missing_program_is_named(tmp_path):
     """A program that does not exist is an error that names it, and no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
-        async with open_child(missing, Ending("none", 1, Parting()), log_cap_bytes=1):
+        async with open_child(missing, Ending("none", 1, Shutdown()), log_cap_bytes=1):
             raise AssertionError("it started")
 
 
@@ -178,7 +178,7 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
 
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
     monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
-    ending, sampler = Ending("none", 0.2, Parting(), hang), Sampler(cookies=CookieScan(hang))
+    ending, sampler = Ending("none", 0.2, Shutdown(), hang), Sampler(cookies=CookieScan(hang))
     code = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(10):
         async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, sampler=sampler) as child:
@@ -262,18 +262,22 @@ async def left_behind(tmp_path, code):
 
 
 def adopted(tmp_path, record, grace_seconds=5.0):
-    return adopt_child(record, tmp_path / "log", Ending(record.cookie, grace_seconds, Parting()), log_cap_bytes=1 << 20)
+    return adopt_child(
+        record, tmp_path / "log", Ending(record.cookie, grace_seconds, Shutdown()), log_cap_bytes=1 << 20
+    )
 
 
 @pytest.mark.usefixtures("left_process")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
     """A child is not signalled when the agent parts from it in peace."""
-    parting = Parting()
+    shutdown = Shutdown()
     with trio.fail_after(20):
-        async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)", parting=parting) as child:
+        async with opened(
+            tmp_path, "import time; print('up', flush=True); time.sleep(600)", shutdown=shutdown
+        ) as child:
             await first_line(child)
-            parting.keep = True
+            shutdown.keep = True
         try:
             assert alive(child.pid)
         finally:
@@ -298,7 +302,7 @@ async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
     with trio.fail_after(20):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         (tmp_path / "log").rename(beside)
-        async with adopt_child(record, beside, Ending(record.cookie, 5, Parting()), log_cap_bytes=1 << 20) as child:
+        async with adopt_child(record, beside, Ending(record.cookie, 5, Shutdown()), log_cap_bytes=1 << 20) as child:
             for _ in range(2):  # the second time the file has its new name already
                 child._log_path = beside
                 await child.log_to(tmp_path / "log")

@@ -13,7 +13,7 @@ from llmkube.supervisor.engine import proxy
 from llmkube.supervisor.engine.cookie_scan import CookieScan
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_cookie, proxy_of, remove_config_files
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from waiting import until
 
@@ -62,7 +62,7 @@ def ended(process):
 @pytest.mark.usefixtures("quick")
 async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_path):
     """Kill -9 of a proxy brings another one; leaving the block leaves neither process nor settings."""
-    async with new_proxy(tmp_path).running(Parting()):
+    async with new_proxy(tmp_path).running(Shutdown()):
         first = await running()
         assert ProxyConfig.load(config_path(tmp_path, COOKIE).read_text()) == CONFIG
         assert "key" not in " ".join(first.cmdline()).split("/")
@@ -79,13 +79,13 @@ async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_p
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
 async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path):
     """A proxy that stays is the next agent's; one with other settings is ended first, for it has the port."""
-    async with new_proxy(tmp_path).running(Parting(keep=True)):
+    async with new_proxy(tmp_path).running(Shutdown(keep=True)):
         first = await running()
-    async with new_proxy(tmp_path).running(Parting(keep=True)):
+    async with new_proxy(tmp_path).running(Shutdown(keep=True)):
         await trio.sleep(0.3)
         assert (await running()).pid == first.pid
     other = ProxyConfig(CONFIG.listen, CONFIG.backend, "key", ())
-    async with new_proxy(tmp_path, other).running(Parting()):
+    async with new_proxy(tmp_path, other).running(Shutdown()):
         with trio.fail_after(20):
             await until(lambda: ended(first))
         assert (await running()).pid != first.pid
@@ -95,7 +95,7 @@ async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path):
 async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch):
     """One that ignores TERM gets KILL after its time."""
     monkeypatch.setattr(proxy, "END_SECONDS", 0.2)
-    async with new_proxy(tmp_path, program=DEAF).running(Parting()):
+    async with new_proxy(tmp_path, program=DEAF).running(Shutdown()):
         deaf = await running()
         await trio.sleep(0.3)  # until it ignores TERM
     assert not await CookieScan().carriers(proxy_cookie(COOKIE))
@@ -106,7 +106,7 @@ async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch):
 async def test_what_cannot_be_started_is_tried_again(tmp_path):
     """A missing program is no end of the engine: the next try finds it."""
     program = tmp_path / "program"
-    async with new_proxy(tmp_path, program=(str(program),)).running(Parting()):
+    async with new_proxy(tmp_path, program=(str(program),)).running(Shutdown()):
         await trio.sleep(0.1)
         program.symlink_to("/bin/cat")  # which ends at once with its settings, again and again
         with trio.fail_after(20):
@@ -125,7 +125,7 @@ async def test_without_descriptors_nothing_is_given_up(tmp_path):
         async with trio.open_nursery() as nursery:
 
             async def live():
-                async with proxy_of_engine.running(Parting()):
+                async with proxy_of_engine.running(Shutdown()):
                     await trio.sleep_forever()
 
             nursery.start_soon(live)

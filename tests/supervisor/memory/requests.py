@@ -6,7 +6,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation
 
 GIB = 1 << 30
 SMALL = GIB // 4
@@ -17,7 +17,7 @@ PRESSED = attrs.evolve(EMPTY, level=Level.WARNING, admitting=False)
 def waits(name="chat", gib=20.0, priority="normal", *, device=0.0, **facts):
     need = Need(int(gib * GIB), int(device * GIB))
     hardware = facts.pop("hardware", None)
-    return Request(Key("ns", name), need, Terms(priority, hardware=hardware), **facts)
+    return Request(Key("ns", name), need, MemorySpec(priority, hardware=hardware), **facts)
 
 
 def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_seconds=0.0, device=0.0, **facts):
@@ -25,7 +25,7 @@ def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_
     need = Need(int(gib * GIB), int(device * GIB))
     there = need.total_bytes if resident is None else int(resident * GIB)
     seen = {"resident_bytes": there, "measured": True, "loaded_at": -1e6, "busy_at": -idle_seconds}
-    return Reservation(1, Key("ns", name), need, Terms(priority, protected), **(seen | facts))
+    return Reservation(1, Key("ns", name), need, MemorySpec(priority, protected), **(seen | facts))
 
 
 def busy(*engines, **facts):

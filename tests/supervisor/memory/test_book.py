@@ -12,7 +12,7 @@ from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
 from llmkube.supervisor.memory.orders import Hurry, Leave, Start, Tell
 from llmkube.supervisor.memory.policy import Policy
-from llmkube.supervisor.memory.reservation import Need, Role, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role
 
 GIB = 1 << 30
 TOTAL, OTHERS = 64 * GIB, 8 * GIB
@@ -62,7 +62,7 @@ def test_a_more_important_request_orders_another_engine_to_leave():
     """The order names the reservation and the winner, and the winner is told what it waits for."""
     book = opened()
     victim = served(book, A, 40)
-    book.follow(B, Terms("high"), 1.0)
+    book.follow(B, MemorySpec("high"), 1.0)
     told, leave = book.ask(B, Need(40 * GIB), 1.0)
     assert isinstance(told, Tell)
     assert told.key == B
@@ -162,7 +162,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), priority=st.sampled_from(["low", "normal", "high"]), protected=st.booleans())
     def edit(self, key, priority, protected):
-        self.carry_out(self.book.follow(key, Terms(priority, protected), self.now))
+        self.carry_out(self.book.follow(key, MemorySpec(priority, protected), self.now))
 
     @rule(key=st.sampled_from(KEYS), cause=st.sampled_from([Cause.CRITICAL, Cause.WARNING, Cause.IDLE]))
     def evict(self, key, cause):

@@ -7,7 +7,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.eviction import Cause, Evict, Observation, Skip, State, step
 from llmkube.supervisor.memory.policy import Mode, Policy
-from llmkube.supervisor.memory.reservation import Need, Reservation, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation
 
 GIB = 1 << 30
 NOW = 10_000.0
@@ -20,7 +20,7 @@ def engine(name, priority="normal", gib=8.0, *, idle_seconds=0.0, protected=Fals
     """An engine that has loaded, and was measured since."""
     size = int(gib * GIB)
     seen = {"resident_bytes": size, "measured": True, "loaded_at": 0.0, "busy_at": NOW - idle_seconds}
-    return Reservation(1, Key("ns", name), Need(size), Terms(priority, protected), **seen, **facts)
+    return Reservation(1, Key("ns", name), Need(size), MemorySpec(priority, protected), **seen, **facts)
 
 
 CHAT, EMBED, DRAFT = engine("chat", "high", 30), engine("embed", "normal", 6), engine("draft", "low", 10)

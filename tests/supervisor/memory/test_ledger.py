@@ -10,7 +10,7 @@ from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.policy import Policy, Rules
-from llmkube.supervisor.memory.reservation import Need, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need
 
 GIB = 1 << 30
 CALM = Decision(Level.NORMAL, admitting=True, calm_seconds=1e9)
@@ -28,18 +28,20 @@ class Service:
 
     def __init__(self, ledger, key, gib, nursery, ends_after=0.0):
         self.ledger, self.key, self.need = ledger, key, Need(int(gib * GIB))
-        self.scope, self.grant, self.said, self.ends_after = trio.CancelScope(), None, [], ends_after
+        self.scope, self.allocation, self.said, self.ends_after = trio.CancelScope(), None, [], ends_after
         nursery.start_soon(self.run)
 
     async def run(self):
         with self.scope:
-            async with self.ledger.admitted(self.key, self.need, scope=self.scope, say=self.said.append) as self.grant:
+            async with self.ledger.admitted(
+                self.key, self.need, scope=self.scope, say=self.said.append
+            ) as self.allocation:
                 try:
                     await trio.sleep_forever()
                 finally:
                     with trio.move_on_after(self.ends_after, shield=True):
                         await trio.sleep_forever()
-        self.grant = None
+        self.allocation = None
 
 
 async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
@@ -47,11 +49,11 @@ async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
     ledger = Ledger()
     one = Service(ledger, A, 1, nursery)
     await wait_all_tasks_blocked()
-    assert one.grant is None
+    assert one.allocation is None
     assert not one.said
     seen(ledger)
     await wait_all_tasks_blocked()
-    assert one.grant is not None
+    assert one.allocation is not None
     nursery.cancel_scope.cancel()
 
 
@@ -59,7 +61,7 @@ async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, n
     """On a host whose memory nobody watches a need of any size starts at once."""
     one = Service(Ledger(watched=False), A, 10_000, nursery)
     await wait_all_tasks_blocked()
-    assert one.grant is not None
+    assert one.allocation is not None
     nursery.cancel_scope.cancel()
 
 
@@ -73,7 +75,7 @@ async def test_a_leak_does_not_make_a_model_one_that_never_fits(autojump_clock, 
     one = Service(ledger, A, 0, nursery)
     one.need = need
     await wait_all_tasks_blocked()
-    assert one.grant.reservation.need.total_bytes == promised_gib * GIB
+    assert one.allocation.reservation.need.total_bytes == promised_gib * GIB
     nursery.cancel_scope.cancel()
 
 
@@ -83,12 +85,12 @@ async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojum
     seen(ledger)
     services = [Service(ledger, key, 20, nursery) for key in (A, B, C)]
     await wait_all_tasks_blocked()
-    assert sum(each.grant is not None for each in services) == 2
-    waiting = next(each for each in services if each.grant is None)
+    assert sum(each.allocation is not None for each in services) == 2
+    waiting = next(each for each in services if each.allocation is None)
     assert "needs 20.0 GiB" in waiting.said[-1].message
-    next(each for each in services if each.grant is not None).scope.cancel()
+    next(each for each in services if each.allocation is not None).scope.cancel()
     await wait_all_tasks_blocked()
-    assert waiting.grant is not None
+    assert waiting.allocation is not None
     nursery.cancel_scope.cancel()
 
 
@@ -98,19 +100,19 @@ async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(auto
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
-    ledger.started(one.grant, 7)
+    ledger.started(one.allocation, 7)
     seen(ledger, 26, {7: 30 * GIB})
     other = Service(ledger, B, 30, nursery)
     one.scope.cancel()
     await trio.sleep(4)
-    assert other.grant is None, "the process still ends"
+    assert other.allocation is None, "the process still ends"
     await trio.sleep(2)
     seen(ledger, 26)
     await wait_all_tasks_blocked()
-    assert other.grant is None, "the memory is not back"
+    assert other.allocation is None, "the memory is not back"
     seen(ledger, 56)
     await wait_all_tasks_blocked()
-    assert other.grant is not None
+    assert other.allocation is not None
     nursery.cancel_scope.cancel()
 
 
@@ -120,7 +122,7 @@ async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(
     seen(ledger)
     one = Service(ledger, A, 30, nursery)
     await wait_all_tasks_blocked()
-    ledger.started(one.grant, 7)
+    ledger.started(one.allocation, 7)
     seen(ledger, 26, {7: 30 * GIB})
     one.scope.cancel()
     await wait_all_tasks_blocked()
@@ -138,7 +140,7 @@ async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(auto
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
-    ledger.started(one.grant, 7)
+    ledger.started(one.allocation, 7)
     seen(ledger, 26, {7: 30 * GIB})
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     await trio.sleep(4)
@@ -159,8 +161,8 @@ async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, 
 
     async def run():
         with scope:
-            async with ledger.admitted(A, need, scope=scope, say=said.append) as grant:
-                ledger.started(grant, 7)
+            async with ledger.admitted(A, need, scope=scope, say=said.append) as allocation:
+                ledger.started(allocation, 7)
                 await trio.sleep_forever()
         async with ledger.admitted(A, need, scope=trio.CancelScope(), say=said.append):
             await trio.sleep_forever()
@@ -183,12 +185,12 @@ async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clo
     seen(ledger, 16)
     late = Service(ledger, B, 20, nursery)
     await wait_all_tasks_blocked()
-    assert late.grant is None
+    assert late.allocation is None
     ledger.evict(Evict(A, Cause.CRITICAL, "why"))
     assert not ledger.book.evictions
     adopted = Service(ledger, A, 40, nursery)
     await wait_all_tasks_blocked()
-    assert adopted.grant is not None
+    assert adopted.allocation is not None
     ledger.evict(Evict(A, Cause.CRITICAL, "why"))
     assert ledger.book.evictions == {Cause.CRITICAL: 1}
     nursery.cancel_scope.cancel()
@@ -208,7 +210,7 @@ async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, nurs
     ledger.forget(A)
     seen(ledger)
     await wait_all_tasks_blocked()
-    assert other.grant is not None
+    assert other.allocation is not None
     nursery.cancel_scope.cancel()
 
 
@@ -220,10 +222,10 @@ async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, nursery)
     await wait_all_tasks_blocked()
     other = Service(ledger, B, 40, nursery)
     await wait_all_tasks_blocked()
-    assert one.grant is not None
-    ledger.follow(B, Terms("high"))
+    assert one.allocation is not None
+    ledger.follow(B, MemorySpec("high"))
     await wait_all_tasks_blocked()
-    assert (one.grant is None, other.grant is not None) == (True, True)
+    assert (one.allocation is None, other.allocation is not None) == (True, True)
     assert ledger.book.evictions == {Cause.DISPLACED: 1}
     nursery.cancel_scope.cancel()
 
@@ -235,14 +237,14 @@ async def test_a_victim_is_told_once(autojump_clock, nursery):
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=100)
     await wait_all_tasks_blocked()
-    grant = one.grant
+    allocation = one.allocation
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     ledger.evict(Evict(A, Cause.WARNING, "short"))
     assert len(told) == 1
-    assert not grant.urgent
+    assert not allocation.urgent
     seen(ledger, 1, decision=Decision(Level.CRITICAL))
-    assert grant.urgent
-    assert grant.reservation.leaves_by == trio.current_time() + 15
+    assert allocation.urgent
+    assert allocation.reservation.leaves_by == trio.current_time() + 15
     nursery.cancel_scope.cancel()
 
 

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.reservation import Need, Reservation, Terms, rank_of
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, rank_of
 
 LOADS = Reservation(1, Key("ns", "chat"), Need(10), resident_bytes=4, peak_bytes=4)
 SERVES = attrs.evolve(LOADS, loaded_at=5.0, busy_at=7.0, measured=True)
@@ -48,4 +48,4 @@ def test_an_unknown_priority_is_normal():
     """Ranks rise with importance; what is no priority ranks as normal."""
     ranks = [rank_of(name) for name in ("batch", "low", "normal", "high", "critical")]
     assert ranks == sorted(set(ranks))
-    assert Terms("urgent").rank == Terms("normal").rank
+    assert MemorySpec("urgent").rank == MemorySpec("normal").rank

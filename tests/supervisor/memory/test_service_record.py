@@ -7,7 +7,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.refusal import Block, Refusal
-from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 from llmkube.supervisor.memory.service_record import MOVED_BYTES, ServiceRecord
 
 CHAT = Key("ns", "chat")
@@ -110,10 +110,10 @@ def test_a_successor_that_is_left_alone_serves():
 
 
 def test_an_edit_is_a_new_chance():
-    """New terms reach every reservation, and other engines may end for the service again."""
+    """A new spec reaches every reservation, and other engines may end for the service again."""
     record = ServiceRecord(displaced_at=5.0)
     record.promise(ENGINE)
-    assert record.follow(Terms("high"))
-    assert not record.follow(Terms("high"))
-    assert record.engine(Role.SERVING).terms == Terms("high")
+    assert record.follow(MemorySpec("high"))
+    assert not record.follow(MemorySpec("high"))
+    assert record.engine(Role.SERVING).spec == MemorySpec("high")
     assert record.displaced_at == float("-inf")

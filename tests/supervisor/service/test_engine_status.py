@@ -1,7 +1,7 @@
 import attrs
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome
 from supervisor.service.known import LOADED, LOADING
 
@@ -25,7 +25,7 @@ class Manager:
         withdraw_seconds = 2.0
 
 
-class Grant:
+class Allocation:
     """Memory that is not short."""
 
     urgent = False
@@ -57,7 +57,7 @@ async def left(outcome, *, keep=False, leads=True):
     if not leads:
         new.lead()
     manager.views.clear()
-    async with old.withdrawn(outcome, Grant(), Parting(keep)):
+    async with old.withdrawn(outcome, Allocation(), Shutdown(keep)):
         pass
     return [view.reason for view in manager.views], manager.heard
 

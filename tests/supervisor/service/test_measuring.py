@@ -9,7 +9,7 @@ from llmkube.supervisor.service import measuring as room
 from llmkube.supervisor.service.measuring import Measuring, context_hint
 
 
-class Grant:
+class Allocation:
     """A reservation whose measured size the test sets; counts how often the engine has worked."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Child:
 @pytest.fixture
 def world(monkeypatch):
     """An engine whose figures the test sets, and what was learned of it."""
-    shown, grant, child, learned = {"stats": EngineStats("S", 1.0)}, Grant(), Child(), Learned()
+    shown, allocation, child, learned = {"stats": EngineStats("S", 1.0)}, Allocation(), Child(), Learned()
 
     async def read():
         await trio.lowlevel.checkpoint()
@@ -53,34 +53,34 @@ def world(monkeypatch):
 
     monkeypatch.setattr(room, "key_of", key_of)
     ports = SimpleNamespace(learned=learned, engines=None)
-    measuring = Measuring(child, read, lambda: shown["stats"], None, grant, ports)
-    return SimpleNamespace(shown=shown, grant=grant, child=child, learned=learned, measuring=measuring)
+    measuring = Measuring(child, read, lambda: shown["stats"], None, allocation, ports)
+    return SimpleNamespace(shown=shown, allocation=allocation, child=child, learned=learned, measuring=measuring)
 
 
 async def test_an_engine_that_computes_has_worked(autojump_clock, world):
     """Processor time beyond what an idle engine takes is work; the first look cannot tell."""
     await world.measuring.measure()
-    assert world.grant.works == 0
+    assert world.allocation.works == 0
     await trio.sleep(10)
     world.shown["stats"] = EngineStats("S", 1.05)  # 0.5 %: its own housekeeping
     world.measuring.measure_nowait()
-    assert world.grant.works == 0
+    assert world.allocation.works == 0
     await trio.sleep(10)
     world.shown["stats"] = EngineStats("S", 6.0)
     world.measuring.measure_nowait()
-    assert world.grant.works == 1
+    assert world.allocation.works == 1
 
 
 async def test_what_it_held_at_most_is_learned(autojump_clock, world):
     """Growth by more than the share is learned by the task; its log is read for the first figure alone."""
-    world.grant.held.peak_bytes = 1000
+    world.allocation.held.peak_bytes = 1000
     assert world.measuring.measure_nowait() is None  # what has grown takes a task to note
     await world.measuring.measure()
     assert world.learned.get("key").measured_bytes == 1000
     assert world.measuring.measure_nowait() is not None
-    world.grant.held.peak_bytes = 1010
+    world.allocation.held.peak_bytes = 1010
     assert world.measuring.measure_nowait() is not None
-    world.grant.held.peak_bytes = 1100
+    world.allocation.held.peak_bytes = 1100
     await world.measuring.measure()
     assert world.learned.get("key").measured_bytes == 1100
     assert world.child.reads == 1
@@ -91,7 +91,7 @@ async def test_an_engine_that_has_ended_teaches_nothing(autojump_clock, world):
     world.shown["stats"] = None
     assert await world.measuring.measure() is None
     assert world.measuring.measure_nowait() is None
-    assert world.grant.works == 0
+    assert world.allocation.works == 0
 
 
 def test_without_a_shape_no_context_is_offered():

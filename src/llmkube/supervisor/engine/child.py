@@ -26,7 +26,7 @@ from llmkube.supervisor.host.linux import oom_kills
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.nouns.ports import Command, Parting
+from llmkube.supervisor.nouns.ports import Command, Shutdown
 
 log = structlog.get_logger(__name__)
 
@@ -130,13 +130,13 @@ class Ending:
     Attributes:
         cookie: Its mark: every process that carries it is ended, too, whatever session it has made.
         grace_seconds: Between TERM and KILL.
-        parting: Whether it is ended at all.
+        shutdown: Whether it is ended at all.
         outlived: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
     """
 
     cookie: str
     grace_seconds: float
-    parting: Parting
+    shutdown: Shutdown
     outlived: Callable[[int, str], None] | None = None
 
 
@@ -255,7 +255,7 @@ async def _owned(child: OwnedProcess, ending: Ending) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if not ending.parting.keep:
+        if not ending.shutdown.keep:
             await _end(child, ending)  # noqa: ASYNC102 - it shields itself, with a deadline
 
 

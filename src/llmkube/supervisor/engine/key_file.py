@@ -14,7 +14,7 @@ import attrs
 from llmkube.base.private_files import write_private
 from llmkube.supervisor.nouns.api_keys import digest_of
 from llmkube.supervisor.nouns.journal import Entry
-from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.nouns.target import Launch
 
 _FOLDER: Final = "keys"
@@ -64,12 +64,12 @@ def with_client_keys(entry: Entry, keys: Sequence[str]) -> Entry:
 
 
 @contextlib.contextmanager
-def kept_while_running(path: Path, parting: Parting) -> Iterator[None]:
+def kept_while_running(path: Path, shutdown: Shutdown) -> Iterator[None]:
     """Remove an engine's file after the block, unless the engine stays for the next agent."""
     try:
         yield
     finally:
-        if not parting.keep:
+        if not shutdown.keep:
             _remove(path)
 
 

@@ -24,7 +24,7 @@ from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Child, Command, Parting
+from llmkube.supervisor.nouns.ports import Child, Command, Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.supervisor.nouns.settings import AgentSettings
 
@@ -144,7 +144,7 @@ class LocalEngines:
             raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 
     @asynccontextmanager
-    async def open_child(self, command: Command, parting: Parting) -> AsyncIterator[Child]:
+    async def open_child(self, command: Command, shutdown: Shutdown) -> AsyncIterator[Child]:
         """Run a process with the small environment that engines get.
 
         Raises:
@@ -153,32 +153,32 @@ class LocalEngines:
         """
         service = service_of(command.log_path)
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
-        ending = self._ending(command.cookie, parting, service)
+        ending = self._ending(command.cookie, shutdown, service)
         cap = self.settings.log_cap_bytes
         check = partial(self._refuse_beside_stuck, service)
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._keys(command.cookie, parting))
+            stack.enter_context(self._keys(command.cookie, shutdown))
             child = await stack.enter_async_context(
                 open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check)
             )
-            await self._add_proxy(stack, command.proxy, command.cookie, parting)
+            await self._add_proxy(stack, command.proxy, command.cookie, shutdown)
             yield child
 
     @asynccontextmanager
-    async def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AsyncIterator[Child]:
+    async def adopt_child(self, record: EngineRecord, log_path: Path, shutdown: Shutdown) -> AsyncIterator[Child]:
         """Take over a process that an earlier agent has started."""
-        ending = self._ending(record.cookie, parting, service_of(log_path))
+        ending = self._ending(record.cookie, shutdown, service_of(log_path))
         cap = self.settings.log_cap_bytes
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._keys(record.cookie, parting))
+            stack.enter_context(self._keys(record.cookie, shutdown))
             child = await stack.enter_async_context(
                 adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
             )
-            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), record.cookie, parting)
+            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), record.cookie, shutdown)
             yield child
 
     async def _add_proxy(
-        self, stack: AsyncExitStack, config: ProxyConfig | None, cookie: str, parting: Parting
+        self, stack: AsyncExitStack, config: ProxyConfig | None, cookie: str, shutdown: Shutdown
     ) -> None:
         if config is not None:
             folder = self.settings.state_dir
@@ -186,10 +186,10 @@ class LocalEngines:
             path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
             program = self.settings.engine_proxy
             proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
-            await stack.enter_async_context(proxy.running(parting))
+            await stack.enter_async_context(proxy.running(shutdown))
 
-    def _keys(self, cookie: str, parting: Parting) -> AbstractContextManager[None]:
-        return kept_while_running(key_path(self.settings.state_dir, cookie), parting)
+    def _keys(self, cookie: str, shutdown: Shutdown) -> AbstractContextManager[None]:
+        return kept_while_running(key_path(self.settings.state_dir, cookie), shutdown)
 
     def _refuse_beside_stuck(self, service: str) -> None:
         engine = self._stuck.of(service)
@@ -200,11 +200,11 @@ class LocalEngines:
                 "disk of the model and at the driver, or restart the machine"
             )
 
-    def _ending(self, cookie: str, parting: Parting, service: str) -> Ending:
+    def _ending(self, cookie: str, shutdown: Shutdown, service: str) -> Ending:
         def outlived(pid: int, started: str) -> None:
             self._stuck.note(StuckEngine(pid, started, service))
 
-        return Ending(cookie, self.settings.grace_seconds, parting, outlived)
+        return Ending(cookie, self.settings.grace_seconds, shutdown, outlived)
 
     @property
     def _stuck(self) -> StuckEngines:

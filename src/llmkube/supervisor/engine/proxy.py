@@ -24,7 +24,7 @@ from llmkube.supervisor.engine.logfile import open_for_append, rotate
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 
 log = structlog.get_logger(__name__)
@@ -99,7 +99,7 @@ class EngineProxy:
     _process: _Process | None = None
 
     @asynccontextmanager
-    async def running(self, parting: Parting) -> AsyncIterator[None]:
+    async def running(self, shutdown: Shutdown) -> AsyncIterator[None]:
         """Have it run during the block, and end it afterwards, unless it stays for the next agent."""
         async with AsyncExitStack() as watches:
             try:
@@ -108,7 +108,7 @@ class EngineProxy:
                     yield
                     nursery.cancel_scope.cancel(reason="the engine has ended, or stays")
             finally:
-                if not parting.keep:
+                if not shutdown.keep:
                     await self._end()  # noqa: ASYNC102 - it shields itself, with a deadline
                     _remove(self.path)
 

@@ -53,7 +53,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     for request in sorted(queue, key=_turn):
         refusal = judge(request, host)
         if refusal is None and winner is not None and request.need.total_bytes > host.small_bytes:
-            first = f"`{name_beside(winner.key, request.key)}` (priority {winner.terms.priority})"
+            first = f"`{name_beside(winner.key, request.key)}` (priority {winner.spec.priority})"
             refusal = Refusal(Block.TURN, f"waits for {first}, for which memory is being freed")
         if refusal is None:
             admitted.append(request.key)
@@ -91,7 +91,7 @@ def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
 
 def _turn(request: Request) -> tuple[int, bool, float, Key]:
     """The most important first, then who had been here before, then who has waited longest."""
-    return -request.terms.rank, not request.returns, request.since, request.key
+    return -request.spec.rank, not request.returns, request.since, request.key
 
 
 def _soon(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
@@ -111,7 +111,7 @@ def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
 
 def _described(engine: Reservation, beside: Key, now: float) -> str:
     """`draft` (priority low, idle 14m)."""
-    facts, idle = [f"priority {engine.terms.priority}"], engine.idle_seconds(now)
+    facts, idle = [f"priority {engine.spec.priority}"], engine.idle_seconds(now)
     if idle >= 60:
         facts.append(f"idle {format_age(idle)}")
     return f"`{name_beside(engine.key, beside)}` ({', '.join(facts)})"
@@ -120,6 +120,6 @@ def _described(engine: Reservation, beside: Key, now: float) -> str:
 def _because(request: Request, victim: Reservation) -> str:
     winner, needs = name_beside(request.key, victim.key), format_bytes(request.need.total_bytes)
     return (
-        f"Evicted to make room for {winner} (priority {request.terms.priority}, needs {needs}); "
-        f"this service has priority {victim.terms.priority}"
+        f"Evicted to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
+        f"this service has priority {victim.spec.priority}"
     )

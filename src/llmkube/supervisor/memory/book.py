@@ -23,7 +23,7 @@ from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records
 from llmkube.supervisor.memory.refusal import Refusal, judge
 from llmkube.supervisor.memory.releases import Releases
-from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 from llmkube.supervisor.memory.service_record import ServiceRecord
 from llmkube.supervisor.memory.view import MemoryView, Room, room_in
 
@@ -56,9 +56,9 @@ class Book:
 
     # -- services -------------------------------------------------------------------------------------------------
 
-    def follow(self, key: Key, terms: Terms, now: float) -> Orders:
+    def follow(self, key: Key, spec: MemorySpec, now: float) -> Orders:
         """Take in what the objects say now."""
-        return self.admit(now) if self.records.of(key).follow(terms) else ()
+        return self.admit(now) if self.records.of(key).follow(spec) else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Promise at once what an engine has already that an earlier agent left."""

@@ -84,7 +84,7 @@ class Capacity:
 
     def with_promise(self, request: Request) -> "Capacity":
         """The same host once this service has been admitted."""
-        promised = Reservation(0, request.key, request.need, request.terms, returns=request.returns)
+        promised = Reservation(0, request.key, request.need, request.spec, returns=request.returns)
         return attrs.evolve(self, reservations=(*self.reservations, promised))
 
     def with_leaving(self, keys: Iterable[Key]) -> "Capacity":

@@ -228,7 +228,7 @@ def _choose(policy: Policy, observed: Observation, cause: Cause, now: float) -> 
     lacking = _lacking(policy, observed, cause)
     enough_bytes = lacking + policy.reclaim_bytes(observed.sample.total_bytes)
     order = partial(_order, policy, enough_bytes, now)
-    open_to = sorted((each for each in staying if not each.terms.protected), key=order)
+    open_to = sorted((each for each in staying if not each.spec.protected), key=order)
     if not open_to:
         return Skip.ALL_PROTECTED, "no service is evicted: every engine is protected, or was told to end and has not"
     worthwhile = [each for each in open_to if each.frees_bytes >= policy.worthwhile_bytes]
@@ -247,7 +247,7 @@ def _choose(policy: Policy, observed: Observation, cause: Cause, now: float) -> 
     if cause is Cause.IDLE:
         high = rank_of("high")  # high and critical mean that an answer must not wait for a load
         worthwhile = [
-            each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.terms.rank < high
+            each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.spec.rank < high
         ]
         if not worthwhile and _figures_fine(policy, observed.sample):
             return (
@@ -289,7 +289,7 @@ def _figures_fine(policy: Policy, sample: Sample) -> bool:
 def _order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -> tuple[int, bool, int, Key]:
     """The lowest priority first, then one without work if it alone frees enough, then the one that frees most."""
     spared = engine.idle_seconds(now) < policy.idle_seconds or engine.frees_bytes < enough_bytes
-    return engine.terms.rank, spared, -engine.frees_bytes, engine.key
+    return engine.spec.rank, spared, -engine.frees_bytes, engine.key
 
 
 def _lacking(policy: Policy, observed: Observation, cause: Cause) -> int:

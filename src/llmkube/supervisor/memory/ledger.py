@@ -22,12 +22,12 @@ from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Decision, Evict
 from llmkube.supervisor.memory.orders import Hurry, Leave, Orders, Start, Tell
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.memory.reservation import Need, Reservation, Role, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView, Room
 
 
 @attrs.define(eq=False)
-class Grant:
+class Allocation:
     """What a scope of the ledger gives its body: a reservation, and the word that the engine has to go.
 
     Attributes:
@@ -82,14 +82,14 @@ class Ledger:
     look_soon: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)
     _waits: dict[Key, _Wait] = attrs.field(factory=dict)
-    _grants: dict[int, Grant] = attrs.field(factory=dict)
+    _allocations: dict[int, Allocation] = attrs.field(factory=dict)
 
     # -- scopes ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def admitted(
         self, key: Key, need: Need, *, scope: trio.CancelScope, say: Callable[[Refusal], None]
-    ) -> AsyncIterator[Grant]:
+    ) -> AsyncIterator[Allocation]:
         """Wait until there is room, and hold it for as long as the body runs, and its memory after that.
 
         Args:
@@ -99,14 +99,14 @@ class Ledger:
             say: Called with why it waits: at once, and when that has changed.
         """
         if not self.watched:
-            yield Grant(self.book, Reservation(0, key, need), scope)
+            yield Allocation(self.book, Reservation(0, key, need), scope)
             return
         wait = self._waits[key] = _Wait(self.book.records.serving(key))  # an adopted engine has its memory already
         try:
             if wait.reservation is None:
                 self._carry_out(self.book.ask(key, need, trio.current_time()))
-            with self._granted(await self._reserved(wait, say), scope) as grant:
-                yield grant
+            with self._allocated(await self._reserved(wait, say), scope) as allocation:
+                yield allocation
         finally:
             if self._waits.get(key) is wait:
                 del self._waits[key]
@@ -115,7 +115,7 @@ class Ledger:
                 self._release(wait.reservation)
 
     @contextmanager
-    def beside(self, key: Key, need: Need, *, scope: trio.CancelScope) -> Iterator[Grant | None]:
+    def beside(self, key: Key, need: Need, *, scope: trio.CancelScope) -> Iterator[Allocation | None]:
         """Hold what a second engine of a service needs for as long as the body runs; None when there is no room now.
 
         Args:
@@ -128,16 +128,16 @@ class Ledger:
             yield None
             return
         try:
-            with self._granted(reservation, scope) as grant:
-                yield grant
+            with self._allocated(reservation, scope) as allocation:
+                yield allocation
         finally:
             self._release(reservation)
 
     # -- services and engines -------------------------------------------------------------------------------------
 
-    def follow(self, key: Key, terms: Terms) -> None:
+    def follow(self, key: Key, spec: MemorySpec) -> None:
         """Take in what the objects say now; an edit is a new chance for a service that waits."""
-        self._carry_out(self.book.follow(key, terms, trio.current_time()))
+        self._carry_out(self.book.follow(key, spec, trio.current_time()))
 
     def adopt(self, key: Key, need: Need) -> None:
         """Promise at once what an engine has already that an earlier agent left; `admitted` finds it there."""
@@ -157,19 +157,19 @@ class Ledger:
         """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
         return self.book.never(key, need, trio.current_time())
 
-    def started(self, grant: Grant, pid: int) -> None:
+    def started(self, allocation: Allocation, pid: int) -> None:
         """The engine's process has been started, or found."""
-        self.book.started(grant.reservation, pid)
+        self.book.started(allocation.reservation, pid)
         self.look_nowait()
 
-    def loaded(self, grant: Grant) -> None:
+    def loaded(self, allocation: Allocation) -> None:
         """The engine answers."""
-        self.book.loaded(grant.reservation, trio.current_time())
+        self.book.loaded(allocation.reservation, trio.current_time())
         self.look_nowait()
 
-    def take_over(self, grant: Grant) -> None:
+    def take_over(self, allocation: Allocation) -> None:
         """The second engine of a service serves from now on; the first one is on its way out."""
-        self.book.take_over(grant.reservation, trio.current_time())
+        self.book.take_over(allocation.reservation, trio.current_time())
 
     # -- the host -------------------------------------------------------------------------------------------------
 
@@ -212,18 +212,18 @@ class Ledger:
         return wait.reservation
 
     @contextmanager
-    def _granted(self, reservation: Reservation, scope: trio.CancelScope) -> Iterator[Grant]:
+    def _allocated(self, reservation: Reservation, scope: trio.CancelScope) -> Iterator[Allocation]:
         """Have orders reach the engine's task while the body runs; one may have come before."""
         reservation = self.book.take(reservation)
-        grant = self._grants[reservation.number] = Grant(self.book, reservation, scope)
+        allocation = self._allocations[reservation.number] = Allocation(self.book, reservation, scope)
         if reservation.urgent:
-            grant.hurried.set()
+            allocation.hurried.set()
         if reservation.evicted_why is not None:
             scope.cancel(reason=reservation.evicted_why)
         try:
-            yield grant
+            yield allocation
         finally:
-            del self._grants[reservation.number]
+            del self._allocations[reservation.number]
 
     def _release(self, reservation: Reservation) -> None:
         self._carry_out(self.book.release(reservation, trio.current_time()))
@@ -243,13 +243,13 @@ class Ledger:
                 case Leave(reservation, evict):
                     self._send_away(reservation, evict)
                 case Hurry(reservation):
-                    if (grant := self._grants.get(reservation.number)) is not None:
-                        grant.hurried.set()
+                    if (allocation := self._allocations.get(reservation.number)) is not None:
+                        allocation.hurried.set()
 
     def _send_away(self, reservation: Reservation, evict: Evict) -> None:
         if reservation.role is Role.SERVING:  # a successor does not serve yet: its end is not reported
             self.told(evict)
-        if (grant := self._grants.get(reservation.number)) is not None:
+        if (allocation := self._allocations.get(reservation.number)) is not None:
             if reservation.urgent:
-                grant.hurried.set()
-            grant.scope.cancel(reason=evict.why)
+                allocation.hurried.set()
+            allocation.scope.cancel(reason=evict.why)

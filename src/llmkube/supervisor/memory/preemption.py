@@ -14,14 +14,14 @@ BUSY_SECONDS: Final = 300.0
 
 def victims_of(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     """Return the less important engines that end for a request; none if that would not be enough."""
-    rank = request.terms.rank
-    lower = [each for each in _movable(host) if each.terms.rank < rank and not each.terms.protected]
+    rank = request.spec.rank
+    lower = [each for each in _movable(host) if each.spec.rank < rank and not each.spec.protected]
     return _cheapest_for(request, host, lower)
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     """Return the engines that a person could stop for a request; never a more important one."""
-    return _cheapest_for(request, host, [each for each in _movable(host) if each.terms.rank <= request.terms.rank])
+    return _cheapest_for(request, host, [each for each in _movable(host) if each.spec.rank <= request.spec.rank])
 
 
 def cheapest(
@@ -59,4 +59,4 @@ def _movable(host: Capacity) -> list[Reservation]:
 
 def _cost(engine: Reservation, now: float) -> tuple[bool, int, bool, float, int, Key]:
     busy = engine.idle_seconds(now) < BUSY_SECONDS
-    return engine.terms.protected, engine.terms.rank, busy, engine.load_seconds, engine.total_bytes, engine.key
+    return engine.spec.protected, engine.spec.rank, busy, engine.load_seconds, engine.total_bytes, engine.key

@@ -15,7 +15,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.reservation import Request, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Request
 
 
 class Block(enum.StrEnum):
@@ -73,7 +73,7 @@ def judge(request: Request, host: Capacity) -> Refusal | None:
     if not need.sized:
         return _closed(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
-    cap = _cap(request.terms, budget.total_bytes)
+    cap = _cap(request.spec, budget.total_bytes)
     if cap is not None and need.total_bytes > cap[0]:
         words = f"{needs}, more than its own budget of {cap[1]}"
         return Refusal(Block.OWN_BUDGET, words, cap[0])
@@ -132,9 +132,9 @@ def _short(request: Request, host: Capacity, needs: str, on_device: str) -> Refu
     return None
 
 
-def _cap(terms: Terms, total_bytes: int) -> tuple[int, str] | None:
+def _cap(spec: MemorySpec, total_bytes: int) -> tuple[int, str] | None:
     try:
-        cap = own_cap(terms.hardware, total_bytes)
+        cap = own_cap(spec.hardware, total_bytes)
     except UserError:  # the planner refuses such a spec by its field's name
         return None
     return None if cap is None else (cap.limit_bytes, str(cap))

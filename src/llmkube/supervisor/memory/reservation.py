@@ -21,7 +21,7 @@ def rank_of(priority: str) -> int:
 
 
 @attrs.frozen
-class Terms:
+class MemorySpec:
     """What a service's objects say about memory; an edit counts from the next decision on.
 
     Attributes:
@@ -72,7 +72,7 @@ class Request:
     Attributes:
         key: The service.
         need: How much its engine will take.
-        terms: What its objects say.
+        spec: What its objects say.
         since: When it began to wait.
         dwell_seconds: How long memory must have been normal; more than 0 after an eviction for pressure.
         margin_bytes: How much more than its need must be there; after an eviction.
@@ -81,7 +81,7 @@ class Request:
 
     key: Key
     need: Need
-    terms: Terms = Terms()
+    spec: MemorySpec = MemorySpec()
     since: float = 0.0
     dwell_seconds: float = 0.0
     margin_bytes: int = 0
@@ -111,7 +111,7 @@ class Reservation:
         number: Names the reservation within its book; 0 for one that is only supposed.
         key: The service.
         need: What was promised.
-        terms: What the service's objects say now.
+        spec: What the service's objects say now.
         role: Which of the service's engines this is for.
         since: When it was made.
         held: Whether a task has taken it over; until then an adopted engine cannot be told to go.
@@ -133,7 +133,7 @@ class Reservation:
     number: int
     key: Key
     need: Need
-    terms: Terms = Terms()
+    spec: MemorySpec = MemorySpec()
     role: Role = Role.SERVING
     since: float = 0.0
     held: bool = True

@@ -7,7 +7,7 @@ import attrs
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.memory.reservation import Request, Reservation, Role, Terms
+from llmkube.supervisor.memory.reservation import MemorySpec, Request, Reservation, Role
 
 TELL_SECONDS: Final = 10.0
 """The least time between two sentences about the same wait."""
@@ -26,7 +26,7 @@ class ServiceRecord:
     """One service, whether it runs or waits.
 
     Attributes:
-        terms: What its objects say.
+        spec: What its objects say.
         reservations: What its engines have been promised, by number: one, or two while one replaces the other.
         request: What it waits for; None while it does not.
         told: Why it waits, as it was told last.
@@ -40,7 +40,7 @@ class ServiceRecord:
         load_seconds: How long its last load took.
     """
 
-    terms: Terms = Terms()
+    spec: MemorySpec = MemorySpec()
     reservations: dict[int, Reservation] = attrs.field(factory=dict)
     request: Request | None = None
     told: Refusal | None = None
@@ -57,12 +57,12 @@ class ServiceRecord:
         """The reservation of its engine in this role."""
         return next((each for each in self.reservations.values() if each.role is role), None)
 
-    def follow(self, terms: Terms) -> bool:
+    def follow(self, spec: MemorySpec) -> bool:
         """Take in what the objects say now, and return whether that is new: an edit is a new chance."""
-        if terms == self.terms:
+        if spec == self.spec:
             return False
-        self.terms, self.displaced_at = terms, LONG_AGO
-        self.reservations = {at: attrs.evolve(each, terms=terms) for at, each in self.reservations.items()}
+        self.spec, self.displaced_at = spec, LONG_AGO
+        self.reservations = {at: attrs.evolve(each, spec=spec) for at, each in self.reservations.items()}
         return True
 
     def ask(self, policy: Policy, request: Request) -> Request:
@@ -75,19 +75,19 @@ class ServiceRecord:
         return attrs.evolve(request, need=need, dwell_seconds=float(returns), margin_bytes=margin)
 
     def up_to_date(self, policy: Policy, request: Request, most_bytes: int, now: float) -> Request:
-        """Return a request with the newest terms, capped at what all engines may take."""
+        """Return a request with the newest spec, capped at what all engines may take."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # no engine ends for one without users
         return attrs.evolve(
             request,
             need=request.need.at_most(most_bytes),
-            terms=self.terms,
+            spec=self.spec,
             may_displace=rested and policy.mode is Mode.ON and not unused,
         )
 
     def promise(self, reservation: Reservation) -> Reservation:
         """Enter a reservation; what waited for it waits no longer."""
-        reservation = attrs.evolve(reservation, terms=self.terms, load_seconds=self.load_seconds)
+        reservation = attrs.evolve(reservation, spec=self.spec, load_seconds=self.load_seconds)
         self.reservations[reservation.number] = reservation
         if reservation.role is Role.SERVING:
             self.request = None

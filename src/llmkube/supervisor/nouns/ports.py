@@ -52,8 +52,8 @@ class Command:
 
 
 @attrs.define(eq=False)
-class Parting:
-    """How the agent takes leave: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
+class Shutdown:
+    """How the agent shuts down: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
 
     keep: bool = False
 
@@ -127,17 +127,19 @@ class Engines(Protocol):
         """
         ...
 
-    def open_child(self, command: Command, parting: Parting) -> AbstractAsyncContextManager[Child]:
+    def open_child(self, command: Command, shutdown: Shutdown) -> AbstractAsyncContextManager[Child]:
         """Run a process; leaving the context ends it: TERM, grace, KILL, reaped, whatever the reason to leave.
 
-        Only a parting that keeps engines leaves it alone.
+        Only a shutdown that keeps engines leaves it alone.
 
         Raises:
             WorldError: The program could not be started.
         """
         ...
 
-    def adopt_child(self, record: EngineRecord, log_path: Path, parting: Parting) -> AbstractAsyncContextManager[Child]:
+    def adopt_child(
+        self, record: EngineRecord, log_path: Path, shutdown: Shutdown
+    ) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started; leaving the context ends it as if it were our own.
 
         Raises:

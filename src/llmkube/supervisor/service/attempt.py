@@ -32,14 +32,14 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
 from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
-from llmkube.supervisor.memory.ledger import Grant, Ledger
+from llmkube.supervisor.memory.ledger import Allocation, Ledger
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.host_addresses import LOOPBACK
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Child, Command, Parting, Ports
+from llmkube.supervisor.nouns.ports import Child, Command, Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome
@@ -80,7 +80,7 @@ class ServiceContext:
         status_manager: Says what is true of the service.
         ports: The outside world.
         settings: The host's.
-        parting: Whether engines stay when their tasks are cancelled.
+        shutdown: Whether engines stay when their tasks are cancelled.
         ledger: Who may take how much of this host's memory.
         leader: Which of the engines is reported.
     """
@@ -88,7 +88,7 @@ class ServiceContext:
     status_manager: StatusManager
     ports: Ports
     settings: AgentSettings
-    parting: Parting
+    shutdown: Shutdown
     ledger: Ledger
     leader: Leader = attrs.field(factory=Leader)
 
@@ -192,13 +192,13 @@ class Attempt:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
         context, key = self.context, self.context.status_manager.key
         if self.before is not None:
-            with context.ledger.beside(key, await context.need(self.launch), scope=self.scope) as grant:
-                return await self._in_process(grant) if grant is not None else None
+            with context.ledger.beside(key, await context.need(self.launch), scope=self.scope) as allocation:
+                return await self._in_process(allocation) if allocation is not None else None
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await context.need(self.launch)
-        async with context.ledger.admitted(key, need, scope=self.scope, say=self._waits) as grant:
-            return await self._in_process(grant)
+        async with context.ledger.admitted(key, need, scope=self.scope, say=self._waits) as allocation:
+            return await self._in_process(allocation)
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
@@ -212,13 +212,13 @@ class Attempt:
 
     # -- the process ----------------------------------------------------------------------------------------------
 
-    async def _in_process(self, grant: Grant) -> Failure:
+    async def _in_process(self, allocation: Allocation) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         context, found = self.context, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
             self.child = child
             self._entry = self._entry or self._entry_of(record)
-            context.ledger.started(grant, child.pid)
+            context.ledger.started(allocation, child.pid)
             view = ServiceView(
                 Reason.LOADING,
                 "the engine is loading the model",
@@ -230,7 +230,7 @@ class Attempt:
             self._host = view.host
             self.address_changed()
             try:
-                return await self._serve(child, record, view, grant)
+                return await self._serve(child, record, view, allocation)
             finally:
                 self._host = ""
 
@@ -263,7 +263,7 @@ class Attempt:
         )
         if alone:
             await self._note(record)
-        async with context.ports.engines.open_child(command, context.parting) as child:
+        async with context.ports.engines.open_child(command, context.shutdown) as child:
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
             if alone:
                 await self._note(record)
@@ -294,7 +294,7 @@ class Attempt:
         context, key = self.context, self.context.status_manager.key
         self._entry = self._entry_of(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
-        async with context.ports.engines.adopt_child(record, path, context.parting) as child:
+        async with context.ports.engines.adopt_child(record, path, context.shutdown) as child:
             log.info(
                 "adopted inference service",
                 name=key.name,
@@ -344,7 +344,7 @@ class Attempt:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, grant: Grant) -> Failure:
+    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, allocation: Allocation) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         context, launch = self.context, self.launch
         engine = health.Engine(
@@ -361,8 +361,8 @@ class Attempt:
 
             nursery.start_soon(notice_exit)
             async with (
-                self._drained(engine, outcome, grant.hurried),
-                self.status.withdrawn(outcome, grant, context.parting),
+                self._drained(engine, outcome, allocation.hurried),
+                self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
                 entrance = attrs.evolve(engine, url=_url(*record.address))
                 if self.found is None or not await self._answers_at_once(entrance.ready_url):
@@ -372,13 +372,13 @@ class Attempt:
                     outcome.failure = await self._opened(entrance)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
-                    context.ledger.loaded(grant)
+                    context.ledger.loaded(allocation)
                     if self.before is not None:
-                        await self._take_over(child, record, grant)
+                        await self._take_over(child, record, allocation)
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
-                    outcome.failure = await self._watched(child, record, engine, grant)
+                    outcome.failure = await self._watched(child, record, engine, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         return await self._failure(child, outcome)
 
@@ -398,7 +398,9 @@ class Attempt:
         when = "while loading" if loading else "while serving"
         return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
 
-    async def _watched(self, child: Child, record: EngineRecord, engine: health.Engine, grant: Grant) -> Failure:
+    async def _watched(
+        self, child: Child, record: EngineRecord, engine: health.Engine, allocation: Allocation
+    ) -> Failure:
         """Return when it hangs."""
         context = self.context
         key = context.status_manager.key
@@ -407,7 +409,7 @@ class Attempt:
         self._task_status.started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)
-        measuring = Measuring(child, read, read_nowait, self.launch, grant, context.ports)
+        measuring = Measuring(child, read, read_nowait, self.launch, allocation, context.ports)
         hung = await health.watch(
             engine,
             measuring.measure,
@@ -419,7 +421,7 @@ class Attempt:
         self.status.set_reason(Reason.HUNG, failure.message)
         return failure
 
-    async def _take_over(self, child: Child, record: EngineRecord, grant: Grant) -> None:
+    async def _take_over(self, child: Child, record: EngineRecord, allocation: Allocation) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
         record = attrs.evolve(record, next_log=True)
         while not await self._noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
@@ -427,7 +429,7 @@ class Attempt:
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(self.context.log_path))
         await self._named(child, record)
-        self.context.ledger.take_over(grant)
+        self.context.ledger.take_over(allocation)
         self.status.lead()
         self.before = None
 
@@ -484,7 +486,7 @@ class Attempt:
             yield
         finally:
             can_end = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_end and not context.parting.keep and not hurried.is_set():
+            if can_end and not context.shutdown.keep and not hurried.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
                     await wait_any(hurried.wait, engine.wait_idle)
                 if bound.cancelled_caught or hurried.is_set():

@@ -17,9 +17,9 @@ import structlog
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.memory.ledger import Grant
+from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView
-from llmkube.supervisor.nouns.ports import Parting
+from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 
@@ -100,10 +100,10 @@ class EngineStatus:
         self.manager.update(Facts.with_engine, loaded, newest=self.newest)
 
     @asynccontextmanager
-    async def withdrawn(self, outcome: Outcome, grant: Grant, parting: Parting) -> AsyncIterator[None]:
+    async def withdrawn(self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown) -> AsyncIterator[None]:
         """On the way out of the body, withdraw the claim to the endpoint before anything stops, if there may be one.
 
-        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A parting that
+        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A shutdown that
         keeps the engine keeps the claim, and an engine that has ended by itself is not waited for; nor is there a wait
         when memory is urgent. One whose successor has the endpoint has nothing to withdraw.
         """
@@ -114,10 +114,10 @@ class EngineStatus:
                 pass
             elif outcome.exit is not None:
                 self.set_reason(Reason.ENGINE_EXITED, f"the engine ended: {outcome.exit}")
-            elif self.leads and not parting.keep:
+            elif self.leads and not shutdown.keep:
                 if self.view.ready or not self.view.reason:  # else it has been said that it is not, and why
                     self.set_reason(Reason.STOPPING, "the endpoint is withdrawn")
-                if not grant.urgent:
+                if not allocation.urgent:
                     await self._heard()  # noqa: ASYNC102 - it shields itself, with a deadline
 
     async def _heard(self) -> None:

@@ -11,7 +11,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.runtimes.process.buffers import reported
 from llmkube.supervisor.memory.learned import Figure, figure_key
-from llmkube.supervisor.memory.ledger import Grant
+from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
 from llmkube.supervisor.nouns.ports import Child, Engines, Ports
 from llmkube.supervisor.nouns.target import Launch
@@ -44,7 +44,7 @@ class Measuring:
         read: What the kernel says of it.
         read_nowait: The same without waiting, where that can be had.
         launch: What it runs.
-        grant: What it has been promised, and what it was last seen to hold.
+        allocation: What it has been promised, and what it was last seen to hold.
         ports: Where that is kept.
     """
 
@@ -52,7 +52,7 @@ class Measuring:
     read: Callable[[], Awaitable[EngineStats | None]]
     read_nowait: Callable[[], EngineStats | None]
     launch: Launch
-    grant: Grant
+    allocation: Allocation
     ports: Ports
     _cpu_seconds: float = 0.0
     _looked_at: float = math.inf
@@ -78,19 +78,19 @@ class Measuring:
         if seen is not None:
             now = trio.current_time()
             if seen.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._looked_at) > 0:
-                self.grant.worked()
+                self.allocation.worked()
             self._cpu_seconds, self._looked_at = seen.cpu_seconds, now
 
     @property
     def _has_grown(self) -> bool:
-        held = self.grant.reservation
+        held = self.allocation.reservation
         return held.measured and held.peak_bytes > self._learned_bytes * LEARN_SHARE
 
     async def _learn(self) -> None:
         """Keep what it holds at most, and once what it says that it has allocated."""
         lines = () if self._learned_bytes else await self.child.last_lines(LOAD_LINES)
         buffers = reported(lines)
-        held = self.grant.reservation
+        held = self.allocation.reservation
         self._learned_bytes = measured = held.peak_bytes
         estimated, said = held.need.estimated_bytes, sum(each.size_bytes for each in buffers)
         on_device = sum(each.size_bytes for each in buffers if each.place is Place.DEVICE)
