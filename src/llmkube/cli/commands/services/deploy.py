@@ -104,7 +104,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
             await _wait(cluster, Key(cluster.namespace, name), applied, console, timeout)
 
     watch_quietly()
-    run_against(where, action)
+    run_against(where, action, changes=not dry_run)
 
 
 @attrs.frozen

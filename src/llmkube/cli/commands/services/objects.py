@@ -111,7 +111,7 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
             return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
         return f"{target.title} scaled from {before} to {replicas}"
 
-    click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
 
 
 @click.command("delete", context_settings=HELP)
@@ -145,7 +145,7 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
             words = "\n".join(problem.format_message() for problem in problems)
             raise CommandError(words, ExitCode(problems[0].exit_code))
 
-    run_against(where, action)
+    run_against(where, action, changes=True)
 
 
 async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
