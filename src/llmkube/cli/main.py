@@ -44,6 +44,9 @@ COMMANDS: Mapping[str, Entry] = {
     "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
     "port-forward": Entry("commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."),
     "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
+    "restart": Entry(
+        "commands.services.restart:restart", "Start the engine of a service anew."
+    ),
     "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
     "inspect": Entry(
         "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."

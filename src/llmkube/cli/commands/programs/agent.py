@@ -96,9 +96,7 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     if pid is None:
         raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
     if up_on(folder) == pid:
-        raise CommandError(
-            f"what runs on {folder} is `llmkube up` (pid {pid}) and no agent; `llmkube up stop` stops it"
-        )
+        raise CommandError(f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it")
     os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
     trio.run(wait_gone, folder, pid, timeout)
     click.echo(f"agent with pid {pid} has stopped")

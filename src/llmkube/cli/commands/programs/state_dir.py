@@ -56,9 +56,7 @@ def temporary_state_dir() -> Iterator[Path]:
             _remove_left(left)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
-        held_state_dir(
-            Path(folder), ENGINES, SERVER
-        ) as path,  # by mkdtemp: 0700, and its name is known to us alone
+        held_state_dir(Path(folder), ENGINES, SERVER) as path,  # by mkdtemp: 0700, and its name is known to us alone
     ):
         yield path
 

@@ -6,7 +6,6 @@ that is left out the next time takes its setting back.
 
 import datetime
 import os
-import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,32 +13,23 @@ from typing import Any, Final
 
 import attrs
 import click
-import trio
-from rich.console import Console
 
 from llmkube.base.errors import UserError
+from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
 from llmkube.cli.complete import models, services
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.failures import CommandError
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
-from llmkube.cli.program import open_service_nursery
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
-from llmkube.cli.view.advice import explain
-from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
-from llmkube.cli.view.output import printable
-from llmkube.cli.view.progress_line import Display, open_display
-from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.service_health import Health, State, service_health
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
@@ -84,7 +74,6 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
     out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
     """
     order = _read(name, flags)
-    console = Console(stderr=True)
 
     async def action(cluster: Cluster) -> None:
         with answering():
@@ -101,10 +90,16 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
         for done in applied:
             click.echo(f"{done.title} {done.change}", err=wait)
         if wait:
-            await _wait(cluster, Key(cluster.namespace, name), applied, console, timeout)
+            key = Key(cluster.namespace, name)
+            leaving.note = (
+                f"The deployment goes on without this command: `{command('status', key)} --watch` shows how, "
+                f"`{command('delete', key)}` ends it"
+            )
+            await _wait(cluster, key, applied, timeout, replicas=order.replicas)
 
     watch_quietly()
-    run_against(where, action, changes=not dry_run)
+    with told_on_interrupt() as leaving:
+        run_against(where, action, changes=not dry_run)
 
 
 @attrs.frozen
@@ -124,6 +119,11 @@ class Order:
     def kinds(self) -> tuple[type[Any], ...]:
         """The kinds of `manifests`, in the same order."""
         return (Model, InferenceService) if self.source else (InferenceService,)
+
+    @property
+    def replicas(self) -> int | None:
+        """How many processes the command line asks for; None if it says nothing of that."""
+        return next((value for field, value in self.fields.items() if field.path == "spec.replicas"), None)
 
     def manifests(self, namespace: str, served: Collection[str]) -> list[dict[str, Any]]:
         """Return the objects to apply.
@@ -260,56 +260,29 @@ async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) ->
     return Applied(kind.RESOURCE.kind, key, change)
 
 
-async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Console, seconds: float) -> None:
-    rng = random.Random()  # noqa: S311 - jitter of reconnects
-    async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
-        while key not in followed.services:  # what was applied is on its way to us
-            version = followed.changed.version
-            await followed.changed.wait_newer(version)
-        with open_display(console) as display:
-            readiness = _readiness(followed, key, applied, display)
-            async with open_service_nursery() as moving:
-                moving.start_soon(display.run)
-                with trio.move_on_after(seconds) as waiting:
-                    health = await readiness.wait()
-        if waiting.cancelled_caught:
-            raise CommandError(
-                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It goes on without this command: `{_command('status', key)} --watch` shows how",
-                ExitCode.TIMED_OUT,
-            )
-        if health.failing:
-            raise CommandError(explain(key, health))
-        service = followed.services.get(key)
-    assert service is not None, "it has just been Ready"
-    if health.state is State.STOPPED:
-        click.echo(f"InferenceService {key} is {service.status.phase}")
-        return
+async def _wait(
+    cluster: Cluster, key: Key, applied: Sequence[Applied], seconds: float, *, replicas: int | None
+) -> None:
+    written = {each.kind for each in applied if each.change != "unchanged"}
+    edited = any(each.change == "configured" for each in applied)
+    service = await arrive(cluster, key, seconds, written=written, edited=edited)
+    if is_stopped(service):
+        words = f"InferenceService {key} is {service.status.phase}"
+        if replicas == 0:
+            click.echo(words)
+            return
+        starts = "set spec.suspend to false" if service.spec.suspend else f"`{command('scale', key)} 1`"
+        raise CommandError(f"{words}, as its spec asks; {starts} starts it")
     click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
-    click.echo(f"Talk to it: {_command('chat', key)}", err=True)
+    click.echo(next_step(service), err=True)
 
 
-def _readiness(followed: Followed, key: Key, applied: Sequence[Applied], display: Display) -> Readiness:
-    """Return the wait: a failure that is about a spec which this command has not touched may be an old one."""
-    fresh = {each.kind for each in applied if each.change != "unchanged"}
-
-    def detail(service: InferenceService, model: Model | None, health: Health) -> str:
-        return ", ".join([health.headline, *next_retry(service, model, _now())])
-
-    return Readiness(
-        followed=followed,
-        key=key,
-        judge=service_health,
-        display=display,
-        detail=detail,
-        doubted=lambda health: health.about not in fresh,
-        changed=any(each.change == "configured" for each in applied),
-        applied=bool(fresh),
-    )
-
-
-def _command(verb: str, key: Key) -> str:
-    return f"llmkube {verb} {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+def next_step(service: InferenceService) -> str:
+    """Return how a service is used: only one that talks can be talked to."""
+    mode = service.status.mode or service.spec.mode or "chat"
+    if mode == "chat":
+        return f"Talk to it: {command('chat', service.key)}"
+    return f"It offers {mode}, by the OpenAI API: see docs/gateway.md"
 
 
 def _now() -> datetime.datetime:
