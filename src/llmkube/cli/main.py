@@ -44,14 +44,13 @@ COMMANDS: Mapping[str, Entry] = {
     "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
     "port-forward": Entry("commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."),
     "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
-    "restart": Entry(
-        "commands.services.restart:restart", "Start the engine of a service anew."
-    ),
+    "restart": Entry("commands.services.restart:restart", "Start the engine of a service anew."),
     "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
     "inspect": Entry(
         "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
     ),
     "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
+    "catalog": Entry("commands.models.catalog:catalog", "Show the models that can be deployed by name."),
     "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
     "key-proxy": Entry(
         "commands.programs.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."

@@ -15,6 +15,7 @@ import attrs
 import click
 
 from llmkube.base.errors import UserError
+from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
 from llmkube.cli.complete import models, services
@@ -33,6 +34,9 @@ from llmkube.k8s.resource import Key
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
+
+CATALOG_CONTEXT: Final = 8192
+"""Tokens of context that a deployment from the catalog gets: enough to talk, and little beside the weights."""
 
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
@@ -70,10 +74,15 @@ _LOCAL: Final = ("./", "../", "~")
 def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where, **flags: Any) -> None:
     """Serve the weights at --source under NAME, or change how NAME is served.
 
+    Without --source and --model, NAME is a model of `llmkube catalog list`.
+
     Applies a Model and an InferenceService of that name. The same command again changes nothing; a flag that is left
     out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
     """
     order = _read(name, flags)
+
+    if order.quantization:
+        click.echo(f"{name}: {order.source} ({CHECKED[_from_catalog(name).checked]})", err=True)
 
     async def action(cluster: Cluster) -> None:
         with answering():
@@ -111,6 +120,7 @@ class Order:
     model_name: str
     accelerator: str | None
     gpu: bool
+    quantization: str
     env: tuple[tuple[str, str], ...]
     api_keys: Mapping[str, str]
     fields: Mapping[FieldFlag, Any]
@@ -136,6 +146,8 @@ class Order:
         if self.source:
             accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu)
             put(objects[Model], "spec.source", self.source)
+            if self.quantization:
+                put(objects[Model], "spec.quantization", self.quantization)
             put(objects[Model], "spec.hardware.accelerator", accelerator)
             if self.gpu:
                 put(objects[Model], "spec.hardware.gpu.enabled", True)
@@ -188,9 +200,14 @@ class Applied:
 
 def _read(name: str, flags: Mapping[str, Any]) -> Order:
     source, model_name = flags["source"], flags["model_name"]
-    if bool(source) == bool(model_name):
-        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already)")
+    if source and model_name:
+        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already), not both")
     fields = given_fields(FLAGS, flags)
+    quantization = ""
+    if not source and not model_name:
+        entry = _from_catalog(name)
+        source, quantization = entry.source, entry.quantization
+        fields = _catalog_fields(entry) | fields
     if source:
         source = absolute_source(source, Path.cwd())
         try:
@@ -207,7 +224,31 @@ def _read(name: str, flags: Mapping[str, Any]) -> Order:
         raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
-    return Order(name, source or "", model_name or "", flags["accelerator"], flags["gpu"], env, api_keys, fields)
+    return Order(
+        name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
+    )
+
+
+def _from_catalog(name: str) -> Entry:
+    entry = find(name)
+    if entry is not None:
+        return entry
+    like = similar(name)
+    hint = f"did you mean {' or '.join(like)}" if like else "`llmkube catalog list` shows it"
+    raise click.UsageError(
+        "give --source (weights to serve), or --model (a Model that exists already): "
+        f"the catalog has no model {name} ({hint})"
+    )
+
+
+def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
+    """Return what the catalog sets; flags win."""
+    wanted = {
+        "spec.sha256": entry.sha256,
+        "spec.mode": entry.mode,
+        "spec.contextSize": min(CATALOG_CONTEXT, entry.architecture.context),
+    }
+    return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
 
 
 def _variable(text: str) -> tuple[str, str]:
