@@ -18,7 +18,7 @@ from llmkube.base.errors import UserError
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.complete import models, services
+from llmkube.cli.complete import catalog_or_services, models, paths
 from llmkube.cli.failures import CommandError
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
@@ -44,10 +44,11 @@ _LOCAL: Final = ("./", "../", "~")
 
 
 @click.command("deploy", context_settings=HELP)
-@click.argument("name", shell_complete=services)
+@click.argument("name", shell_complete=catalog_or_services)
 @click.option(
     "-s",
     "--source",
+    shell_complete=paths,
     help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO, builtin://demo.",
 )
 @click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
