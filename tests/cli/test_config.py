@@ -8,20 +8,7 @@ from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
 from llmkube.cli.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load, state_dir_of
-from llmkube.cli.target_cluster import find_config
 from llmkube.controller.settings import Allowance
-
-KUBECONFIG = (
-    "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
-    "clusters: [{{name: a, cluster: {{server: 'http://{server}:6443'}}}}]\n"
-    "users: [{{name: a, user: {{token: t}}}}]\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n"
-)
-
-
-def kubeconfig(path, server):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(KUBECONFIG.format(server=server))
-    return path
 
 
 def test_the_state_directory_is_the_platforms(monkeypatch, tmp_path):
@@ -58,8 +45,6 @@ def test_s14_no_setting_is_read_where_others_may_write(tmp_path):
     state.chmod(0o777)
     with pytest.raises(UserError, match=r"state is not safe to use: others .* chmod 700 it.*--state-dir"):
         load("up", UpConfig, {"state_dir": str(state)}, {})
-    with pytest.raises(UserError, match="not safe to use"):
-        find_config(None, None, kubeconfig(state / "kubeconfig", "evil").parent, {"HOME": str(tmp_path)})
     tmp_path.chmod(0o777)
     missing = load("up", UpConfig, {"state_dir": str(tmp_path / "none")}, {})  # nothing is read, and nothing made
     assert missing.state_dir == tmp_path / "none"
@@ -76,31 +61,6 @@ def test_the_guides_flags_exist():
 def test_every_setting_has_help(kind):
     """No flag appears in --help without a sentence."""
     assert all(each.help.endswith(".") for each in settings_of(kind))
-
-
-def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
-    """A flag beats KUBECONFIG, that beats ~/.kube/config, and that beats what `llmkube up` wrote."""
-    flag = kubeconfig(tmp_path / "flag", "flag")
-    state = tmp_path / "state"
-    kubeconfig(state / "kubeconfig", "up")
-    environ = {"HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "variable", "variable"))}
-
-    def found(chosen=None):
-        config, local = find_config(chosen, None, state, environ)
-        return config.server, local
-
-    assert found(flag) == ("http://flag:6443", False)
-    assert found() == ("http://variable:6443", False)
-    del environ["KUBECONFIG"]
-    assert found() == ("http://up:6443", True)
-    kubeconfig(tmp_path / ".kube" / "config", "home")
-    assert found() == ("http://home:6443", False)
-
-
-def test_no_cluster_anywhere_is_an_error(tmp_path):
-    """The error names every place that was looked at."""
-    with pytest.raises(UserError, match=r"no --kubeconfig, KUBECONFIG, .*/\.kube/config or .*/state/kubeconfig"):
-        find_config(None, None, tmp_path / "state", {"HOME": str(tmp_path)})
 
 
 def test_an_agent_beside_its_server_begins_with_no_address(tmp_path):

@@ -9,9 +9,11 @@ from typing import Any, Final
 import click
 import trio
 import yaml
+from click.shell_completion import CompletionItem
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
+from llmkube.cli.catalog.entries import entries
 from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -59,6 +61,22 @@ def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
             if isinstance(entry, Mapping):
                 names[str(entry.get("name"))] = None
     return _matching(names, incomplete)
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the models of the catalog, and let the shell offer files: a source may be a path."""
+    named = [] if "/" in incomplete else [CompletionItem(name) for name in entries() if name.startswith(incomplete)]
+    return [*named, CompletionItem(incomplete, type="file")]
+
+
+def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell offer files, unless a URL is being typed."""
+    return [] if "://" in incomplete else [CompletionItem(incomplete, type="file")]
+
+
+def catalog_or_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices, and of the models of the catalog."""
+    return _matching(dict.fromkeys([*_names(ctx, InferenceService), *entries()]), incomplete)
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:

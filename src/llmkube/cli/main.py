@@ -28,40 +28,68 @@ class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more
     summary: str
 
 
-COMMANDS: Mapping[str, Entry] = {
-    "up": Entry("commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
-    "agent": Entry("commands.programs.agent:agent", "Serve a cluster's models on this host."),
-    "controller": Entry(
-        "commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
-    ),
-    "apiserver": Entry("commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
-    "deploy": Entry("commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."),
-    "list": Entry("commands.services.listing:list_objects", "Show Models and InferenceServices."),
-    "status": Entry(
-        "commands.services.objects:status", "Explain one InferenceService (or Model) and what it waits for."
-    ),
-    "chat": Entry("commands.inference.chat:chat", "Talk to a served model."),
-    "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
-    "port-forward": Entry("commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."),
-    "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
-    "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
-    "inspect": Entry(
-        "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
-    ),
-    "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
-    "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
-    "key-proxy": Entry(
-        "commands.programs.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
-    ),
-    "cache": Entry("commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."),
-    "convert": Entry(
-        "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
-    ),
-    "crds": Entry("commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
-    "rbac": Entry("commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
-    "completion": Entry("commands.tools.completion:completion", "Print the script that completes commands in a shell."),
-    "version": Entry("main:version", "Print the version."),
+SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
+    "Serve models": {
+        "run": Entry("commands.services.run:run", "Deploy a model if it is needed, and talk to it."),
+        "deploy": Entry("commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."),
+        "pull": Entry("commands.services.pull:pull", "Create a Model and fetch its file."),
+        "catalog": Entry("commands.models.catalog:catalog", "Show the models that can be deployed by name."),
+        "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
+        "restart": Entry("commands.services.restart:restart", "Start the engine of a service anew."),
+        "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
+    },
+    "See what they do": {
+        "list": Entry("commands.services.listing:list_objects", "Show Models and InferenceServices."),
+        "status": Entry(
+            "commands.services.objects:status", "Explain one InferenceService (or Model) and what it waits for."
+        ),
+        "ps": Entry("commands.services.ps:ps", "Show what runs, with its memory, and where."),
+        "top": Entry("commands.services.top:top", "Show tokens per second, requests and memory, live."),
+        "queue": Entry("commands.services.queue:queue", "Show what waits for a GPU or for memory."),
+        "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
+    },
+    "Use them": {
+        "chat": Entry("commands.inference.chat:chat", "Talk to a served model."),
+        "port-forward": Entry(
+            "commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."
+        ),
+    },
+    "Model files": {
+        "inspect": Entry(
+            "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
+        ),
+        "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
+        "cache": Entry("commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."),
+    },
+    "Programs that stay": {
+        "up": Entry("commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
+        "agent": Entry("commands.programs.agent:agent", "Serve a cluster's models on this host."),
+        "controller": Entry(
+            "commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
+        ),
+        "apiserver": Entry("commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
+    },
+    "Programs of the cluster's pods": {
+        "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
+        "key-proxy": Entry(
+            "commands.programs.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
+        ),
+    },
+    "Tools": {
+        "convert": Entry(
+            "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
+        ),
+        "crds": Entry("commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+        "rbac": Entry("commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
+        "completion": Entry(
+            "commands.tools.completion:completion", "Print the script that completes commands in a shell."
+        ),
+        "version": Entry("main:version", "Print the version; with --check, whether there is a newer one."),
+    },
 }
+"""The commands by subject, in the order of the overview."""
+
+COMMANDS: Mapping[str, Entry] = {name: entry for group in SUBJECTS.values() for name, entry in group.items()}
 
 
 class LazyGroup(click.Group):
@@ -86,6 +114,21 @@ class LazyGroup(click.Group):
                 gc.enable()
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named, or say which one may have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            import difflib  # noqa: PLC0415 - a mistake alone pays for it
+
+            like = difflib.get_close_matches(args[0], COMMANDS, n=3, cutoff=0.6)
+            if not like:
+                raise
+            hint = f"did you mean {' or '.join(like)}?"
+            raise click.UsageError(f"there is no command {args[0]}; {hint}", ctx) from exc
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the names from the table, without importing anything."""
@@ -112,8 +155,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview from the table, without importing anything."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        for subject, group in SUBJECTS.items():
+            with formatter.section(subject):
+                formatter.write_dl([(name, entry.summary) for name, entry in group.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

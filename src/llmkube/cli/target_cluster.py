@@ -1,6 +1,10 @@
-"""Which cluster a command talks to: the one that kubectl would, else the one that `llmkube up` runs on this machine."""
+"""Which cluster a command talks to: what the user named, else a live `llmkube up`, else what kubectl would take.
+
+A command that changes something in a cluster that the user has not named says which one that is.
+"""
 
 import contextlib
+import enum
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -8,11 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
+import click
 import trio
 
 from llmkube.base.errors import UserError
 from llmkube.cli.config import check_state_dir, local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.state_lock import SERVER, holder_of
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
@@ -47,45 +53,92 @@ class Cluster:
         client: Talks to the API server.
         namespace: What a command without -n looks at.
         server: The API server's URL.
+        note: Which cluster this is, for a user who may mean another one; empty when there is no doubt.
     """
 
     client: Client
     namespace: str
     server: str = ""
+    note: str = ""
+
+
+class Origin(enum.Enum):
+    """Who decided which cluster it is."""
+
+    NAMED = enum.auto()
+    """The user: a flag, KUBECONFIG, or the pod that this runs in."""
+
+    HOME = enum.auto()
+    """kubectl's own file, with the context that is current there."""
+
+    UP = enum.auto()
+    """What `llmkube up` wrote into the state directory."""
+
+
+def home_kubeconfig(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file that kubectl reads when nothing else is named."""
+    return Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
+
+
+def origin_of(
+    kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str], *, beside_up: bool
+) -> Origin:
+    """Decide where the configuration comes from.
+
+    Args:
+        kubeconfig: The file that a flag names.
+        context: The context that a flag names: of kubectl's file, if there is one.
+        state_dir: Where `llmkube up` keeps its own.
+        environ: The environment.
+        beside_up: Whether an API server that runs on this machine comes before kubectl's file.
+    """
+    if kubeconfig is not None or environ.get("KUBECONFIG") or environ.get("KUBERNETES_SERVICE_HOST"):
+        return Origin.NAMED
+    if not home_kubeconfig(environ).is_file():
+        return Origin.UP
+    if context is not None:
+        return Origin.NAMED
+    live = beside_up and (state_dir / "kubeconfig").is_file() and holder_of(state_dir, SERVER) is not None
+    return Origin.UP if live else Origin.HOME
 
 
 def find_config(
-    kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str] = os.environ
-) -> tuple[ClusterConfig, bool]:
-    """Return the cluster's configuration, and whether it is the one that `llmkube up` wrote for want of another.
+    kubeconfig: Path | None,
+    context: str | None,
+    state_dir: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    beside_up: bool = False,
+) -> tuple[ClusterConfig, Origin]:
+    """Return the cluster's configuration, and who decided that it is this one; the arguments are those of `origin_of`.
 
     Raises:
         UserError: There is none, or it cannot be used.
     """
-    home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
-    named = kubeconfig is not None or environ.get("KUBECONFIG") or environ.get("KUBERNETES_SERVICE_HOST")
-    if named or home.is_file():
-        return load_config(kubeconfig, context, environ=environ), False
+    origin = origin_of(kubeconfig, context, state_dir, environ, beside_up=beside_up)
+    if origin is not Origin.UP:
+        return load_config(kubeconfig, context, environ=environ), origin
     own = state_dir / "kubeconfig"
     if not own.is_file():
         raise UserError(
-            f"no cluster: there is no --kubeconfig, KUBECONFIG, {home} or {own}; "
+            f"no cluster: there is no --kubeconfig, KUBECONFIG, {home_kubeconfig(environ)} or {own}; "
             "start `llmkube up`, or name a cluster with --kubeconfig"
         )
     check_state_dir(state_dir)
-    return load_config(own, context, environ=environ), True
+    return load_config(own, context, environ=environ), origin
 
 
 def kubeconfig_files(where: Where, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Return the files that `find_config` would read, in its order; they need not exist."""
+    """Return the files that a command's `find_config` would read, in its order; they need not exist."""
+    folder = local_state_dir()
+    origin = origin_of(where.kubeconfig_path, where.context, folder, environ, beside_up=True)
+    if origin is Origin.UP:
+        return (folder / "kubeconfig",)
     if where.kubeconfig:
         return (Path(where.kubeconfig),)
     if environ.get("KUBECONFIG"):
         return tuple(Path(each) for each in environ["KUBECONFIG"].split(os.pathsep) if each)
-    home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
-    if home.is_file():
-        return (home,)
-    return () if environ.get("KUBERNETES_SERVICE_HOST") else (local_state_dir() / "kubeconfig",)
+    return (home_kubeconfig(environ),) if home_kubeconfig(environ).is_file() else ()
 
 
 @contextlib.asynccontextmanager
@@ -95,33 +148,50 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
     Raises:
         UserError: There is none, or its configuration cannot be used.
     """
-    config, local = find_config(kubeconfig, context, local_state_dir())
+    config, origin = find_config(kubeconfig, context, local_state_dir(), beside_up=True)
     async with open_client(config) as client:
         try:
-            yield Cluster(client, config.namespace or "default", config.server)
+            yield Cluster(client, config.namespace or "default", config.server, _note(config, origin))
         except (TransportError, UnauthorizedError) as exc:
-            raise CommandError(f"{exc}\n{_way_out(exc, config, local=local)}") from exc
+            raise CommandError(f"{exc}\n{_way_out(exc, config, origin)}") from exc
 
 
-def _way_out(error: ApiError, config: ClusterConfig, *, local: bool) -> str:
+def _note(config: ClusterConfig, origin: Origin) -> str:
+    home = home_kubeconfig()
+    if origin is Origin.HOME:
+        return f'in context "{config.context}" of {home} ({config.server}); --context and --kubeconfig choose another'
+    if origin is Origin.UP and home.is_file():
+        return f"in `llmkube up` on this machine; --context chooses a cluster of {home}"
+    return ""
+
+
+def _way_out(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
     """Say who was asked, and what to do: no API server has answered, or one that does not know us."""
-    if local and error.code == 0:
+    if origin is Origin.UP and error.code == 0:
         return f"is `llmkube up` running? {local_state_dir()} says that it was"
     asked = f'{config.server} (context "{config.context}")'
     if isinstance(error, UnauthorizedError):
         return f"{asked} refuses these credentials; renew them, or choose another --context or --kubeconfig"
     if error.code == 404:
         return f"if {asked} is the right one: llmkube crds | kubectl apply --server-side -f -"
-    return f"is {asked} running, and an API server? --context and --kubeconfig choose another"
+    other = "; without a cluster, `llmkube up` serves on this machine" if origin is Origin.HOME else ""
+    return f"is {asked} running, and an API server? --context and --kubeconfig choose another{other}"
 
 
-def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seconds: float = math.inf) -> T:
+def run_against(
+    where: Where,
+    action: Callable[[Cluster], Awaitable[T]],
+    *,
+    seconds: float = math.inf,
+    changes: bool = False,
+) -> T:
     """Run one action against the cluster that is meant, and return its value.
 
     Args:
         where: The cluster.
         action: Its `cluster.namespace` is the one that the command line names, if it names one.
         seconds: What the whole may take. An action that stays bounds its own calls with `answering`.
+        changes: Whether it changes something: then the user hears which cluster that is, unless it was named.
 
     Raises:
         CommandError: The API server said nothing for too long.
@@ -131,6 +201,8 @@ def run_against(where: Where, action: Callable[[Cluster], Awaitable[T]], *, seco
     async def main() -> T:
         with trio.fail_after(seconds):
             async with open_cluster(where.kubeconfig_path, where.context) as cluster:
+                if changes and cluster.note:
+                    click.echo(cluster.note, err=True)
                 return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
 
     try:

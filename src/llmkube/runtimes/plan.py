@@ -61,6 +61,7 @@ class LaunchPlan:
         not_honoured: Paths of fields that were given but have no effect on this path.
         demand: What decides the memory that it needs, read from argv; None where it cannot be estimated.
         keys_digest: Tells which API keys of clients it takes, without telling them; "" when it takes none of theirs.
+        restarted_at: When a user asked last that it be started anew, as text; "" when that was never asked.
     """
 
     argv: tuple[str, ...]
@@ -72,6 +73,7 @@ class LaunchPlan:
     not_honoured: tuple[str, ...] = ()
     demand: Demand | None = None
     keys_digest: str = ""
+    restarted_at: str = ""
 
     def render(self, *, program: str, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv with every slot filled."""
@@ -92,5 +94,11 @@ class LaunchPlan:
         variables and the list of fields without effect do not count.
         """
         argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
-        facts = [self.runtime, argv, sorted(self.env), self.weights_identity, *filter(None, [self.keys_digest])]
+        facts = [
+            self.runtime,
+            argv,
+            sorted(self.env),
+            self.weights_identity,
+            *filter(None, [self.keys_digest, self.restarted_at]),
+        ]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

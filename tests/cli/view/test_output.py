@@ -26,9 +26,36 @@ def test_control_characters_do_not_reach_the_terminal():
 def test_a_service_in_one_line():
     """The row says what is wanted, what is there, and why it is not."""
     ready = service("chat", phase="Ready", readyReplicas=1, desiredReplicas=1, endpoint="http://x")
-    assert output.service_row(ready, NOW) == ("chat", "chat", "Ready", "1/1", "", "http://x", "3m20s")
+    assert output.service_row(ready, None, NOW) == ("chat", "chat", "Ready", "1/1", "", "3m20s")
     failed = service("chat", condition("Available", False, "NoHost"), phase="Pending")
-    assert output.service_row(failed, NOW) == ("chat", "chat", "Pending", "0/1", "NoHost", "", "3m20s")
+    for known in (None, model()):
+        assert output.service_row(failed, known, NOW) == ("chat", "chat", "Pending", "0/1", "NoHost", "3m20s")
+
+
+def test_the_reason_is_the_agents_where_it_knows_more():
+    """D8: memory that is missing is the reason in the plain column too, and its words are those of `-o wide`."""
+    words = "needs 5.1 GiB, and 2.0 GiB are free"
+    waiting = service(
+        "chat",
+        condition("Loaded", False, "InsufficientMemory", words),
+        condition("Available", False, "NoReadyReplicas", "no replica answers"),
+        condition("Progressing", True, "Creating", "on its way"),
+        phase="Creating",
+    )
+    held = model("chat", condition("Fetched", True, "Fetched"))
+    assert output.service_row(waiting, held, NOW)[4] == "InsufficientMemory"
+    assert output.service_wide_cells(waiting, held)[-1] == words
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_table_fits_a_terminal(width):
+    """U20: no line is wider than the terminal; the widest cells lose their ends, and no heading is cut."""
+    rows = [("a-very-long-name-of-a-service", "and-of-its-model-which-is-longer-still", "Ready", "x")]
+    lines = output.table(("NAME", "MODEL", "PHASE", "AGE"), rows, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == ["NAME", "MODEL", "PHASE", "AGE"]
+    assert "…" in lines[1]
+    assert "…" not in output.table(("NAME", "MODEL", "PHASE", "AGE"), rows)
 
 
 def test_a_model_in_one_line():

@@ -482,3 +482,14 @@ def test_a_draft_that_is_neither_is_refused_before_anything_is_fetched(spec, say
     """No repository, no relative path, and not two of them."""
     with pytest.raises(PlanError, match=says):
         check(service(spec), model())
+
+
+def test_a_restart_is_another_plan_and_an_honoured_field():
+    """`llmkube restart` writes a pod annotation: on a host it changes the digest, and nothing is told as ignored."""
+    plans = [
+        planned({"podAnnotations": {"kubectl.kubernetes.io/restartedAt": time}} if time else {})
+        for time in ("", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z")
+    ]
+    assert len({each.digest for each in plans}) == 3
+    assert [each.not_honoured for each in plans] == [()] * 3
+    assert planned({"podAnnotations": {"a": "b"}}).not_honoured == ("spec.podAnnotations",)

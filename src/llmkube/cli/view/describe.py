@@ -14,7 +14,20 @@ from llmkube.cli.view.locations import Engine, Host
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.conditions import LOADED, UP_TO_DATE, find_condition
+from llmkube.k8s.wire.conditions import (
+    ACCEPTED,
+    AVAILABLE,
+    DEGRADED,
+    FETCHED,
+    LOADED,
+    MEMORY_PRESSURE,
+    PROGRESSING,
+    PUBLISHED,
+    SPEC_HONOURED,
+    SUSPENDED,
+    UP_TO_DATE,
+    find_condition,
+)
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.k8s.wire.service_health import Health, State, model_health, service_health
 
@@ -73,7 +86,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
     words = engine_words(service)
     if words:
         lines += ["", "The engine's last lines:", *(f"  {line}" for line in words)]
-    return "\n".join([*lines, *_conditions(status.conditions)])
+    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
 def describe_model(model: Model, now: datetime.datetime) -> str:
@@ -95,7 +108,8 @@ def describe_model(model: Model, now: datetime.datetime) -> str:
         context = f"{facts.context_length} tokens" if facts.context_length else ""
         known = (facts.architecture, facts.quantization, context, facts.license)
         rows.append(("gguf", ", ".join(each for each in known if each)))
-    return "\n".join([f"Model {model.key}", *_labelled(rows), *_conditions(model.status.conditions)])
+    lines = [f"Model {model.key}", *_labelled(rows)]
+    return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
 
 
 def summary(service: InferenceService, model: Model | None) -> str:
@@ -224,8 +238,27 @@ def _runtime_line(service: InferenceService) -> str:
     return f"{spec.runtime}{context}{slots}"
 
 
-def _conditions(conditions: Sequence[Condition]) -> list[str]:
-    return ["", output.table(output.CONDITION_COLUMNS, output.condition_rows(conditions))] if conditions else []
+_ORDER: Final = (
+    ACCEPTED, FETCHED, LOADED, UP_TO_DATE, PUBLISHED, MEMORY_PRESSURE, AVAILABLE, PROGRESSING, DEGRADED, SUSPENDED,
+    SPEC_HONOURED,
+)  # fmt: skip
+"""From what happens first to what follows from it; others come last, by name."""
+
+
+def _conditions(conditions: Sequence[Condition], said: str) -> list[str]:
+    """Return the table of those that state something, in one order; a message that was said before is not repeated."""
+    rows = []
+    for kind, status, reason, message in output.condition_rows(sorted(conditions, key=_place)):
+        if status == "Unknown" and reason == Reason.NOT_STATED:
+            continue
+        rows.append((kind, status, reason, "(as above)" if message and message in said else message))
+        said += f"\n{message}"
+    return ["", output.table(output.CONDITION_COLUMNS, rows)] if rows else []
+
+
+def _place(condition: Condition) -> tuple[int, str]:
+    kind = condition.type
+    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)
 
 
 def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -5,7 +5,7 @@ allowance for clocks that disagree; the controller, which decides things, compar
 """
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -14,7 +14,17 @@ from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError
-from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, AGENT_MANAGER, HOST_LABEL, SERVICE_NAME_LABEL, service_name
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import (
+    ACCELERATORS_ANNOTATION,
+    AGENT_MANAGER,
+    HOST_LABEL,
+    MEMORY_BUDGET_ANNOTATION,
+    MEMORY_FREE_ANNOTATION,
+    SERVICE_NAME_LABEL,
+    SERVICES_ANNOTATION,
+    service_name,
+)
 from llmkube.k8s.wire.times import parse_timestamp
 
 SKEW_SECONDS: Final = 60.0
@@ -41,10 +51,21 @@ class Engine:
 
 @attrs.frozen
 class Host:
-    """A host that was alive when its Lease was last renewed."""
+    """A host that was alive when its Lease was last renewed.
+
+    Attributes:
+        name: Its id.
+        accelerators: What it serves.
+        services: How many services it looks after, as its Lease says it.
+        budget_bytes: What models may take together; None where the Lease does not say it.
+        free_bytes: What one more model could get; None where the Lease does not say it.
+    """
 
     name: str
     accelerators: frozenset[str]
+    services: str = ""
+    budget_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
@@ -80,6 +101,9 @@ def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, .
                 Host(
                     lease.metadata.labels[HOST_LABEL],
                     frozenset(filter(None, lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "").split(","))),
+                    lease.metadata.annotations.get(SERVICES_ANNOTATION, ""),
+                    _whole(lease.metadata.annotations.get(MEMORY_BUDGET_ANNOTATION, "")),
+                    _whole(lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")),
                 )
                 for lease in leases
                 if lease.metadata.labels.get(HOST_LABEL) and _is_alive(lease, now)
@@ -104,9 +128,22 @@ async def find_hosts(cluster: Cluster, now: datetime.datetime) -> tuple[Host, ..
     return live_hosts(leases, now)
 
 
+async def find_all_engines(cluster: Cluster, namespace: str | None) -> Mapping[Key, tuple[Engine, ...]]:
+    """Ask for all slices, and return what answers behind each Kubernetes Service."""
+    slices: dict[Key, list[EndpointSlice]] = {}
+    for piece in (await cluster.client.list(EndpointSlice, namespace=namespace)).items:
+        name = piece.metadata.labels.get(SERVICE_NAME_LABEL, "")
+        slices.setdefault(Key(piece.metadata.namespace, name), []).append(piece)
+    return {key: engines_in(pieces) for key, pieces in slices.items()}
+
+
 def slice_selector(name: str) -> str:
     """Return the label selector for the slices of a service."""
     return f"{SERVICE_NAME_LABEL}={service_name(name)}"
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def _is_alive(lease: Lease, now: datetime.datetime) -> bool:

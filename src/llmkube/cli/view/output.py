@@ -2,7 +2,7 @@
 
 import contextlib
 import datetime
-import functools
+import re
 import shutil
 import sys
 import textwrap
@@ -15,25 +15,55 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.service_health import unready
+from llmkube.k8s.wire.service_health import State, service_health, unready
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.weights.source import Builtin, LocalFile, parse_source
 
 NOTHING = "<none>"
+SEPARATOR = "  "
 _UNPRINTABLE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in {0x09, 0x0A}}
 
-SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "ENDPOINT", "AGE")
-SERVICE_WIDE_COLUMNS = ("RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
+SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "AGE")
+SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the rows under their headings, columns aligned; empty cells read `<none>`."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
+    """Return the rows under their headings, columns aligned; empty cells read `<none>`.
+
+    Args:
+        columns: The headings.
+        rows: The cells.
+        width: How many characters a line may have: the widest cells lose their ends until it fits. None: any number.
+    """
     lines = [tuple(columns), *map(shown_cells, rows)]
     widths = widths_of(lines)
+    if width is not None:
+        widths = _narrowed(widths, [len(name) for name in columns], width)
+        lines = [tuple(map(_cut, line, widths)) for line in lines]
     return "\n".join(aligned(line, widths) for line in lines)
+
+
+def line_width() -> int | None:
+    """Return how wide a line of standard output may be: a terminal's width, and any in a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Return the widths with the widest column made narrower, again and again; no heading is cut."""
+    found = list(widths)
+    while sum(found) + len(SEPARATOR) * (len(found) - 1) > width:
+        wide = [index for index, each in enumerate(found) if each > least[index]]
+        if not wide:
+            break
+        found[max(wide, key=lambda index: found[index])] -= 1
+    return found
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
 def shown_cells(row: Iterable[str]) -> tuple[str, ...]:
@@ -48,7 +78,7 @@ def widths_of(lines: Iterable[Sequence[str]]) -> list[int]:
 
 def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Return one line of a table."""
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    return SEPARATOR.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def say(text: str) -> None:
@@ -58,13 +88,23 @@ def say(text: str) -> None:
 
 
 def flowing(text: str) -> str:
-    """Return prose for standard output: on a terminal its long lines break between words, elsewhere they stay whole."""
+    """Return text for standard output: on a terminal its long lines break between words, elsewhere they stay whole.
+
+    What is broken goes on below the last column that the line has.
+    """
     text = printable(text)
-    if not sys.stdout.isatty():
+    width = line_width()
+    if width is None:
         return text
-    width = shutil.get_terminal_size().columns
-    fold = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(line if len(line) <= width else fold(line) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width])]
+    hanging = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
+    return textwrap.fill(
+        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * hanging
+    )
 
 
 def printable(text: str) -> str:
@@ -72,8 +112,8 @@ def printable(text: str) -> str:
     return text.translate(_UNPRINTABLE)
 
 
-def service_row(service: InferenceService, now: datetime.datetime) -> tuple[str, ...]:
-    """Return an InferenceService's cells for `SERVICE_COLUMNS`."""
+def service_row(service: InferenceService, model: Model | None, now: datetime.datetime) -> tuple[str, ...]:
+    """Return an InferenceService's cells for `SERVICE_COLUMNS`; `model` is what it refers to, where that is known."""
     status = service.status
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
     return (
@@ -81,10 +121,18 @@ def service_row(service: InferenceService, now: datetime.datetime) -> tuple[str,
         service.spec.model_ref,
         status.phase,
         f"{status.ready_replicas or 0}/{wanted}",
-        reason_of(service),
-        status.endpoint,
+        _judged_reason(service, model),
         age(service.metadata.creation_timestamp, now),
     )
+
+
+def _judged_reason(service: InferenceService, model: Model | None) -> str:
+    """Return what the judge says, which has the agent's words too; nothing when it serves or the phase says it."""
+    if model is None:
+        return reason_of(service)
+    health = service_health(service, model)
+    fine = health.state in {State.READY, State.STOPPED} or health.reason == service.status.phase
+    return "" if fine else health.reason
 
 
 def reason_of(service: InferenceService) -> str:
@@ -105,11 +153,15 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
     )
 
 
-def service_wide_cells(service: InferenceService) -> tuple[str, ...]:
+def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
     """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
+    health = service_health(service, model) if model is not None else None
     why = unready(service)
     message = service.status.scheduling_message or (why.message if why is not None else "")
+    if health is not None and health.state not in {State.READY, State.STOPPED}:
+        message = health.message
     return (
+        service.status.endpoint,
         service.spec.runtime,
         str(service.spec.context_size or ""),
         str(service.spec.parallel_slots),

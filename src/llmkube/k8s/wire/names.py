@@ -24,6 +24,9 @@ SERVICE_LABEL: Final = "inference.llmkube.dev/service"
 HOST_LABEL: Final = "inference.llmkube.dev/host"
 """Label on slices and Leases; its value is `host_id(host_name)`."""
 
+RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
+"""Annotation of pods, in `spec.podAnnotations`: another value starts them anew, as after `kubectl rollout restart`."""
+
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 

@@ -7,9 +7,12 @@ was given but found no flag is reported in `LaunchPlan.not_honoured`, as is ever
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import attrs
+
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
+from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine
 from llmkube.runtimes.llama_fields import (
@@ -168,6 +171,7 @@ def plan(
         ),
         demand=demand_of(line.argv, engine),
         keys_digest=keys_digest,
+        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
     )
 
 
@@ -193,7 +197,10 @@ def _names(alias: str, said: Iterable[Said], engine: EngineInfo) -> tuple[str, t
 
 
 def _given(isvc: InferenceService, model: Model) -> Iterator[str]:
-    yield from changed_paths(isvc.spec, "spec")
+    spec = isvc.spec
+    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # it has its effect; others are for pods alone
+        spec = attrs.evolve(spec, pod_annotations={})
+    yield from changed_paths(spec, "spec")
     yield from changed_paths(model.spec, "Model.spec")
 
 

@@ -7,7 +7,7 @@ import trio.testing
 import yaml
 from click.testing import CliRunner
 
-from cli.cli_objects import model, service
+from cli.cli_objects import condition, model, service
 from cli.memory_cluster import NOW, open_cluster_client
 from llmkube.cli.commands.services.listing import _Page
 from llmkube.cli.commands.tools.files import demo_manifests
@@ -31,7 +31,7 @@ def test_both_kinds_are_listed(run):
     assert done.exit_code == 0, done.output
     models, services = done.output.split("\n\n")
     assert models.splitlines()[0].split() == ["NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE"]
-    assert services.splitlines()[1].split()[:6] == ["demo", "demo", "Ready", "1/1", "<none>", "http://x"]
+    assert services.splitlines()[1].split()[:4] == ["demo", "demo", "Ready", "1/1"]
 
 
 def test_namespaces_are_respected(run):
@@ -46,7 +46,7 @@ def test_one_kind_can_be_asked_for(run, word):
     """A kind's name, short or long, leaves the other one out; a wrong one is a usage error that lists them."""
     shown = run("list", word).output
     assert "ACCELERATOR" in shown
-    assert "ENDPOINT" not in shown
+    assert "READY" not in shown
     assert "ACCELERATOR" not in run("list", "isvc").output
     wrong = run("list", "pods")
     assert (wrong.exit_code, '"pods" is no kind; kinds are' in wrong.output) == (2, True)
@@ -56,7 +56,7 @@ def test_wide_adds_columns(run):
     """`-o wide` has all columns of the plain table, and more of them."""
     plain, wide = (run("list", "isvc", *args).output.splitlines()[0].split() for args in ((), ("-o", "wide")))
     assert wide[: len(plain)] == plain
-    assert wide[len(plain) :] == ["RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE"]
+    assert wide[len(plain) :] == ["ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE"]
     assert "builtin://demo" in run("list", "mdl", "-o", "wide").output
 
 
@@ -70,6 +70,9 @@ def test_lists_can_be_data(run):
     assert CliRunner().invoke(cli, ["list", "-o", "xml"]).exit_code == 2
 
 
+READY = service("chat", condition("Available", True, "InferenceReady"), phase="Ready")
+
+
 def objects(models=(), services=()):
     return {Model: models, InferenceService: services}
 
@@ -80,9 +83,9 @@ def test_a_watched_table_appends_what_changed():
     first = log.news(objects([model()], [service(phase="Creating")]), NOW)
     assert [line.split()[0] for line in first if line] == ["NAME", "chat", "NAME", "chat"]
     assert log.news(objects([model()], [service(phase="Creating")]), NOW) == []
-    (line,) = log.news(objects([model()], [service(phase="Ready")]), NOW)
+    (line,) = log.news(objects([model()], [READY]), NOW)
     assert line.split()[:3] == ["chat", "chat", "Ready"]
-    assert [line.split()[:2] for line in log.news(objects([], [service(phase="Ready")]), NOW)] == [
+    assert [line.split()[:2] for line in log.news(objects([], [READY]), NOW)] == [
         [],
         ["NAME", "PHASE"],
         ["chat", "Deleted"],

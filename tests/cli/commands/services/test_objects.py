@@ -33,7 +33,7 @@ def test_status_explains(run):
         "phase        Failed, 0 of 1 ready\n",
         "last error   CrashLoopBackOff: 2 failures in a row\n",
         "The engine's last lines:\n  error: out of memory\n  bye�[2J\n",
-        "Loaded     False   CrashLoopBackOff  2 failures in a row\n",
+        "Loaded     False   CrashLoopBackOff  (as above)\n",
         "model        demo\n",
     ):
         assert words in done.output

@@ -21,7 +21,7 @@ from llmkube.cli.config import CacheConfig, PreloadConfig, PruneConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded, output_option, settings_options
 from llmkube.cli.program import open_service_nursery
-from llmkube.cli.target_cluster import ANSWER_SECONDS, find_config
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Origin, find_config
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.k8s.auth.config import ClusterConfig
@@ -196,12 +196,12 @@ def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> 
     if own.is_file():
         yield str(own), load_config(own, None)
     try:
-        config, is_own = find_config(kubeconfig, context, state_dir)
+        config, origin = find_config(kubeconfig, context, state_dir)
     except UserError as exc:
         if kubeconfig is not None or context is not None or not own.is_file():
             raise CommandError(f"{exc}; or give --force to remove models that may be in use") from exc
         return
-    if not is_own:
+    if origin is not Origin.UP:
         yield config.server, config
 
 

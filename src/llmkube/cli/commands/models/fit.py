@@ -26,6 +26,8 @@ from llmkube.weights.formats.shape import Shape
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SMALLER: Final = ("q8_0", "q4_0")
 """Cache types to try where f16 does not fit; a smaller one costs more of the answers' quality."""
+_LEAST_MEMORY_BYTES: Final = 1 << 20
+"""A machine with less is one whose unit was left out."""
 COLUMNS: Final = ("PART", "WHERE", "SIZE")
 
 
@@ -75,7 +77,7 @@ def fit(
     """
     title, shape = _read(model, hf_token_file)
     device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
-    demand = _demand(shape, context, parallel, kv_type, on_device=device == "metal")
+    demand = demand_for(shape, context, parallel, kv_type, on_device=device == "metal")
     verdict = judge(title, shape, demand, host_budget(_memory(memory)))
     click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(described(verdict)))
     if not verdict.fits:
@@ -173,8 +175,8 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
     return f"{name}: {', '.join(kinds)}, {format_bytes(facts.shape.size_bytes)}", facts.shape
 
 
-def _demand(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
-    """Return what the agent's own command line would ask for."""
+def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
+    """Return what the agent's own command line would ask for; without a context, the one that it would choose."""
     wish = Demand(
         context=context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
         slots=slots,
@@ -196,6 +198,9 @@ def _memory(text: str | None) -> int:
             return total_bytes
         raise UserError("the memory of this machine cannot be read; give its size, such as 64Gi", field="--memory")
     try:
-        return parse_bytes(text)
+        size_bytes = parse_bytes(text)
     except UserError as exc:
         raise click.BadParameter(str(exc), param_hint="--memory") from exc
+    if size_bytes < _LEAST_MEMORY_BYTES:
+        raise click.BadParameter(f"{text} is {size_bytes} bytes; write a unit: {text}Gi", param_hint="--memory")
+    return size_bytes

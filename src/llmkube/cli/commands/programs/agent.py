@@ -27,7 +27,7 @@ from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.join import join, join_token
 from llmkube.cli.commands.programs.memory_options import memory_settings
-from llmkube.cli.commands.programs.state_dir import held_state_dir, holder_of
+from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.config import AgentConfig, check_state_dir, load, local_state_dir
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
@@ -40,6 +40,7 @@ from llmkube.cli.program import (
     run_until_signal,
     settle_heap,
 )
+from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
@@ -55,8 +56,6 @@ from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger()
-
-POLL_SECONDS = 0.1
 
 SETTLED_SECONDS = 5.0
 """After its start an agent takes over engines, which must not wait for the garbage collector."""
@@ -96,8 +95,10 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     pid = holder_of(folder)
     if pid is None:
         raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
+    if up_on(folder) == pid:
+        raise CommandError(f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it")
     os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
-    trio.run(_wait_gone, folder, pid, timeout)
+    trio.run(wait_gone, folder, pid, timeout)
     click.echo(f"agent with pid {pid} has stopped")
 
 
@@ -120,14 +121,6 @@ def print_sudoers(user: str | None) -> None:
 
 agent.add_command(join)
 agent.add_command(join_token)
-
-
-async def _wait_gone(folder: Path, pid: int, timeout_seconds: float) -> None:
-    with trio.move_on_after(timeout_seconds):
-        while holder_of(folder) == pid:  # noqa: ASYNC110 - a lock falls without an event
-            await trio.sleep(POLL_SECONDS)
-        return
-    raise CommandError(f"the agent with pid {pid} still runs after {timeout_seconds:g} s", ExitCode.TIMED_OUT)
 
 
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:

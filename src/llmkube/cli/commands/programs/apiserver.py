@@ -22,6 +22,7 @@ from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.config import ApiServerConfig, load
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
+from llmkube.cli.state_lock import SERVER
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.runtimes.container.plugins import extend_crds, find_installed
@@ -72,7 +73,7 @@ def apiserver(**flags: Any) -> None:
     config = load("apiserver", ApiServerConfig, flags)
     configure_logging(config.log_level)
     assert config.state_dir is not None, "load() decides it"
-    with held_state_dir(config.state_dir, "apiserver.lock") as state_dir:
+    with held_state_dir(config.state_dir, SERVER) as state_dir:
 
         async def serve(stop: Stop) -> None:
             registry = CollectorRegistry()

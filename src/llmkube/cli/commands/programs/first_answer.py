@@ -140,7 +140,10 @@ class Visit:
         return "\n\n".join(
             (
                 output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
-                output.table(output.SERVICE_COLUMNS, (output.service_row(each, now) for each in services)),
+                output.table(
+                    output.SERVICE_COLUMNS,
+                    (output.service_row(each, self.followed.model_of(each), now) for each in services),
+                ),
             )
         )
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from llmkube.base.errors import UserError
 from llmkube.cli.config import check_state_dir
+from llmkube.cli.state_lock import ENGINES, SERVER, held
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 
 _TEMPORARY: Final = "llmkube-ephemeral-"
@@ -36,26 +37,12 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.chmod(0o700)  # an older folder, or one made under another umask
-            for name in locks or ("lock",):
-                stack.enter_context(_held(path / name))
+            for name in locks or (ENGINES,):
+                stack.enter_context(held(path / name))
         except OSError as exc:
             problem = f"the state directory {path} cannot be used ({exc.strerror})"
             raise UserError(f"{problem}; choose another with --state-dir") from exc
         yield path
-
-
-def holder_of(path: Path, lock: str = "lock") -> int | None:
-    """Return the pid of the program that holds a state directory, or None when none does."""
-    try:
-        with (path / lock).open(encoding="ascii", errors="replace") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = file.read(32).strip()
-                return int(pid) if pid.isdecimal() else None
-    except OSError:
-        return None
-    return None
 
 
 @contextlib.contextmanager
@@ -69,7 +56,7 @@ def temporary_state_dir() -> Iterator[Path]:
             _remove_left(left)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
-        held_state_dir(Path(folder)) as path,  # made by mkdtemp: 0700, and no other program knows its name
+        held_state_dir(Path(folder), ENGINES, SERVER) as path,  # by mkdtemp: 0700, and its name is known to us alone
     ):
         yield path
 
@@ -77,28 +64,8 @@ def temporary_state_dir() -> Iterator[Path]:
 def _remove_left(folder: Path) -> None:
     if folder.lstat().st_uid != os.getuid():
         return
-    with (folder / "lock").open(encoding="ascii", errors="replace") as lock:
+    with (folder / ENGINES).open(encoding="ascii", errors="replace") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock.read():  # the pid is written under the lock; an empty file is one that is about to be held
             end_all(marked(OWNER_VARIABLE, str(folder)), grace_seconds=_GRACE_SECONDS)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    # Not inherited by children (PEP 446): an engine that outlives us must not keep the folder locked.
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii", errors="replace") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = lock.read(32).strip() or "unknown"
-            raise UserError(
-                f"the state directory {path.parent} is in use by the llmkube process with pid {owner}; "
-                "stop that one, or choose another folder with --state-dir"
-            ) from None
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield
-        # The file stays: removing a lock file lets two programs hold "the" lock, one on each inode.

@@ -56,6 +56,7 @@ from llmkube.cli.program import (
     run_until_signal,
     settle_heap,
 )
+from llmkube.cli.state_lock import ENGINES, SERVER
 from llmkube.cli.view import output
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
@@ -133,7 +134,7 @@ def up(
             state_dir = stack.enter_context(temporary_state_dir())
         else:
             assert config.state_dir is not None, "load() decides it"
-            state_dir = stack.enter_context(held_state_dir(config.state_dir, "lock", "apiserver.lock"))
+            state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
         plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout, listen)
         outcome = trio.run(run_up, plan, Console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:

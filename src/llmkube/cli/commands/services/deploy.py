@@ -6,7 +6,6 @@ that is left out the next time takes its setting back.
 
 import datetime
 import os
-import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,35 +13,30 @@ from typing import Any, Final
 
 import attrs
 import click
-import trio
-from rich.console import Console
 
 from llmkube.base.errors import UserError
+from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
+from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.complete import models, services
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.complete import catalog_or_services, models, paths
+from llmkube.cli.failures import CommandError
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
-from llmkube.cli.program import open_service_nursery
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
-from llmkube.cli.view.advice import explain
-from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
-from llmkube.cli.view.output import printable
-from llmkube.cli.view.progress_line import Display, open_display
-from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.service_health import Health, State, service_health
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
+
+CATALOG_CONTEXT: Final = 8192
+"""Tokens of context that a deployment from the catalog gets: enough to talk, and little beside the weights."""
 
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
@@ -50,10 +44,11 @@ _LOCAL: Final = ("./", "../", "~")
 
 
 @click.command("deploy", context_settings=HELP)
-@click.argument("name", shell_complete=services)
+@click.argument("name", shell_complete=catalog_or_services)
 @click.option(
     "-s",
     "--source",
+    shell_complete=paths,
     help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO, builtin://demo.",
 )
 @click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
@@ -80,11 +75,15 @@ _LOCAL: Final = ("./", "../", "~")
 def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where, **flags: Any) -> None:
     """Serve the weights at --source under NAME, or change how NAME is served.
 
+    Without --source and --model, NAME is a model of `llmkube catalog list`.
+
     Applies a Model and an InferenceService of that name. The same command again changes nothing; a flag that is left
     out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
     """
     order = _read(name, flags)
-    console = Console(stderr=True)
+
+    if order.quantization:
+        click.echo(f"{name}: {order.source} ({CHECKED[_from_catalog(name).checked]})", err=True)
 
     async def action(cluster: Cluster) -> None:
         with answering():
@@ -101,10 +100,16 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
         for done in applied:
             click.echo(f"{done.title} {done.change}", err=wait)
         if wait:
-            await _wait(cluster, Key(cluster.namespace, name), applied, console, timeout)
+            key = Key(cluster.namespace, name)
+            leaving.note = (
+                f"The deployment goes on without this command: `{command('status', key)} --watch` shows how, "
+                f"`{command('delete', key)}` ends it"
+            )
+            await _wait(cluster, key, applied, timeout, replicas=order.replicas)
 
     watch_quietly()
-    run_against(where, action)
+    with told_on_interrupt() as leaving:
+        run_against(where, action, changes=not dry_run)
 
 
 @attrs.frozen
@@ -116,6 +121,7 @@ class Order:
     model_name: str
     accelerator: str | None
     gpu: bool
+    quantization: str
     env: tuple[tuple[str, str], ...]
     api_keys: Mapping[str, str]
     fields: Mapping[FieldFlag, Any]
@@ -124,6 +130,11 @@ class Order:
     def kinds(self) -> tuple[type[Any], ...]:
         """The kinds of `manifests`, in the same order."""
         return (Model, InferenceService) if self.source else (InferenceService,)
+
+    @property
+    def replicas(self) -> int | None:
+        """How many processes the command line asks for; None if it says nothing of that."""
+        return next((value for field, value in self.fields.items() if field.path == "spec.replicas"), None)
 
     def manifests(self, namespace: str, served: Collection[str]) -> list[dict[str, Any]]:
         """Return the objects to apply.
@@ -136,6 +147,8 @@ class Order:
         if self.source:
             accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu)
             put(objects[Model], "spec.source", self.source)
+            if self.quantization:
+                put(objects[Model], "spec.quantization", self.quantization)
             put(objects[Model], "spec.hardware.accelerator", accelerator)
             if self.gpu:
                 put(objects[Model], "spec.hardware.gpu.enabled", True)
@@ -188,9 +201,14 @@ class Applied:
 
 def _read(name: str, flags: Mapping[str, Any]) -> Order:
     source, model_name = flags["source"], flags["model_name"]
-    if bool(source) == bool(model_name):
-        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already)")
+    if source and model_name:
+        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already), not both")
     fields = given_fields(FLAGS, flags)
+    quantization = ""
+    if not source and not model_name:
+        entry = _from_catalog(name)
+        source, quantization = entry.source, entry.quantization
+        fields = _catalog_fields(entry) | fields
     if source:
         source = absolute_source(source, Path.cwd())
         try:
@@ -207,7 +225,31 @@ def _read(name: str, flags: Mapping[str, Any]) -> Order:
         raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
-    return Order(name, source or "", model_name or "", flags["accelerator"], flags["gpu"], env, api_keys, fields)
+    return Order(
+        name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
+    )
+
+
+def _from_catalog(name: str) -> Entry:
+    entry = find(name)
+    if entry is not None:
+        return entry
+    like = similar(name)
+    hint = f"did you mean {' or '.join(like)}" if like else "`llmkube catalog list` shows it"
+    raise click.UsageError(
+        "give --source (weights to serve), or --model (a Model that exists already): "
+        f"the catalog has no model {name} ({hint})"
+    )
+
+
+def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
+    """Return what the catalog sets; flags win."""
+    wanted = {
+        "spec.sha256": entry.sha256,
+        "spec.mode": entry.mode,
+        "spec.contextSize": min(CATALOG_CONTEXT, entry.architecture.context),
+    }
+    return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -260,56 +302,29 @@ async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) ->
     return Applied(kind.RESOURCE.kind, key, change)
 
 
-async def _wait(cluster: Cluster, key: Key, applied: list[Applied], console: Console, seconds: float) -> None:
-    rng = random.Random()  # noqa: S311 - jitter of reconnects
-    async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
-        while key not in followed.services:  # what was applied is on its way to us
-            version = followed.changed.version
-            await followed.changed.wait_newer(version)
-        with open_display(console) as display:
-            readiness = _readiness(followed, key, applied, display)
-            async with open_service_nursery() as moving:
-                moving.start_soon(display.run)
-                with trio.move_on_after(seconds) as waiting:
-                    health = await readiness.wait()
-        if waiting.cancelled_caught:
-            raise CommandError(
-                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It goes on without this command: `{_command('status', key)} --watch` shows how",
-                ExitCode.TIMED_OUT,
-            )
-        if health.failing:
-            raise CommandError(explain(key, health))
-        service = followed.services.get(key)
-    assert service is not None, "it has just been Ready"
-    if health.state is State.STOPPED:
-        click.echo(f"InferenceService {key} is {service.status.phase}")
-        return
+async def _wait(
+    cluster: Cluster, key: Key, applied: Sequence[Applied], seconds: float, *, replicas: int | None
+) -> None:
+    written = {each.kind for each in applied if each.change != "unchanged"}
+    edited = any(each.change == "configured" for each in applied)
+    service = await arrive(cluster, key, seconds, written=written, edited=edited)
+    if is_stopped(service):
+        words = f"InferenceService {key} is {service.status.phase}"
+        if replicas == 0:
+            click.echo(words)
+            return
+        starts = "set spec.suspend to false" if service.spec.suspend else f"`{command('scale', key)} 1`"
+        raise CommandError(f"{words}, as its spec asks; {starts} starts it")
     click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
-    click.echo(f"Talk to it: {_command('chat', key)}", err=True)
+    click.echo(next_step(service), err=True)
 
 
-def _readiness(followed: Followed, key: Key, applied: Sequence[Applied], display: Display) -> Readiness:
-    """Return the wait: a failure that is about a spec which this command has not touched may be an old one."""
-    fresh = {each.kind for each in applied if each.change != "unchanged"}
-
-    def detail(service: InferenceService, model: Model | None, health: Health) -> str:
-        return ", ".join([health.headline, *next_retry(service, model, _now())])
-
-    return Readiness(
-        followed=followed,
-        key=key,
-        judge=service_health,
-        display=display,
-        detail=detail,
-        doubted=lambda health: health.about not in fresh,
-        changed=any(each.change == "configured" for each in applied),
-        applied=bool(fresh),
-    )
-
-
-def _command(verb: str, key: Key) -> str:
-    return f"llmkube {verb} {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+def next_step(service: InferenceService) -> str:
+    """Return how a service is used: only one that talks can be talked to."""
+    mode = service.status.mode or service.spec.mode or "chat"
+    if mode == "chat":
+        return f"Talk to it: {command('chat', service.key)}"
+    return f"It offers {mode}, by the OpenAI API: see docs/gateway.md"
 
 
 def _now() -> datetime.datetime:

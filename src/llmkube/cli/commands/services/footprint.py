@@ -9,22 +9,33 @@ from llmkube.base.units import format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host.this_machine import footprints_here
-from llmkube.supervisor.nouns.journal import read_entry
+from llmkube.supervisor.nouns.journal import EngineRecord, read_entry
 
 
-def memory_of(folders: Sequence[Path], key: Key) -> str:
-    """Return the memory that a service's engine and what it has started use, in words.
+def local_engine(folders: Sequence[Path], key: Key) -> EngineRecord | None:
+    """Return what the journal of an agent on this machine says of the engine of a service, if it lives. Blocks.
 
-    "" when no agent on this machine runs one, in any of these state directories, or when it may not be looked at.
+    None when no agent on this machine runs one, in any of these state directories.
     """
     for folder in folders:
         entry = read_entry(folder / "journal", key)
         if entry is None or entry.engine is None or not entry.engine.pid:
             continue
-        pid = entry.engine.pid
-        if start_of(pid) == entry.engine.started and (used := footprints_here([pid])):
-            return f"{format_bytes(used[pid])} in use on this machine"
-    return ""
+        if start_of(entry.engine.pid) == entry.engine.started:
+            return entry.engine
+    return None
+
+
+def bytes_of(pid: int) -> int:
+    """Return the memory that an engine and what it has started use; 0 when it may not be looked at. Blocks."""
+    return footprints_here([pid]).get(pid, 0)
+
+
+def memory_of(folders: Sequence[Path], key: Key) -> str:
+    """Return the memory that a service's engine on this machine uses, in words; "" when there is none. Blocks."""
+    engine = local_engine(folders, key)
+    used = bytes_of(engine.pid) if engine is not None else 0
+    return f"{format_bytes(used)} in use on this machine" if used else ""
 
 
 async def find_memory(folders: Sequence[Path], key: Key) -> str:

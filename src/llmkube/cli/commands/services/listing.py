@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import click
+import trio
 
 from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.credential_note import tell_credential_problem
@@ -18,7 +19,8 @@ from llmkube.cli.view import formats, output
 from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.resource import Object
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.resource import Key, Object
 
 Objects = Mapping[type[Any], Sequence[Any]]
 
@@ -30,12 +32,18 @@ class Form:
     kind: type[Any]
     columns: tuple[str, ...]
     wide_columns: tuple[str, ...]
-    row: Callable[[Any, datetime.datetime], tuple[str, ...]]
-    wide_cells: Callable[[Any], tuple[str, ...]]
+    row: Callable[[Any, Model | None, datetime.datetime], tuple[str, ...]]
+    wide_cells: Callable[[Any, Model | None], tuple[str, ...]]
 
 
 _FORMS = {
-    Model: Form(Model, output.MODEL_COLUMNS, output.MODEL_WIDE_COLUMNS, output.model_row, output.model_wide_cells),
+    Model: Form(
+        Model,
+        output.MODEL_COLUMNS,
+        output.MODEL_WIDE_COLUMNS,
+        lambda model, _, now: output.model_row(model, now),
+        lambda model, _: output.model_wide_cells(model),
+    ),
     InferenceService: Form(
         InferenceService,
         output.SERVICE_COLUMNS,
@@ -105,21 +113,35 @@ class _Page:
     form: str
 
     async def fetch(self, cluster: Cluster) -> Objects:
-        return {kind: (await cluster.client.list(kind, namespace=self.namespace)).items for kind in self.kinds}
+        """Ask for both kinds at once: how a service does is judged with its Model."""
+        found: dict[type[Any], Sequence[Any]] = {}
+
+        async def ask(kind: Any) -> None:
+            try:
+                found[kind] = (await cluster.client.list(kind, namespace=self.namespace)).items
+            except ForbiddenError:
+                if kind in self.kinds:
+                    raise
+                found[kind] = ()
+
+        async with trio.open_nursery() as nursery:
+            for kind in dict.fromkeys((Model, *self.kinds)):
+                nursery.start_soon(ask, kind)
+        return found
 
     def held(self, followed: Followed) -> Objects:
-        caches: Mapping[type[Any], Any] = {Model: followed.models, InferenceService: followed.services}
-        return {kind: caches[kind].values() for kind in self.kinds}
+        return {Model: followed.models.values(), InferenceService: followed.services.values()}
 
     def text(self, objects: Objects) -> str:
         if self.form not in {"", "wide"}:
             return formats.render_all([each for kind in self.kinds for each in _sorted(objects[kind])], self.form)
-        if not any(objects.values()):
+        if not any(objects[kind] for kind in self.kinds):
             names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds)
             return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
         now = _now()
+        width = None if self.form == "wide" else output.line_width()
         return "\n\n".join(
-            output.table(self.columns(kind), self.rows(kind, objects[kind], now).values()) for kind in self.kinds
+            output.table(self.columns(kind), self.rows(kind, objects, now).values(), width=width) for kind in self.kinds
         )
 
     def columns(self, kind: type[Any]) -> tuple[str, ...]:
@@ -127,21 +149,26 @@ class _Page:
         wide = form.wide_columns if self.form == "wide" else ()
         return (*(("NAMESPACE",) if self.namespace is None else ()), *form.columns, *wide)
 
-    def rows(self, kind: type[Any], objects: Sequence[Any], now: datetime.datetime) -> dict[str, tuple[str, ...]]:
+    def rows(self, kind: type[Any], objects: Objects, now: datetime.datetime) -> dict[str, tuple[str, ...]]:
         form = _FORMS[kind]
+        models = {each.key: each for each in objects.get(Model, ())}
+
+        def model_of(each: Any) -> Model | None:
+            return models.get(Key(each.key.namespace, each.spec.model_ref)) if kind is InferenceService else None
+
         return {
             str(each.key): (
                 *((each.key.namespace,) if self.namespace is None else ()),
-                *form.row(each, now),
-                *(form.wide_cells(each) if self.form == "wide" else ()),
+                *form.row(each, model_of(each), now),
+                *(form.wide_cells(each, model_of(each)) if self.form == "wide" else ()),
             )
-            for each in _sorted(objects)
+            for each in _sorted(objects[kind])
         }
 
     def log(self) -> "_TableLog | _ObjectLog":
         if self.form in {"", "wide"}:
             return _TableLog(self, {kind: RowLog(self.columns(kind)) for kind in self.kinds})
-        return _ObjectLog(self.form)
+        return _ObjectLog(self.form, self.kinds)
 
 
 @attrs.define(eq=False)
@@ -155,7 +182,7 @@ class _TableLog:
     def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
         lines: list[str] = []
         for kind, log in self.logs.items():
-            told = log.news(self.page.rows(kind, objects[kind], now))
+            told = log.news(self.page.rows(kind, objects, now))
             if told and self._last not in {None, kind}:
                 heading = log.heading()
                 lines += ["", *([] if told[0] == heading else [heading])]
@@ -170,13 +197,14 @@ class _ObjectLog:
     """Appends each object, as data, whenever it is new or has changed."""
 
     form: str
+    kinds: tuple[type[Any], ...]
     _versions: dict[tuple[str, str], str] = attrs.field(factory=dict)
 
     def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
         lines = []
         seen: dict[tuple[str, str], str] = {}
-        for kind, found in objects.items():
-            for each in _sorted(found):
+        for kind in self.kinds:
+            for each in _sorted(objects[kind]):
                 name = (kind.RESOURCE.kind, str(each.key))
                 seen[name] = each.metadata.resource_version
                 if self._versions.get(name) != seen[name]:

@@ -21,7 +21,7 @@ from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
-from llmkube.cli.view import formats
+from llmkube.cli.view import formats, output
 from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary
 from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.cli.view.locations import find_engines, find_hosts, reporting_hosts
@@ -76,7 +76,8 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         watch_quietly()
         run_against(where, stay)
     else:
-        click.echo(run_against(where, once, seconds=ANSWER_SECONDS))
+        text = run_against(where, once, seconds=ANSWER_SECONDS)
+        click.echo(output.flowing(text) if form in {"", "wide"} else text)
 
 
 @click.command("scale", context_settings=HELP)
@@ -111,7 +112,7 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
             return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
         return f"{target.title} scaled from {before} to {replicas}"
 
-    click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
 
 
 @click.command("delete", context_settings=HELP)
@@ -145,7 +146,7 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
             words = "\n".join(problem.format_message() for problem in problems)
             raise CommandError(words, ExitCode(problems[0].exit_code))
 
-    run_against(where, action)
+    run_against(where, action, changes=True)
 
 
 async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:

@@ -1,0 +1,6 @@
+"""Models that can be deployed by a short name: where each is, what it is, and what it takes; no network is asked.
+
+models.yaml  the list: sources, digests, and the numbers of each architecture
+entries      the list as values; names and other names
+shapes       the tensors of a model, from its numbers: what the estimate of memory reads
+"""

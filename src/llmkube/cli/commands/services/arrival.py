@@ -1,0 +1,108 @@
+"""The wait of a command until its service is ready, on hosts and in pods: shown, bounded, and explained."""
+
+import contextlib
+import datetime
+import random
+from collections.abc import Collection, Iterator
+
+import attrs
+import click
+import trio
+from rich.console import Console
+
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.informer import open_follow
+from llmkube.cli.program import open_service_nursery
+from llmkube.cli.target_cluster import Cluster
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.describe import next_retry
+from llmkube.cli.view.output import printable
+from llmkube.cli.view.progress_line import open_display
+from llmkube.cli.view.readiness import Readiness
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import Health, service_health
+
+
+@attrs.define(eq=False)
+class Leaving:
+    """What goes on when Ctrl-C ends the command; nothing until `note` says it."""
+
+    note: str = ""
+
+
+@contextlib.contextmanager
+def told_on_interrupt() -> Iterator[Leaving]:
+    """Say at Ctrl-C what the block has noted to go on without it."""
+    leaving = Leaving()
+    try:
+        yield leaving
+    except* KeyboardInterrupt:
+        if leaving.note:
+            click.echo(f"\n{leaving.note}", err=True)
+        raise
+
+
+async def arrive(
+    cluster: Cluster, key: Key, seconds: float, *, written: Collection[str] = (), edited: bool = False
+) -> InferenceService:
+    """Show how far a service is until it is ready, or stopped as its spec asks, and return it.
+
+    Args:
+        cluster: Where it is.
+        key: The service.
+        seconds: How long to wait.
+        written: The kinds whose objects this command has just created or changed: a failure that is about another
+            one may be an old one, and has to stand for a while.
+        edited: Whether it ran before: for a moment it is still what ran that is ready.
+
+    Raises:
+        CommandError: Its failure is one that waiting does not cure, or the time is over; it says what to do.
+    """
+    rng = random.Random()  # noqa: S311 - jitter of reconnects
+    async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        while key not in followed.services:  # what was applied is on its way to us
+            version = followed.changed.version
+            await followed.changed.wait_newer(version)
+        with open_display(Console(stderr=True)) as display:
+            readiness = Readiness(
+                followed=followed,
+                key=key,
+                judge=service_health,
+                display=display,
+                detail=_detail,
+                doubted=lambda health: health.about not in written,
+                changed=edited,
+                applied=bool(written),
+            )
+            async with open_service_nursery() as moving:
+                moving.start_soon(display.run)
+                with trio.move_on_after(seconds) as waiting:
+                    health = await readiness.wait()
+        if waiting.cancelled_caught:
+            raise CommandError(
+                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
+                f"It goes on without this command: `{command('status', key)} --watch` shows how",
+                ExitCode.TIMED_OUT,
+            )
+        if health.failing:
+            raise CommandError(explain(key, health))
+        service = followed.services.get(key)
+    assert service is not None, "it has just been judged"
+    return service
+
+
+def is_stopped(service: InferenceService) -> bool:
+    """Whether nothing runs, as the spec asks."""
+    return service.spec.suspend or service.spec.replicas == 0
+
+
+def command(verb: str, key: Key) -> str:
+    """Return what to type about a service: `llmkube status chat -n team`."""
+    return f"llmkube {verb} {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+
+
+def _detail(service: InferenceService, model: Model | None, health: Health) -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    return ", ".join([health.headline, *next_retry(service, model, now)])

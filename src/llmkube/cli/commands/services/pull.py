@@ -1,0 +1,138 @@
+"""`llmkube pull`: a Model, and its file where it will be served."""
+
+import datetime
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+
+from llmkube.cli.catalog.entries import find
+from llmkube.cli.commands.models.cache import preload
+from llmkube.cli.commands.models.catalog import the_entry
+from llmkube.cli.commands.services.arrival import told_on_interrupt
+from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator
+from llmkube.cli.commands.services.logs import state_dirs
+from llmkube.cli.commands.services.source_name import looks_like_source, name_for
+from llmkube.cli.complete import files
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.informer import open_follow
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.state_lock import up_on
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.view.live_view import watch_quietly
+from llmkube.cli.view.locations import Host, find_hosts
+from llmkube.cli.view.output import printable
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import State, model_health
+from llmkube.weights.source import LocalFile, parse_source
+
+
+@click.command("pull", context_settings=HELP)
+@click.argument("model", metavar="NAME|SOURCE", shell_complete=files)
+@click.option("--name", help="Name of the Model. Default: that of the catalog, or of the file.")
+@click.option("--sha256", metavar="DIGEST", help="Digest that the file must have.")
+@click.option("--accelerator", type=click.Choice(ACCELERATORS), help="Default: as `llmkube deploy` chooses.")
+@click.option("--timeout", type=NumberRange(min=0), default=3600.0, help="Seconds to wait for it. Default: 3600.")
+@cluster_options()
+@click.pass_context
+@guarded
+def pull(
+    context: click.Context,
+    /,
+    *,
+    model: str,
+    name: str | None,
+    sha256: str | None,
+    accelerator: str | None,
+    timeout: float,
+    where: Where,
+) -> None:
+    """Create a Model from the catalog or from a SOURCE, and wait until its file is where it will be served.
+
+    For `llmkube up` on this machine the file is fetched into its store; in a cluster a Job fetches it for pods. Another
+    host fetches it when a service asks for it. `llmkube run NAME` and `llmkube deploy NAME --model NAME` serve it.
+    """
+    entry = None if looks_like_source(model) else find(model) or the_entry(model)
+    source = entry.source if entry is not None else absolute_source(model, Path.cwd())
+    digest = sha256 or (entry.sha256 if entry is not None else "")
+    parsed = parse_source(source)
+    folder = _local_up(where)
+
+    async def action(cluster: Cluster) -> bool:
+        key = Key(cluster.namespace, name or (entry.name if entry is not None else name_for(source)))
+        with answering():
+            hosts = await find_hosts(cluster, datetime.datetime.now(datetime.UTC)) or ()
+            served = {each for host in hosts for each in host.accelerators}
+            chosen = accelerator or choose_accelerator(served, gpu=False)
+            on_hosts = chosen in served
+            spec: dict[str, Any] = {"source": source, "hardware": {"accelerator": chosen}}
+            spec |= {"sha256": digest} if digest else {}
+            spec |= {"quantization": entry.quantization} if entry is not None else {}
+            spec |= {} if on_hosts else {"prefetch": True}
+            await cluster.client.apply(Model, _manifest(key, spec), field_manager=FIELD_MANAGER)
+        click.echo(f"Model {key} is there", err=True)
+        if isinstance(parsed, LocalFile):
+            click.echo(f"Nothing is fetched: {source} is read where it lies, on the host that serves it")
+            return False
+        if on_hosts and folder is None:
+            click.echo(f"{_names(hosts, chosen)} fetches it when a service asks for it: no file was fetched yet")
+            return False
+        if not on_hosts:
+            leaving.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
+            await _wait(cluster, key, timeout)
+            click.echo(f"Model {key} is Ready")
+        return on_hosts
+
+    watch_quietly()
+    with told_on_interrupt() as leaving:
+        fetch_here = run_against(where, action, changes=True)
+    if fetch_here:
+        place = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
+        context.invoke(preload, source=source, sha256=digest or None, **place)
+
+
+def _local_up(where: Where) -> Path | None:
+    """Return the state directory of the `llmkube up` that the command line means, if that runs on this machine."""
+    return next((folder for folder in state_dirs(where, None) if up_on(folder) is not None), None)
+
+
+def _manifest(key: Key, spec: dict[str, Any]) -> dict[str, Any]:
+    resource = Model.RESOURCE
+    metadata = {"name": key.name, "namespace": key.namespace}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
+
+
+def _names(hosts: Sequence[Host], accelerator: str) -> str:
+    return " or ".join(host.name for host in hosts if accelerator in host.accelerators)
+
+
+async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
+    rng = random.Random()  # noqa: S311 - jitter of reconnects
+    said = ""
+    with trio.move_on_after(seconds):
+        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+            while True:
+                version = followed.changed.version
+                model = followed.models.get(key)
+                if model is not None:
+                    health = model_health(model)
+                    if health.state is State.READY:
+                        return
+                    if health.failing:
+                        raise CommandError(
+                            f"Model {key} cannot be fetched: {health.reason}: {printable(health.message)}"
+                        )
+                    if health.headline != said:
+                        said = health.headline
+                        click.echo(printable(said), err=True)
+                await followed.changed.wait_newer(version)
+    raise CommandError(
+        f"Model {key} is not Ready after {seconds:g} s: {printable(said)}\n"
+        f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how",
+        ExitCode.TIMED_OUT,
+    )

@@ -1,0 +1,105 @@
+"""`llmkube run`: one word from a name to a conversation; what is not there yet is deployed."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmkube.cli.catalog.entries import find
+from llmkube.cli.commands.inference.chat import chat
+from llmkube.cli.commands.models.catalog import the_entry
+from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt
+from llmkube.cli.commands.services.deploy import absolute_source, deploy
+from llmkube.cli.commands.services.source_name import looks_like_source, name_for
+from llmkube.cli.complete import catalog_or_services
+from llmkube.cli.failures import CommandError
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.view.live_view import watch_quietly
+from llmkube.cli.view.output import shown_source
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.resource import Key
+
+
+@click.command("run", context_settings=HELP)
+@click.argument("model", metavar="NAME|SOURCE", shell_complete=catalog_or_services)
+@click.argument("prompt", required=False)
+@click.option("--accelerator", help="What it runs on, if it is deployed. Default: as `llmkube deploy` chooses.")
+@click.option("--context-size", type=click.IntRange(min=128), metavar="TOKENS", help="Its context, if it is deployed.")
+@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait for it. Default: 1800.")
+@cluster_options()
+@click.pass_context
+@guarded
+def run(
+    context: click.Context,
+    /,
+    *,
+    model: str,
+    prompt: str | None,
+    accelerator: str | None,
+    context_size: int | None,
+    timeout: float,
+    where: Where,
+) -> None:
+    """Talk to a model; if no service has this NAME, deploy it from the catalog or from a SOURCE first.
+
+    With PROMPT one answer is printed, else a conversation begins. The service stays afterwards: `llmkube ps` shows it,
+    `llmkube scale NAME 0` stops it, `llmkube delete NAME --with-model` takes it away.
+    """
+    source = absolute_source(model, Path.cwd()) if looks_like_source(model) else None
+    name = name_for(source) if source is not None else model
+    if not _start(where, name, source, timeout):
+        if source is None and find(model) is None:
+            the_entry(model)  # raises, with the names that look like it
+        flags: dict[str, Any] = {"name": name, "source": source, "accelerator": accelerator, "timeout": timeout}
+        if context_size is not None:
+            flags["context_size"] = context_size
+        context.invoke(deploy, **flags, **_place(where))
+    context.invoke(chat, name=name, prompt=prompt, **_place(where))
+
+
+def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
+    """Wait until the service of this name is ready, starting it if it is stopped; return whether there is one.
+
+    Raises:
+        CommandError: It serves another source than the one that was named.
+    """
+
+    async def action(cluster: Cluster) -> bool:
+        key = Key(cluster.namespace, name)
+        with answering():
+            try:
+                found = await cluster.client.get(InferenceService, key)
+            except NotFoundError:
+                return False
+            if source is not None:
+                await _check_source(cluster, found, source)
+            if is_stopped(found):
+                patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
+                await cluster.client.patch(InferenceService, key, patch, field_manager="llmkube-scale")
+        leaving.note = "It starts without this command"
+        await arrive(cluster, key, seconds)
+        return True
+
+    watch_quietly()
+    with told_on_interrupt() as leaving:
+        return run_against(where, action)
+
+
+async def _check_source(cluster: Cluster, service: InferenceService, source: str) -> None:
+    key = Key(service.key.namespace, service.spec.model_ref)
+    try:
+        served = (await cluster.client.get(Model, key)).spec.source
+    except NotFoundError:
+        return
+    if served != source:
+        raise CommandError(
+            f"InferenceService {service.key} serves {shown_source(served)} and not {shown_source(source)}; "
+            "give the new one a name: llmkube deploy NAME --source SOURCE"
+        )
+
+
+def _place(where: Where) -> dict[str, Any]:
+    return {"kubeconfig": where.kubeconfig, "context": where.context, "namespace": where.namespace}

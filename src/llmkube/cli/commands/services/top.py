@@ -1,0 +1,190 @@
+"""`llmkube top`: what the engines do now: tokens per second, requests, memory; live on a terminal, once in a pipe.
+
+An engine is asked in the way that this machine has to it: one of this machine at its own port with the key that its
+agent keeps, a pod through the API server, another host's at its address, where that answers without a key.
+"""
+
+import datetime
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.dial import Connect, dial
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers, netloc
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.units import format_bytes
+from llmkube.cli.commands.programs.host_name import host_name_in
+from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
+from llmkube.cli.commands.services.footprint import bytes_of, local_engine
+from llmkube.cli.commands.services.logs import state_dirs
+from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.view import output
+from llmkube.cli.view.live_view import is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.locations import Engine, Host, find_all_engines, find_hosts
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.port_forward import connect_to_pod
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import host_id, service_name
+
+COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
+HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
+ENGINE_SECONDS: Final = 2.0
+"""How long one engine may take to say what it does."""
+
+
+@click.command("top", context_settings=HELP)
+@click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between two looks. Default: 2.")
+@click.option("--once", is_flag=True, help="Print one table and end, also on a terminal.")
+@cluster_options(all_namespaces=True)
+@guarded
+def top(*, interval: float, once: bool, where: Where) -> None:
+    """Show what the engines do: tokens per second, requests, memory, by service and by host.
+
+    Rates are those between two looks. What an engine does not tell this machine reads <none>: run it on its host.
+    """
+    folders = state_dirs(where, None)
+
+    async def action(cluster: Cluster) -> None:
+        look = _Look(cluster, None if where.all_namespaces else cluster.namespace, folders)
+        with answering():
+            await look.take()
+        if once or not is_terminal():
+            await trio.sleep(interval)
+            with answering():
+                await look.take()
+            click.echo(look.text(output.line_width()))
+            return
+
+        async def text() -> str:
+            if trio.current_time() - look.taken_at >= interval:
+                with answering():
+                    await look.take()
+            return look.text(output.line_width())
+
+        await show_in_place(Mailbox(None), text)
+
+    watch_quietly()
+    run_against(where, action)
+
+
+@attrs.frozen
+class _Place:
+    """One engine of a service, and how it is asked."""
+
+    key: Key
+    host: str
+    netloc: str = ""
+    pod: Key | None = None
+    port: int = 0
+    api_key: str = attrs.field(default="", repr=False)
+    pid: int = 0
+
+
+@attrs.define(eq=False)
+class _Look:
+    """What was seen at the last two looks."""
+
+    cluster: Cluster
+    namespace: str | None
+    folders: Sequence[Path]
+    taken_at: float = 0.0
+    _rows: Sequence[tuple[str, ...]] = ()
+    _hosts: Sequence[Host] | None = None
+    _work: dict[_Place, Work] = attrs.field(factory=dict)
+
+    async def take(self) -> None:
+        """Ask the API server for services and addresses, and each engine for what it does."""
+        services = (await self.cluster.client.list(InferenceService, namespace=self.namespace)).items
+        engines = await find_all_engines(self.cluster, self.namespace)
+        self._hosts = await find_hosts(self.cluster, datetime.datetime.now(datetime.UTC))
+        places: list[_Place] = []
+        for service in services:
+            behind = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())
+            places += await trio.to_thread.run_sync(self._places, service, behind)
+        seen: dict[_Place, tuple[Pace, int]] = {}
+        async with trio.open_nursery() as nursery:
+            for place in places:
+                nursery.start_soon(self._ask, place, seen)
+        self._work = {place: work for place, work in self._work.items() if place in seen}
+        self._rows = [self._row(place, *seen[place]) for place in sorted(seen, key=lambda each: (each.key, each.host))]
+        self.taken_at = trio.current_time()
+
+    def text(self, width: int | None) -> str:
+        """Return both tables."""
+        if not self._rows:
+            where = "any namespace" if self.namespace is None else self.namespace
+            services = f"No engine runs for an InferenceService in {where}."
+        else:
+            columns = (*(("NAMESPACE",) if self.namespace is None else ()), *COLUMNS)
+            services = output.table(columns, self._rows, width=width)
+        if not self._hosts:
+            return services
+        return f"{services}\n\n{output.table(HOST_COLUMNS, map(_host_row, self._hosts), width=width)}"
+
+    def _places(self, service: InferenceService, engines: Sequence[Engine]) -> list[_Place]:
+        key, namespace = service.key, service.key.namespace
+        found = [
+            _Place(key, each.host or each.pod, each.netloc, Key(namespace, each.pod) if each.pod else None, each.port)
+            for each in engines
+            if each.ready
+        ]
+        record = local_engine(self.folders, key)
+        if record is None:
+            return found
+        own = host_id(host_name_in(self.folders[0]) or "")
+        here = netloc((record.host, record.port))
+        mine = _Place(key, own or "this machine", here, api_key=record.api_key, pid=record.pid)
+        return [mine, *(each for each in found if each.host != own)]
+
+    async def _ask(self, place: _Place, seen: dict[_Place, tuple[Pace, int]]) -> None:
+        used = await trio.to_thread.run_sync(bytes_of, place.pid) if place.pid else 0
+        pace = Pace()
+        connect: Connect = dial
+        if place.pod is not None:
+            connect = partial(_to_pod, self.cluster, place.pod, place.port)
+        headers = Headers.of({"Authorization": f"Bearer {place.api_key}"} if place.api_key else {})
+        with trio.move_on_after(ENGINE_SECONDS):
+            try:
+                async with open_http_client(connect) as http:
+                    answer = await http.request("GET", f"http://{place.netloc}/metrics", headers=headers)
+                if answer.status == 200:
+                    now = read_work(answer.body.decode("utf-8", "replace"), trio.current_time())
+                    pace = pace_of(self._work.get(place), now)
+                    self._work[place] = now
+            except (HttpError, LLMKubeError, OSError, ValueError):
+                pass  # it says nothing to us: the row has what the objects say
+        seen[place] = (pace, used)
+
+    def _row(self, place: _Place, pace: Pace, used: int) -> tuple[str, ...]:
+        return (
+            *((place.key.namespace,) if self.namespace is None else ()),
+            place.key.name,
+            place.host,
+            _figure(pace.generated),
+            _figure(pace.prompt),
+            "" if pace.running is None else str(pace.running),
+            "" if pace.waiting is None else str(pace.waiting),
+            format_bytes(used) if used else "",
+        )
+
+
+async def _to_pod(cluster: Cluster, pod: Key, port: int, _host: str, _port: int) -> trio.abc.Stream:
+    return await connect_to_pod(cluster.client, pod, port)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _host_row(host: Host) -> tuple[str, ...]:
+    memory = ("" if each is None else format_bytes(each) for each in (host.budget_bytes, host.free_bytes))
+    return (host.name, ",".join(sorted(host.accelerators)), host.services, *memory)

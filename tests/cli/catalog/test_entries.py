@@ -1,0 +1,45 @@
+"""The catalog: what is in it, and that each entry can be deployed as it stands."""
+
+import re
+
+import pytest
+
+from llmkube.cli.catalog.entries import CHECKED, entries, find, similar
+from llmkube.weights.source import parse_source
+
+SEEDS = ("llama-3.1-8b", "llama-3.2-3b", "phi-4-mini", "qwen3-8b", "qwen3-32b", "qwen3-30b", "qwen3-30b-a3b",
+         "tinyllama-1b")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_what_the_guides_name_is_there(name):
+    """Each model that the guides deploy is found by the name that they use, in any case."""
+    assert find(name) is not None
+    assert find(name.upper()) is find(name)
+
+
+@pytest.mark.parametrize("entry", entries().values(), ids=lambda each: each.name)
+def test_an_entry_can_be_deployed(entry):
+    """Its source is one of a single file, its digest is whole, and what is known of it is said."""
+    assert parse_source(entry.source)
+    assert entry.source.partition("@")[0].endswith(".gguf")
+    assert entry.sha256 == "" or re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
+    assert (entry.checked == "none") == (entry.sha256 == "")
+    assert entry.checked in CHECKED
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", entry.name)
+    revision = entry.source.partition("@")[2]
+    assert revision == "" or re.fullmatch(r"[0-9a-f]{40}", revision)
+
+
+def test_names_are_unique():
+    """No other name is the name of another model."""
+    names = [name for each in entries().values() for name in (each.name, *each.aliases)]
+    assert len(names) == len(set(names))
+    assert len(entries()) >= 20
+
+
+def test_a_mistyped_name_is_guessed():
+    """What looks like a name of the catalog leads to it, and what does not leads nowhere."""
+    assert similar("lama-3.1-8b")[0] == "llama-3.1-8b"
+    assert similar("xyz") == []
+    assert find("nothing") is None

@@ -1,0 +1,97 @@
+"""`llmkube catalog`, and `deploy` of what is in it."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmkube.cli.catalog.entries import entries
+from llmkube.cli.commands.models import catalog
+from llmkube.cli.commands.models.catalog import memory_bytes
+from llmkube.cli.main import cli
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.memory.budget import host_budget
+
+LLAMA = entries()["llama-3.1-8b"]
+
+
+def invoke(*args):
+    return CliRunner().invoke(cli, ["catalog", *args], env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def test_the_list_has_every_model_and_what_it_takes():
+    """A row per model with its memory and its pin; what was not verified is said beside it."""
+    done = invoke("list")
+    assert done.exit_code == 0, done.output
+    rows = done.stdout.splitlines()
+    assert rows[0].split() == ["NAME", "SIZE", "QUANT", "CONTEXT", "MEMORY", "FITS", "PIN"]
+    assert [row.split()[0] for row in rows[1:]] == list(entries())
+    assert "No file of\nthe catalog was fetched when the list was made." in done.stderr
+    assert max(map(len, done.output.splitlines())) <= 100
+    assert max(map(len, done.stderr.splitlines())) <= 80
+
+
+def test_info_says_where_from_and_what_at_which_context():
+    """The source with its revision, how the digest is known, memory at several contexts, and commands to paste."""
+    shown = invoke("info", "qwen3-8b").stdout
+    assert "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf@7c41481f57cb95916b40956ab2f0b139b296d974" in shown
+    assert "its digest is in several public manifests" in shown
+    contexts = [line.split()[0] for line in shown.splitlines() if line[:1].isdecimal()]
+    assert contexts == ["4096", "8192", "32768", "40960"]
+    assert "  llmkube deploy qwen3-8b\n" in shown
+    data = json.loads(invoke("info", "qwen3-30b", "-o", "json").stdout)
+    assert (data["name"], data["checked"]) == ("qwen3-30b-a3b", "one")
+    assert len(yaml.safe_load(invoke("list", "-o", "yaml").stdout)) == len(entries())
+
+
+def test_more_context_takes_more_and_fits_says_what_fits(monkeypatch):
+    """Memory grows with the context, and the verdict is that of this machine's budget."""
+    small, large = (memory_bytes(LLAMA, context) for context in (4096, 131072))
+    assert 5 << 30 < small < large
+    gives = {row[0]: row[2] for row in catalog._at_contexts(LLAMA, host_budget(32 << 30))}
+    assert (gives["4096"], gives["131072"]) == ("yes", "no")
+    assert {row[2] for row in catalog._at_contexts(LLAMA, None)} == {"unknown"}
+
+
+@pytest.mark.parametrize(("name", "words"), [("lama-3.1-8b", "did you mean llama-3.1-8b"), ("x", "catalog list")])
+def test_an_unknown_name_is_guessed(name, words):
+    """What is not in the catalog exits with 3 and leads to what is."""
+    done = invoke("info", name)
+    assert (done.exit_code, words in done.stderr) == (3, True)
+
+
+def test_deploy_takes_its_source_from_the_catalog(run):
+    """D15: `deploy llama-3.1-8b --accelerator metal` applies the source, its digest and a context, and says them."""
+    found = {}
+
+    async def look(client):
+        key = Key("default", "llama-3.1-8b")
+        found.update(model=(await client.get(Model, key)).spec, service=(await client.get(InferenceService, key)).spec)
+
+    done = run("deploy", "llama-3.1-8b", "--accelerator", "metal", "--no-wait", after=look, demo=False)
+    assert done.exit_code == 0, done.output
+    model, service = found["model"], found["service"]
+    assert (model.source, model.sha256, model.quantization) == (LLAMA.source, LLAMA.sha256, "Q4_K_M")
+    assert (model.hardware.accelerator, service.context_size, service.model_ref) == ("metal", 8192, "llama-3.1-8b")
+    assert f"llama-3.1-8b: {LLAMA.source} (its digest is in one public manifest)" in done.output
+
+
+def test_flags_win_over_the_catalog(run):
+    """A context and a digest of the command line replace the catalog's, and --source replaces all of it."""
+    done = run("deploy", "qwen3-embedding-0.6b", "--context-size", "512", "--dry-run")
+    model, service = yaml.safe_load_all(done.stdout)
+    assert (service["spec"]["contextSize"], service["spec"]["mode"]) == (512, "embedding")
+    assert "sha256" not in model["spec"]
+    own = run("deploy", "llama-3.1-8b", "--source", "builtin://demo", "--dry-run")
+    model, service = yaml.safe_load_all(own.stdout)
+    assert model["spec"]["source"] == "builtin://demo"
+    assert service["spec"] == {"modelRef": "llama-3.1-8b"}
+
+
+def test_a_name_that_is_nowhere_is_guessed(run):
+    """Without a source the name has to be in the catalog; a mistyped one is a usage error with the right one."""
+    done = run("deploy", "llama-3.1-8", "--dry-run")
+    assert (done.exit_code, "did you mean llama-3.1-8b" in done.output) == (2, True)

@@ -1,0 +1,119 @@
+"""Which cluster a command touches, and what a user is told of it."""
+
+from contextlib import ExitStack
+
+import pytest
+from click.testing import CliRunner
+
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.programs.state_dir import held_state_dir
+from llmkube.cli.main import cli
+from llmkube.cli.state_lock import SERVER
+from llmkube.cli.target_cluster import Origin, Where, find_config, kubeconfig_files
+
+KUBECONFIG = (
+    "apiVersion: v1\nkind: Config\ncurrent-context: prod\n"
+    "clusters: [{{name: a, cluster: {{server: 'http://{server}'}}}}]\n"
+    "users: [{{name: a, user: {{token: t}}}}]\ncontexts: [{{name: prod, context: {{cluster: a, user: a}}}}]\n"
+)
+
+
+def kubeconfig(path, server):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(KUBECONFIG.format(server=server))
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user with a cluster of the company in ~/.kube/config, and a state directory of `llmkube up`."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    kubeconfig(tmp_path / ".kube" / "config", "127.0.0.1:1")
+    return tmp_path
+
+
+def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
+    """A flag beats KUBECONFIG, that beats ~/.kube/config, and that beats what `llmkube up` wrote."""
+    flag = kubeconfig(tmp_path / "flag", "flag")
+    state = tmp_path / "state"
+    kubeconfig(state / "kubeconfig", "up")
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "variable", "variable"))}
+
+    def found(chosen=None):
+        config, origin = find_config(chosen, None, state, environ)
+        return config.server, origin
+
+    assert found(flag) == ("http://flag", Origin.NAMED)
+    assert found() == ("http://variable", Origin.NAMED)
+    del environ["KUBECONFIG"]
+    assert found() == ("http://up", Origin.UP)
+    kubeconfig(tmp_path / ".kube" / "config", "home")
+    assert found() == ("http://home", Origin.HOME)
+
+
+def test_no_cluster_anywhere_is_an_error(tmp_path):
+    """The error names every place that was looked at."""
+    with pytest.raises(UserError, match=r"no --kubeconfig, KUBECONFIG, .*/\.kube/config or .*/state/kubeconfig"):
+        find_config(None, None, tmp_path / "state", {"HOME": str(tmp_path)})
+
+
+def test_a_state_directory_of_others_is_not_believed(tmp_path):
+    """A kubeconfig in a folder that every user may write to is refused."""
+    state = kubeconfig(tmp_path / "state" / "kubeconfig", "evil").parent
+    state.chmod(0o777)
+    with pytest.raises(UserError, match="not safe to use"):
+        find_config(None, None, state, {"HOME": str(tmp_path)})
+
+
+def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
+    """U3: with a live `llmkube up` and a ~/.kube/config a command means `up`; a flag, a context or KUBECONFIG wins."""
+    state = home / "state"
+    kubeconfig(state / "kubeconfig", "up")
+    environ = {"HOME": str(home)}
+
+    def server(context=None, **kwargs):
+        return find_config(None, context, state, environ, **kwargs)[0].server
+
+    assert server(beside_up=True) == "http://127.0.0.1:1"  # no API server runs there
+    with held_state_dir(state, SERVER):
+        assert server(beside_up=True) == "http://up"
+        assert kubeconfig_files(Where()) == (state / "kubeconfig",)
+        assert server() == "http://127.0.0.1:1"  # an agent is a program of the cluster that kubectl would take
+        assert server(context="prod", beside_up=True) == "http://127.0.0.1:1"
+        environ["KUBECONFIG"] = str(kubeconfig(home / "named", "named"))
+        assert server(beside_up=True) == "http://named"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("deploy", "demo", "--source", "builtin://demo"),
+        ("scale", "demo", "0"),
+        ("delete", "demo"),
+    ],
+)
+def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
+    """U3: the first words are which cluster it is; with a dead one, that `llmkube up` needs none."""
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[0] == (
+        f'in context "prod" of {home}/.kube/config (http://127.0.0.1:1); --context and --kubeconfig choose another'
+    )
+    assert "without a cluster, `llmkube up` serves on this machine" in done.stderr
+    named = CliRunner().invoke(cli, [*args, "--context", "prod"])
+    assert "choose another\n" not in named.stderr.splitlines()[0]
+
+
+def test_a_change_beside_a_live_up_says_that_it_is_the_one(home):
+    """U3: who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
+    kubeconfig(home / "state" / "kubeconfig", "127.0.0.1:1")
+    with ExitStack() as stack:
+        stack.enter_context(held_state_dir(home / "state", SERVER))
+        done = CliRunner().invoke(cli, ["delete", "demo"])
+    first = done.stderr.splitlines()[0]
+    assert first == f"in `llmkube up` on this machine; --context chooses a cluster of {home}/.kube/config"
