@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
-from llmkube.cli.commands.programs import key_proxy
+from llmkube.cli.engine_pod import key_proxy
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.key_check import key_containers, key_volumes
 from llmkube.controller.render.manifests import deployment, kubernetes_service
