@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Entry] = {
     "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
     "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
     "key-proxy": Entry("engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."),
+    "drain": Entry("engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."),
     "cache": Entry("commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."),
     "convert": Entry(
         "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."

@@ -31,7 +31,7 @@ def engine(monkeypatch):
 
 async def context(hands) -> bool:
     """Whether the Deployment has the edit."""
-    [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+    [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
     return "8192" in container["args"]
 
 
@@ -139,7 +139,7 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
         await hands.bring_up(**body)
         await hands.create_service(**{**body, "args": ["b"]})
         await trio.sleep(SETTLED)
-        [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+        [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert container["args"] == ["b"]
         [found] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert "spec.rolloutPolicy.waitForIdle (generic has no metric" in found.message
