@@ -6,6 +6,7 @@ from controller.objects import NOW
 from controller.podobjects import deployment_of, pod, pod_service
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds
 
+
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [

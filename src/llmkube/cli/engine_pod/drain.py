@@ -196,12 +196,13 @@ def drain(
         raise click.UsageError("--drain-port is missing: a kubelet has to ask somewhere")
     configure_logging("info")
     watched = Watched(engine, engine, metrics_url, busy_metrics, longest)
+    trio.run(run_until_signal, partial(serve, watched, drain_port), log.info)
 
-    async def serve(stop: Stop) -> None:
-        async with open_service_nursery() as tasks:
-            with stop.here():
-                await tasks.start(partial(run_drain, watched, drain_port))
-                settle_heap()
-                await trio.sleep_forever()
 
-    trio.run(run_until_signal, serve, log.info)
+async def serve(watched: Watched, port: int, stop: Stop) -> None:
+    """Answer the hooks of a pod until the stop."""
+    async with open_service_nursery() as tasks:
+        with stop.here():
+            await tasks.start(partial(run_drain, watched, port))
+            settle_heap()
+            await trio.sleep_forever()
