@@ -1,5 +1,7 @@
 """How a pod ends: hooks that hold TERM back, whom they ask, and what that one knows of the engine."""
 
+import itertools
+
 import attrs
 import pytest
 from click.testing import CliRunner
@@ -46,13 +48,13 @@ def pod_of(runtime, model, spec, settings=SETTINGS):
 
 def flags(container):
     args = container["args"][1:]
-    return {name: [value for flag, value in zip(args, args[1:], strict=False) if flag == name] for name in args}
+    return {name: [value for flag, value in itertools.pairwise(args) if flag == name] for name in args}
 
 
 @pytest.mark.parametrize(("runtime", "model", "spec"), RUNTIMES)
 def test_each_container_waits_until_the_engine_is_idle(runtime, model, spec):
     """No hook runs in the engine's image; all ask one container, which has the hook as well and so outlives it."""
-    service, the_plan = planned(runtime, model, spec)
+    _service, the_plan = planned(runtime, model, spec)
     pod = pod_of(runtime, model, spec)
     engine, beside = pod["containers"]
     hook = {"httpGet": {"path": program.PATH, "port": drain_port(the_plan), "scheme": "HTTP"}}
