@@ -10,6 +10,7 @@ import trio
 
 from k8s.scripted import Body, ScriptedServer, config_map, html, listing, ok, status, status_object
 from llmkube.k8s import client as client_module
+from llmkube.k8s import request as build
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import DecodeError
@@ -23,6 +24,7 @@ from llmkube.k8s.errors import (
     TransportError,
 )
 from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Pod
 
 KEY = Key("default", "a")
 BUSY = {"Retry-After": "2"}
@@ -283,3 +285,35 @@ async def test_a_base_path_of_the_server_is_kept():
     async with httpx.AsyncClient(transport=server, base_url="https://rancher/k8s/clusters/c-1") as http:
         await Client(http).get(ConfigMap, KEY)
     assert server.calls[0].path == "/k8s/clusters/c-1/api/v1/namespaces/default/configmaps/a"
+
+
+LOG = build.connect(Pod.RESOURCE, Key("default", "chat-0"), "log", container="engine", follow="true", tailLines="")
+
+
+async def test_a_text_is_read_as_it_comes():
+    """Pieces arrive before the answer ends, and leaving the block early lets go of the connection."""
+    answer = httpx.Response(200, stream=Body([b"one\n", b"two\n", None]), headers={"content-type": "text/plain"})
+    server, got = ScriptedServer(answer), []
+    async with server.client().open_text(LOG) as chunks:
+        async for chunk in chunks:
+            got.append(chunk)
+            if len(got) == 2:
+                break
+    assert (got, answer.is_closed) == ([b"one\n", b"two\n"], True)
+    [call] = server.calls
+    assert (call.path, call.params) == (
+        "/api/v1/namespaces/default/pods/chat-0/log",
+        {"container": "engine", "follow": "true"},
+    )
+
+
+async def test_a_text_that_is_refused_or_breaks_off_is_an_error():
+    """A refusal is what it is for every other call; a connection that breaks is a TransportError, and no end."""
+    with pytest.raises(ForbiddenError):
+        async with ScriptedServer(httpx.Response(403, json=status_object(403, "Forbidden"))).client().open_text(LOG):
+            pass
+    broken = httpx.Response(200, stream=Body([b"one\n", httpx.ReadError("reset")]))
+    with pytest.raises(TransportError, match="reset"):
+        async with ScriptedServer(broken).client().open_text(LOG) as chunks:
+            async for _ in chunks:
+                pass

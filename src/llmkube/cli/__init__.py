@@ -3,6 +3,7 @@
 main                                      the list of commands; each is imported when it runs
 commands                                  one module per command, by subject
 view                                      tables, progress, explanations: how things look on a terminal
+engine_pod                                programs beside an engine in its pod
 job                                       the program inside a download Job's pod
 bundled_engine                            llama-server as a Python program, over xllamacpp
 options, config, target_cluster, program  what commands share

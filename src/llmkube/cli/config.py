@@ -315,6 +315,11 @@ class ControllerConfig:
     prune_cache: bool = setting(
         False, help="Remove weights from each namespace's volume ten minutes after the last Model named them."
     )
+    drain_container: bool = setting(
+        True,
+        help="Have a container of that image beside each engine, by which a pod that has to end waits for requests; "
+        "without it, pods sleep for ten seconds (Kubernetes 1.30).",
+    )
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
     )

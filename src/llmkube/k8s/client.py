@@ -210,6 +210,25 @@ class Client:
 
             yield Watch(kind, receive, self._decoder)
 
+    @asynccontextmanager
+    async def open_text(self, request: ApiRequest) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Read an answer that is text as it comes, such as a pod's log; the connection is closed on exit.
+
+        Raises:
+            ApiError: The server refuses, or the connection broke; while reading, too.
+        """
+        with trio.move_on_after(OPEN_SECONDS) as opening:
+            response = await self._open(request)
+            if response.status_code != 200:
+                raise await _refusal(request, response)
+        if opening.cancelled_caught:
+            raise TransportError(f"{request.call}: no answer within {OPEN_SECONDS:g} s")
+        async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+            try:
+                yield chunks
+            except httpx.HTTPError as error:
+                raise _translated(request, error) from error
+
     async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
         """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
 

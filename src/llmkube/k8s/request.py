@@ -79,7 +79,7 @@ def watch(
 
 
 def connect(resource: Resource, key: Key, subresource: str, **params: str) -> ApiRequest:
-    """Reach into an object, as `portforward` does into a pod; goes with a wish for another protocol."""
+    """Reach into an object, as `log` and `portforward` do into a pod; the latter wishes for another protocol."""
     return ApiRequest("GET", _object_path(resource, key, subresource), _params(**params))
 
 

@@ -15,7 +15,7 @@ BUSY = IDLE.replace("processing 0", "processing 1")
 
 async def context(hands) -> bool:
     """Whether the Deployment has the edit."""
-    [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+    [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
     return "8192" in container["args"]
 
 

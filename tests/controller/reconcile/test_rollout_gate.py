@@ -1,13 +1,19 @@
 """Running pods are replaced when they have no request, or when they have waited long enough; never without a cause."""
 
+from contextlib import asynccontextmanager
+
+import attrs
 import pytest
 import trio
+from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS
 from llmkube.controller.reconcile import idleness
 from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS
 from llmkube.controller.render.labels import RESTARTED
+from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.workloads import Deployment
 
 IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
@@ -31,7 +37,7 @@ def engine(monkeypatch):
 
 async def context(hands) -> bool:
     """Whether the Deployment has the edit."""
-    [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+    [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
     return "8192" in container["args"]
 
 
@@ -139,7 +145,49 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
         await hands.bring_up(**body)
         await hands.create_service(**{**body, "args": ["b"]})
         await trio.sleep(SETTLED)
-        [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+        [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert container["args"] == ["b"]
         [found] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert "spec.rolloutPolicy.waitForIdle (generic has no metric" in found.message
+
+
+@asynccontextmanager
+async def upgraded(hands, image):
+    """Run a controller of another LLMKube in the place of the one that runs."""
+    hands.cluster.controller_scope.cancel()
+    hands.cluster.controller_scope, hands.cluster.registry = trio.CancelScope(), CollectorRegistry()
+    settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, image=image))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(hands.cluster.run_controller, settings)
+        await trio.sleep(SETTLED)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def images(hands):
+    return [one["image"] for one in (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keyed):
+    """Another image of ours comes with the next edit; what asks clients for keys is renewed at once."""
+    spec = {"apiKeySecretRef": {"name": "keys", "key": "k"}} if keyed else {}
+    async with open_pods() as hands:
+        await hands.bring_up(**spec)
+        engine, before = await images(hands)
+        async with upgraded(hands, "example.org/llmkube:next"):
+            after = [engine, "example.org/llmkube:next"]
+            assert await images(hands) == (after if keyed else [engine, before])
+            if not keyed:
+                await hands.create_service(contextSize=8192, **spec)
+                await trio.sleep(SETTLED)
+                assert (await images(hands), await context(hands)) == (after, True)
+
+
+async def test_pods_that_do_not_serve_get_the_image_of_today(autojump_clock):
+    """An image that is gone from its registry keeps no service down: nothing is kept of pods that are not ready."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        await hands.roll_out(ready=0)
+        async with upgraded(hands, "example.org/llmkube:next"):
+            assert "example.org/llmkube:next" in await images(hands)

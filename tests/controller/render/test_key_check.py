@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
-from llmkube.cli.commands.programs import key_proxy
+from llmkube.cli.engine_pod import key_proxy
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.key_check import key_containers, key_volumes
 from llmkube.controller.render.manifests import deployment, kubernetes_service
@@ -98,7 +98,7 @@ def test_it_runs_as_its_own_image_s_user_whatever_the_engine_s_is(settings, user
 
 def test_a_service_without_keys_has_no_such_container():
     """Nothing stands between its clients and the engine."""
-    assert key_containers(plan(), {}, SETTINGS) == ()
+    assert key_containers(pod_service(), plan(), {}, SETTINGS, 60) == ()
     assert key_volumes(plan()) == ()
 
 

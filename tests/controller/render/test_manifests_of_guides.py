@@ -44,7 +44,7 @@ async def test_the_reference_example_is_served(autojump_clock):
         assert await hands.where("chat-prod") == "Creating/Creating"
         live = await hands.json(Deployment, "chat-prod")
         template = live["spec"]["template"]
-        [container] = template["spec"]["containers"]
+        [container, _] = template["spec"]["containers"]
         assert live["spec"]["replicas"] == 2
         assert template["metadata"]["labels"]["cost-center"] == "ai-platform"
         assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "true"
@@ -65,7 +65,7 @@ async def test_personaplex_is_served(autojump_clock):
         await serve(hands, "personaplex", "nvidia/personaplex-7b-v1")
         assert await hands.names(Job) == []
         spec = (await hands.json(Deployment, "personaplex"))["spec"]["template"]["spec"]
-        [container] = spec["containers"]
+        [container, _] = spec["containers"]
         assert "initContainers" not in spec
         assert container["image"] == "registry.defilan.net/personaplex:7b-v1-4bit-cuda13"
         assert container["command"][:3] == ["python", "-m", "moshi.server"]
@@ -86,7 +86,7 @@ async def test_vllm_is_served(autojump_clock):
     async with open_pods() as hands:
         await serve(hands, "vllm-tinyllama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0")
         assert await hands.model_where("tinyllama-1b") == "Ready/RuntimeResolved"
-        [container] = (await hands.json(Deployment, "vllm-tinyllama"))["spec"]["template"]["spec"]["containers"]
+        [container, _] = (await hands.json(Deployment, "vllm-tinyllama"))["spec"]["template"]["spec"]["containers"]
         words = " ".join([*container.get("command", []), *container["args"]])
         for option in ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "--max-model-len 2048", "--dtype float16"):
             assert option in words
@@ -101,7 +101,7 @@ async def test_the_generic_snippet_is_served(autojump_clock):
     async with open_pods() as hands:
         await serve(hands, "custom", "org/custom")
         assert await hands.names(Job) == []
-        [container] = (await hands.json(Deployment, "custom"))["spec"]["template"]["spec"]["containers"]
+        [container, _] = (await hands.json(Deployment, "custom"))["spec"]["template"]["spec"]["containers"]
         assert container["image"] == "my-custom-server:latest"
         assert (container["command"], container["args"]) == (["/app/serve"], ["--port", "8080"])
         assert container["startupProbe"]["tcpSocket"] == {"port": 8080}

@@ -42,7 +42,7 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     the_plan = planned(service, the_model)
     storage = serving_storage(service, the_model, PATH, SETTINGS) if the_plan.uses_weights else Storage()
     template = deployment(service, the_plan, SETTINGS, replicas=1, storage=storage)["spec"]["template"]
-    [container] = template["spec"]["containers"]
+    [container, _] = template["spec"]["containers"]
     assert container["image"]
     assert container["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
@@ -112,7 +112,7 @@ def test_other_images_keep_their_own_user(model, spec):
 def test_an_engine_without_a_name_has_a_folder_to_write_to():
     """With a read-only root, /tmp is a volume and the home of the user; a volume of the service's own there is kept."""
     pod = template_of(CPU, {})["spec"]
-    [container] = pod["containers"]
+    [container, _] = pod["containers"]
     assert {"name": "HOME", "value": "/tmp"} in container["env"]
     assert [one["mountPath"] for one in container["volumeMounts"]] == ["/models", "/tmp"]
     assert {"name": "engine-scratch", "emptyDir": {}} in pod["volumes"]
@@ -120,7 +120,7 @@ def test_an_engine_without_a_name_has_a_folder_to_write_to():
             "extraVolumeMounts": [{"name": "mine", "mountPath": "/tmp/"}],
             "env": [{"name": "HOME", "value": "/models"}]}  # fmt: skip
     pod = template_of(CPU, mine)["spec"]
-    [container] = pod["containers"]
+    [container, _] = pod["containers"]
     assert [one["mountPath"] for one in container["volumeMounts"]] == ["/models", "/tmp/"]
     assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/models"]
 
@@ -136,7 +136,7 @@ def test_an_engine_without_a_name_has_a_folder_to_write_to():
 )
 def test_what_contradicts_a_given_security_context_is_left_out(context, more):
     """The API server takes no container that is privileged, or may mount, and may gain no privileges."""
-    [container] = template_of({**CPU}, {"image": "mine", "securityContext": context})["spec"]["containers"]
+    [container, _] = template_of({**CPU}, {"image": "mine", "securityContext": context})["spec"]["containers"]
     given = dict(context)
     if more.get("allowPrivilegeEscalation") is False and "capabilities" in given:
         given["capabilities"] = {"drop": ["ALL"], **given["capabilities"]}

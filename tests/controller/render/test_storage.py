@@ -39,7 +39,7 @@ def mounted(source):
 def test_a_draft_is_where_its_own_volume_is(source, draft, volumes, paths):
     """No two volumes have one name or one place, and the engine is told where each file is."""
     pod = with_draft(source, draft)["spec"]["template"]["spec"]
-    [container] = pod["containers"]
+    [container, _] = pod["containers"]
     assert len({one["name"] for one in pod["volumes"]}) == len(pod["volumes"]) == volumes
     mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
     assert len(mounts) == len(container["volumeMounts"]) == volumes

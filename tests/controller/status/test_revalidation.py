@@ -116,7 +116,7 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
         await hands.finish_job(message=told("v2", sha256=OTHER))
         await trio.sleep(SETTLED)
         assert await hands.model_where() == "Ready/ModelReady"
-        [container] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
+        [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert any(word.endswith("/v2/model.gguf") for word in container["args"])
 
         [quiet] = await jobs(hands)

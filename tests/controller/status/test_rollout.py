@@ -4,31 +4,7 @@ import pytest
 
 from controller.objects import NOW
 from controller.podobjects import deployment_of, pod, pod_service
-from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, is_idle
-
-NAMES = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
-IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
-BUSY = IDLE.replace("processing 0", "processing 1")
-
-
-@pytest.mark.parametrize(
-    ("text", "idle"),
-    [
-        (IDLE, True),
-        (BUSY, False),
-        (IDLE.replace("deferred 0", "deferred 2.0"), False),
-        (IDLE.replace("processing 0", 'processing{model="a b} c"} 0'), True),
-        (IDLE + 'llamacpp:requests_processing{model="x"} 3 1700000000\n', False),
-        (IDLE.replace("processing 0", "processing NaN"), False),
-        (IDLE.replace("processing 0", "processing"), False),
-        ("llamacpp:requests_processing 0\n", False),
-        ("llamacpp:requests_processing_total 5\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n", True),
-        ("", False),
-    ],
-)
-def test_only_an_engine_that_says_so_is_idle(text, idle):
-    """Every metric has to be there and zero; what cannot be read may hide a request."""
-    assert is_idle(text, NAMES) is idle
+from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds
 
 
 @pytest.mark.parametrize(

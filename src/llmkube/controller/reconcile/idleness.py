@@ -7,9 +7,9 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.controller.status.rollout import is_idle
 from llmkube.k8s.workloads import Pod
 from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.runtimes.container.in_flight import requests_in_flight
 
 ASK_SECONDS: Final = 5.0
 
@@ -26,7 +26,7 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
     async def ask(pod: Pod) -> None:
         port = metrics_port(plan, pod)
         text = await read_text(pod_url(pod, port, plan.metrics_path)) if port and pod.status.pod_ip else ""
-        if not is_idle(text, plan.busy_metrics):
+        if requests_in_flight(text, plan.busy_metrics) != 0:  # unknown, or NaN, may hide one
             busy.append(pod)
             nursery.cancel_scope.cancel(reason="one is enough")
 

@@ -1,12 +1,15 @@
 """Where a service wants it, pods that have requests are replaced only once those have ended, or have had their time."""
 
+from functools import partial
 from typing import Final
 
+import attrs
 import trio
 
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.idleness import are_idle
-from llmkube.controller.render.labels import RESTARTED, TEMPLATE
+from llmkube.controller.render.drain import Kept
+from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
 from llmkube.controller.render.manifests import Manifests, render_manifests
 from llmkube.controller.service_record import Weights
 from llmkube.controller.status.pod_service_status import desired_replicas
@@ -74,17 +77,38 @@ def _manifests(
     # Where nothing is protected, the same manifests stay when pods begin to answer.
     starting = service.spec.disruption is not None and (live.status.ready_replicas if live else 0) < replicas
     meta = service.metadata
-    made_from = (meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted)
-    return context.records[service.key].manifests.get(
-        made_from,
-        lambda: render_manifests(
-            service,
-            plan,
-            context.workloads,
-            weights=weights.model,
-            draft=weights.draft,
-            replicas=replicas,
-            starting=starting,
-            restarted=restarted,
-        ),
+    kept = _kept(live)
+    if kept is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
+        kept = attrs.evolve(kept, image=context.workloads.image)
+    template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and kept is not None else ""
+    made_from = meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted
+    render = partial(
+        render_manifests,
+        service,
+        plan,
+        context.workloads,
+        weights=weights.model,
+        draft=weights.draft,
+        replicas=replicas,
+        starting=starting,
+        restarted=restarted,
     )
+
+    def make() -> Manifests:
+        same = render(kept=kept) if kept is not None else None
+        if same is not None and same.deployment["metadata"]["annotations"][TEMPLATE] == template:
+            return same
+        return render()
+
+    return context.records[service.key].manifests.get((*made_from, kept, template), make)
+
+
+def _kept(live: Deployment | None) -> Kept | None:
+    """Return what pods that serve have of ours: if nothing else is to change, they keep it.
+
+    An upgrade of LLMKube, or a policy about replacing pods, would else load models anew.
+    """
+    if live is None or not live.status.ready_replicas:
+        return None
+    image, seconds = (live.metadata.annotations.get(name, "") for name in (OUR_IMAGE, DRAIN_SECONDS))
+    return Kept(image, int(seconds)) if image and seconds.isdecimal() else None

@@ -7,8 +7,9 @@ keys count without another pod.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from llmkube.controller.render.fetch_container import IMAGE_USER, llmkube_container
+from llmkube.controller.render.drain import beside, drain_args
 from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
 
 NAME: Final = "client-keys"
@@ -20,14 +21,22 @@ _PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 def key_containers(
-    plan: ContainerPlan, engine: Mapping[str, Any], settings: WorkloadSettings
+    service: InferenceService,
+    plan: ContainerPlan,
+    engine: Mapping[str, Any],
+    settings: WorkloadSettings,
+    drain_seconds: int,
 ) -> tuple[dict[str, Any], ...]:
     """Return the container, if the service's clients have keys.
 
+    It also tells when the engine has no request left, once the pod has to end.
+
     Args:
+        service: The service.
         plan: What the engine's container is.
         engine: That container, with the probes that a kubelet asks through this one.
         settings: What the operator says about pods.
+        drain_seconds: How long requests may take once the pod has to end.
     """
     check = plan.key_check
     if check is None:
@@ -35,11 +44,10 @@ def key_containers(
     args = ["key-proxy", "--listen", str(plan.port), "--engine", str(check.engine_port)]
     args += ["--keys", f"{FOLDER}/{_FILE}", "--named", f"Secret {check.secret}, {check.key}"]
     args += [word for path in _open_paths(plan, engine) for word in ("--open", path)]
-    mount = {"name": NAME, "mountPath": FOLDER, "readOnly": True}
-    container = llmkube_container(settings, args, (), [mount])
-    if settings.fs_group is not None:  # the pod's user is the engine's, perhaps root
-        container["securityContext"]["runAsUser"] = IMAGE_USER
-    return (container | {"name": NAME, "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}},)
+    args += drain_args(service, plan, drain_seconds)
+    resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: all of the service's traffic is its work
+    mounts = [{"name": NAME, "mountPath": FOLDER, "readOnly": True}]
+    return (beside(NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
 
 
 def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:

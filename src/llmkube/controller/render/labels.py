@@ -27,6 +27,12 @@ TEMPLATE: Final = "inference.llmkube.dev/template"
 RESTARTED: Final = "inference.llmkube.dev/restarted-at"
 """Annotation of pods that were replaced for their age, and of their Deployment: when."""
 
+OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
+"""Annotation of a Deployment with the image of our own containers in its pods: another one alone replaces no pod."""
+
+DRAIN_SECONDS: Final = "inference.llmkube.dev/drain-seconds"
+"""Annotation of a Deployment with how long requests to its pods may take once they have to end; the same holds."""
+
 OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
 """Label selector of what the controller has made."""
 

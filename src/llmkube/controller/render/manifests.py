@@ -4,7 +4,17 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.labels import RESTARTED, TEMPLATE, digest, owned_manifest, pod_selector, service_labels
+from llmkube.controller.render.drain import Kept, drain_seconds
+from llmkube.controller.render.labels import (
+    DRAIN_SECONDS,
+    OUR_IMAGE,
+    RESTARTED,
+    TEMPLATE,
+    digest,
+    owned_manifest,
+    pod_selector,
+    service_labels,
+)
 from llmkube.controller.render.monitoring import objective, pod_monitor
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.routing import route
@@ -46,6 +56,7 @@ def render_manifests(
     replicas: int,
     starting: bool,
     restarted: str,
+    kept: Kept | None = None,
 ) -> Manifests:
     """Return the objects of a service.
 
@@ -58,9 +69,13 @@ def render_manifests(
         replicas: How many pods.
         starting: Not all of its replicas have answered yet.
         restarted: When its pods were last replaced for their age; another moment replaces them.
+        kept: What its pods keep of ours.
     """
+    pods = deployment(
+        service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted, kept=kept
+    )
     return Manifests(
-        deployment(service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted),
+        pods,
         kubernetes_service(service, plan),
         autoscaler(service, plan),
         disruption_budget(service, plan, starting=starting),
@@ -79,6 +94,7 @@ def deployment(
     storage: Storage = _NO_STORAGE,
     draft: Storage = _NO_STORAGE,
     restarted: str = "",
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Return the Deployment of a service.
 
@@ -93,10 +109,15 @@ def deployment(
         storage: Where its weights are.
         draft: The same of its draft model.
         restarted: When its pods were last replaced for their age; another moment replaces them.
+        kept: What its pods keep of ours; None: they get today's.
     """
+    kept = kept or Kept(settings.image, drain_seconds(service, plan))
+    settings = attrs.evolve(settings, image=kept.image)
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
-    template = pod_template(service, plan, storage, draft_storage(storage, draft), settings)
+    template = pod_template(
+        service, plan, storage, draft_storage(storage, draft), settings, drain_seconds=kept.drain_seconds
+    )
     if restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
     spec = {
@@ -110,6 +131,7 @@ def deployment(
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     manifest = owned_manifest(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
     manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
+    manifest["metadata"]["annotations"] |= {OUR_IMAGE: kept.image, DRAIN_SECONDS: str(kept.drain_seconds)}
     if restarted:
         manifest["metadata"]["annotations"][RESTARTED] = restarted
     return manifest

@@ -4,6 +4,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llmkube.controller.render.drain import END_SECONDS, drain_containers, with_pre_stop
 from llmkube.controller.render.fetch_container import IMAGE_USER, writing_group
 from llmkube.controller.render.key_check import key_containers, key_volumes
 from llmkube.controller.render.labels import service_labels
@@ -14,9 +15,6 @@ from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, 
 
 CACHE_FOLDER: Final = "/cache"
 """A folder that the engine may write to; it is gone with the pod."""
-
-GRACE_SECONDS: Final = 60
-"""From TERM to KILL: answers in flight get this long."""
 
 ENGINE_USER: Final = IMAGE_USER
 """The user of engines in images that run as any user."""
@@ -31,7 +29,13 @@ _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
 def pod_template(
-    service: InferenceService, plan: ContainerPlan, storage: Storage, draft: Storage, settings: WorkloadSettings
+    service: InferenceService,
+    plan: ContainerPlan,
+    storage: Storage,
+    draft: Storage,
+    settings: WorkloadSettings,
+    *,
+    drain_seconds: int,
 ) -> dict[str, Any]:
     """Return the template of a service's pods.
 
@@ -41,18 +45,22 @@ def pod_template(
         storage: Where its weights are; empty when the engine brings them.
         draft: The same of its draft model.
         settings: What the operator says about pods.
+        drain_seconds: How long requests may take once a pod has to end.
     """
     spec = service.spec
     labels = service_labels(service, model=spec.model_ref, runtime=plan.runtime)
     metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **labels}}
-    annotations = {**({DEFAULT_CONTAINER: plan.container_name} if plan.key_check else {}), **spec.pod_annotations}
+    volumes, mounts = _volumes(service, plan, storage, draft)
+    engine = with_pre_stop(_engine(service, plan, storage, draft, mounts), plan, settings)
+    beside = [
+        *key_containers(service, plan, engine, settings, drain_seconds),
+        *drain_containers(service, plan, settings, drain_seconds),
+    ]
+    annotations = {**({DEFAULT_CONTAINER: plan.container_name} if beside else {}), **spec.pod_annotations}
     if annotations:
         metadata["annotations"] = annotations
-    volumes, mounts = _volumes(service, plan, storage, draft)
-    engine = _engine(service, plan, storage, draft, mounts)
-    beside = key_containers(plan, engine, settings)
     pod: dict[str, Any] = {
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": drain_seconds + END_SECONDS,
         "automountServiceAccountToken": False,
         # Variables for every Service of a namespace collide with those of engines (VLLM_PORT is one of vLLM's own).
         "enableServiceLinks": False,
@@ -100,7 +108,8 @@ def _engine(
         "image": plan.image,
         "ports": ports,
         "startupProbe": plan.probes.startup.manifest(),
-        "livenessProbe": plan.probes.liveness.manifest(),
+        # an engine that answers no more is not waited for as long as one that has requests
+        "livenessProbe": {"terminationGracePeriodSeconds": END_SECONDS, **plan.probes.liveness.manifest()},
         "readinessProbe": plan.probes.readiness.manifest(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _engine_context(service, plan),

@@ -11,13 +11,11 @@ Pods are replaced by a change of their template, never one by one: the Deploymen
 
 import datetime
 from collections.abc import Sequence
-from typing import Final
 
+from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import Deployment, Pod
-
-IDLE_TIMEOUT_SECONDS: Final = 300
 
 
 def waits_for_idle(service: InferenceService) -> bool:
@@ -51,16 +49,3 @@ def aged_in_seconds(
     if lifetime is None or not settled or not known:
         return None
     return max(lifetime - (now - min(known)).total_seconds(), 0.0)
-
-
-def is_idle(metrics: str, names: Sequence[str]) -> bool:
-    """Whether an engine's metrics (in Prometheus' text format) say that it has no request; all of them have to."""
-    for name in names:
-        found = [line for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        try:
-            total = sum(float(line[len(name) :].rpartition("}")[2].split()[0]) for line in found)
-        except (ValueError, IndexError):
-            return False
-        if not found or total:  # NaN is something, too
-            return False
-    return True

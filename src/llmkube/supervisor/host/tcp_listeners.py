@@ -1,4 +1,4 @@
-"""Which TCP ports of a Linux host have a listener, and at which of them a client waits.
+"""Which TCP ports of a Linux host, or of a pod, have a listener, and at which of them a client waits.
 
 Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes were not read.
 It is asked by sock_diag(7), for these two states only: the table in /proc holds all connections that have ended lately
@@ -57,6 +57,19 @@ def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
             continue
         told = True
     return {port: port in waiting for port in listening} if told else None
+
+
+def connections_at(port: int) -> tuple[bool, int] | None:
+    """Return whether a port has a listener, and how many connections it has; None where the kernel does not tell."""
+    found: list[int] = []
+    told = False
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            found += [state for state, local, _ in _links(family) if local == port]
+        except OSError:  # no IPv6 here
+            continue
+        told = True
+    return (LISTEN in found, found.count(ESTABLISHED)) if told else None
 
 
 def _links(family: socket.AddressFamily) -> list[Link]:

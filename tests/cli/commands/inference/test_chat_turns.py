@@ -28,7 +28,7 @@ def test_a_way_that_is_not_found_ends_no_conversation(monkeypatch, trouble, word
             raise way
         return way
 
-    async def answer(way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         printer(Delta("I am here."))
         return "stop"
 

@@ -92,7 +92,7 @@ def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, mo
     """A file wins; the gateway of `llmkube up` asks for no key and gets none that was not given."""
     shown = []
 
-    async def answer(way, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
+    async def answer(_where, way, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
         shown.append(way.api_key)
         return "stop"
 

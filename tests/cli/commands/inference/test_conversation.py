@@ -9,10 +9,14 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer
+from llmkube.cli.commands.inference import conversation
+from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer, to_pod
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.failures import CommandError, in_one_sentence
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.resource import Key
 
+POD = Key("default", "chat-0")
 WAY = Way("127.0.0.1", 8080, "default/chat", "the gateway")
 EVENTS = Headers.of({"Content-Type": "text/event-stream"})
 
@@ -135,3 +139,35 @@ def test_the_conversation_goes_along():
     assert len(json.loads(talk.body("chat", "c?"))["messages"]) == 2
     plain = json.loads(Conversation(Sampling()).body("chat", "c?"))
     assert plain.keys() == {"model", "stream", "messages"}
+
+
+FORBIDDEN = ForbiddenError('pods "chat-0" is forbidden', code=403)
+
+
+async def test_a_pod_is_reached_through_the_api_server(monkeypatch):
+    """The stream that the API server carries is the connection: the pod's address is not dialled."""
+    ours, theirs = trio.testing.memory_stream_pair()
+
+    async def connect_to_pod(client, pod, port):  # noqa: ASYNC124 - stands in for one that asks
+        assert (client, pod, port) == ("the client", POD, 8080)
+        return theirs
+
+    monkeypatch.setattr(conversation, "connect_to_pod", connect_to_pod)
+    assert await to_pod("the client", POD)("192.0.2.1", 8080) is theirs
+    await ours.aclose()
+
+
+async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
+    """Inside of it the pod answers at its address all the same; outside, the right that is missing is named."""
+
+    async def connect_to_pod(_client, _pod, _port):  # noqa: ASYNC124 - stands in for one that asks
+        raise FORBIDDEN
+
+    monkeypatch.setattr(conversation, "connect_to_pod", connect_to_pod)
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    async with listener, await to_pod(None, POD)("127.0.0.1", port):
+        pass
+    with pytest.raises(CommandError, match="verbs get and create on pods/portforward in namespace default") as refused:
+        await to_pod(None, POD)("127.0.0.1", port)
+    assert f"127.0.0.1:{port} is in the cluster's own network" in refused.value.message

@@ -7,6 +7,7 @@ from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_
 from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.resource import Key
 
 
 def piece(host, address, *, ready):
@@ -56,11 +57,12 @@ async def test_a_ready_engine_is_reached_directly():
     assert await way_to(service(), *pieces) == Way("10.0.0.5", 51234, "chat", "the engine on b")
 
 
-async def test_a_pod_is_reached_directly_and_the_way_from_outside_is_named():
-    """A pod's address is one of the cluster's network; a user outside is told the command that forwards a port."""
-    way = await way_to(service(selector="app=chat"), piece("node-1", "10.0.0.5", ready=True))
-    assert (way.host, way.port) == ("10.0.0.5", 51234)
-    assert "`kubectl port-forward -n default service/chat 8080:8080`" in way.name
+async def test_a_pod_is_known_by_its_name():
+    """What a slice says of the pod behind an address is part of the way: it leads through the API server."""
+    slice_ = piece("node-1", "10.0.0.5", ready=True)
+    slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "chat-0", "namespace": "default"}
+    way = await way_to(service(selector="app=chat"), slice_)
+    assert (way.host, way.port, way.pod) == ("10.0.0.5", 51234, Key("default", "chat-0"))
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,9 @@ def test_an_engine_that_never_started_is_explained(state):
     assert "run `llmkube logs demo -n prod` there" in where_to_look(Key("prod", "demo"), ["mac"], [state])
 
 
-def test_a_service_in_pods_is_read_with_kubectl(run, state):
-    """No host has the log of a pod; the command that shows it is named, with the pods' own labels."""
-    (state / "logs" / "default" / "demo.log").unlink()
-
-    async def serve_from_pods(client):
-        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"selector": "app=demo"}}
-        await client.apply(InferenceService, manifest, field_manager="llmkube-controller", subresource="status")
-
-    done = run("logs", "demo", prepare=serve_from_pods)
-    assert done.exit_code == 1
-    assert "runs in pods; `kubectl logs -n default -l app=demo` shows what they write" in done.output
+def test_what_only_pods_have_is_refused_for_a_file(run, state):
+    """A host's file has every run of its engine; a flag that would be ignored is an error."""
+    for flags in (("--previous",), ("-c", "drain")):
+        done = run("logs", "demo", *flags)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "are for pods" in done.stderr

@@ -19,14 +19,14 @@ from rich.text import Text
 
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.commands.inference.client_key import FLAG, find_key, read_key_file
-from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer
+from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer, to_pod
 from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
 from llmkube.cli.commands.inference.sse import Delta
 from llmkube.cli.complete import services
 from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 
@@ -100,7 +100,7 @@ class _Talk:
         """Print one answer."""
         way = self._find_way()
         answer = _Printer()
-        finish_reason = trio.run(_answer, way, self.conversation.body(way.model_id, question), answer)
+        finish_reason = trio.run(_answer, self.where, way, self.conversation.body(way.model_id, question), answer)
         answer.end()
         _note(finish_reason)
 
@@ -136,7 +136,7 @@ class _Talk:
             with in_one_sentence(), _ended_by_interrupt():
                 way = self._find_way()  # an engine that was restarted listens elsewhere
                 body = self.conversation.body(way.model_id, question)
-                finish_reason = trio.run(partial(_answer_until_interrupt, way, body, answer))
+                finish_reason = trio.run(partial(_answer_until_interrupt, self.where, way, body, answer))
         except CommandError as exc:
             answer.end()
             exc.show()
@@ -162,12 +162,17 @@ class _Talk:
         return run_against(self.where, action, seconds=ANSWER_SECONDS)
 
 
-async def _answer(way: Way, body: bytes, printer: "_Printer") -> str:
-    async with open_http_client(connect_in_time()) as client:
+async def _answer(where: Where, way: Way, body: bytes, printer: "_Printer") -> str:
+    async with contextlib.AsyncExitStack() as stack:
+        connect = connect_in_time()
+        if way.pod is not None:
+            cluster = await stack.enter_async_context(open_cluster(where.kubeconfig_path, where.context))
+            connect = connect_in_time(to_pod(cluster.client, way.pod))
+        client = await stack.enter_async_context(open_http_client(connect))
         return await stream_answer(client, way, body, printer)
 
 
-async def _answer_until_interrupt(way: Way, body: bytes, printer: "_Printer") -> str:
+async def _answer_until_interrupt(where: Where, way: Way, body: bytes, printer: "_Printer") -> str:
     """Return why the model stopped; `interrupted` after Ctrl-C."""
     finish_reason = "interrupted"
     async with trio.open_nursery() as nursery:
@@ -179,7 +184,7 @@ async def _answer_until_interrupt(way: Way, body: bytes, printer: "_Printer") ->
             nursery.cancel_scope.cancel(reason="Ctrl-C")
 
         await nursery.start(stop_on_interrupt)
-        finish_reason = await _answer(way, body, printer)
+        finish_reason = await _answer(where, way, body, printer)
         nursery.cancel_scope.cancel(reason="the answer is complete")
     return finish_reason
 

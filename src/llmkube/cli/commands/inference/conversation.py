@@ -1,5 +1,6 @@
 """One conversation with one model: what was said so far, and the next answer as it comes."""
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -8,14 +9,20 @@ import attrs
 import trio
 
 from llmkube.base.http.client import HttpClient, StreamedResponse
-from llmkube.base.http.dial import dial
+from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
-from llmkube.base.http.message import Headers
+from llmkube.base.http.message import Headers, netloc
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
 from llmkube.cli.failures import CommandError
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ForbiddenError, root_words
+from llmkube.k8s.port_forward import connect_to_pod
+from llmkube.k8s.resource import Key
 
 CONNECT_SECONDS: Final = 10.0
+STRAIGHT_SECONDS: Final = 3.0
+"""How long the address of a pod may take to answer: from outside its network, nothing ever does."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
 Tell = Callable[[Delta], None]
@@ -87,7 +94,9 @@ async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -
             f"{way.name} cannot be reached ({exc}); check that it runs, and that this machine can reach it"
         ) from exc
     except BrokenOffError as exc:
-        raise CommandError(f"the answer is incomplete: {exc}; `llmkube status` shows the state of the engine") from exc
+        raise CommandError(
+            f"the answer is incomplete: {root_words(exc)}; `llmkube status` shows the state of the engine"
+        ) from exc
     except HttpError as exc:
         raise CommandError(f"the answer of {way.name} cannot be read: {exc}") from exc
 
@@ -124,12 +133,34 @@ async def _refusal(answer: StreamedResponse, way: Way) -> str:
     return f"{way.name} refused the question ({answer.status}): {words}"
 
 
-def connect_in_time() -> Callable[[str, int], Any]:
+def connect_in_time(dial: Connect = dial) -> Connect:
     """Return a way to open connections that gives up after `CONNECT_SECONDS`."""
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         with trio.move_on_after(CONNECT_SECONDS):
             return await dial(host, port)
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s")
+
+    return connect
+
+
+def to_pod(client: Client, pod: Key) -> Connect:
+    """Return a way to open connections to a pod through the API server; from inside its network, straight as well.
+
+    Who may not forward ports but sits in the cluster's network reaches the pod all the same.
+    """
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        try:
+            return await connect_to_pod(client, pod, port)
+        except ForbiddenError as error:
+            missing = error
+        with trio.move_on_after(STRAIGHT_SECONDS), contextlib.suppress(OSError):
+            return await dial(host, port)
+        raise CommandError(
+            f"you may not reach pod {pod} through the API server, which takes the verbs get and create on "
+            f"pods/portforward in namespace {pod.namespace} ({missing}), and its address {netloc((host, port))} is in "
+            "the cluster's own network"
+        ) from missing
 
     return connect

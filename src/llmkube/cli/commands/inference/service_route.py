@@ -1,4 +1,4 @@
-"""The way from this machine to a service: through the gateway of `llmkube up`, or straight to the engine's address."""
+"""The way from this machine to a service: a gateway's address, a host's, a pod behind its API server."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -13,7 +13,6 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import service_name
 from llmkube.k8s.wire.service_health import pods_of
 
 
@@ -27,6 +26,7 @@ class Way:
         model_id: What the request's `model` says.
         name: The way in words.
         api_key: What to show there; "" for nothing.
+        pod: The pod that has the address; it is reached through the API server, wherever its network is.
     """
 
     host: str
@@ -34,6 +34,7 @@ class Way:
     model_id: str
     name: str
     api_key: str = attrs.field(default="", repr=False)
+    pod: Key | None = None
 
     @property
     def url(self) -> str:
@@ -57,14 +58,10 @@ def gateway_way(service: InferenceService) -> Way | None:
 
 
 def direct_way(service: InferenceService, engine: Engine) -> Way:
-    """Return the way to one engine, on a host or in a pod: a pod's address is reached from inside its cluster."""
+    """Return the way to one engine: straight to a host's address, through the API server to a pod."""
     where = f"the engine on {engine.host or 'a node'}"
-    if pods_of(service):
-        where = (
-            f"the pod at {engine.netloc}, an address of the cluster's own network "
-            f"(from outside: `kubectl port-forward -n {service.key.namespace} service/{service_name(service.key.name)} "
-            f"8080:{service.spec.endpoint.port}`)"
-        )
+    if engine.pod:
+        return Way(engine.address, engine.port, service.key.name, where, pod=Key(service.key.namespace, engine.pod))
     return Way(engine.address, engine.port, service.key.name, where)
 
 

@@ -3,7 +3,6 @@
     agent, controller, apiserver, up  one command each
     ask, first_answer                 `up --ask`: a question, answered as soon as the model serves
     engine_proxy                      what an agent starts in front of a published engine
-    key_proxy                         what asks for keys in front of an engine in a pod
     join, join_token, host_identity   an account for a host, and what the host keeps of it
     lan_gateway                       `up --listen`: the gateway for other machines
     *_options, host_name, state_dir   parts of their command lines

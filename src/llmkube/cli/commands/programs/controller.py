@@ -106,6 +106,7 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         monitor_labels=_labels(config.monitor_label, "--monitor-label"),
         look_seconds=config.look_seconds,
         prune_cache=config.prune_cache,
+        drain_container=config.drain_container,
         images=Images(registry=config.image_registry),
     )
 

@@ -1,4 +1,4 @@
-"""`llmkube logs`: what an engine writes, from its file on this machine; on any other one, where to look for it."""
+"""`llmkube logs`: what an engine writes: a host's from its file, on that host; a pod's through the API server."""
 
 import codecs
 import math
@@ -13,13 +13,14 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.cli.commands.programs.host_name import host_name_in
+from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
 from llmkube.cli.config import AgentConfig, UpConfig, load, local_state_dir, state_dir_of
 from llmkube.cli.failures import FULL, CommandError, ExitCode
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, cluster_options, guarded
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, kubeconfig_files, run_against
+from llmkube.cli.target_cluster import Cluster, Where, answering, kubeconfig_files, run_against
 from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
@@ -35,19 +36,40 @@ PATIENCE_SECONDS: Final = 3.0
 @click.argument("name", shell_complete=services)
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
 @click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("-p", "--previous", is_flag=True, help="Of pods: what the run before this one has written.")
+@click.option("-c", "--container", default="", help="Of pods: another container than the engine's.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="The agent's folder.  [LLMKUBE_STATE_DIR]")
 @cluster_options()
 @guarded
-def logs(*, name: str, follow: bool, lines: int | None, state_dir: Path | None, where: Where) -> None:
+def logs(
+    *,
+    name: str,
+    follow: bool,
+    lines: int | None,
+    previous: bool,
+    container: str,
+    state_dir: Path | None,
+    where: Where,
+) -> None:
     """Print what the engine of an InferenceService writes.
 
-    On the machine that runs it, that is a file, which can be read also while no API server answers. On any other one,
-    the command says where to look.
+    Pods are read through the API server, which asks for the verb get on pods/log. On the host that runs an engine, that
+    is a file, which can be read also while no API server answers; on any other machine the command says where to look.
     """
     folders = state_dirs(where, state_dir)
+    wanted = Wanted(follow, lines, previous, container)
 
     async def action(cluster: Cluster) -> Found:
         key = Key(cluster.namespace, name)
+        with answering():
+            found = await look(cluster, key)
+        if found.note:
+            click.echo(found.note, err=True)
+        if found.pods:
+            await PodLogs(cluster, key, found.pods, wanted, _writer(), _tell).run()
+        return found
+
+    async def look(cluster: Cluster, key: Key) -> Found:
         path = file_of(folders, key)
         try:
             with trio.move_on_after(math.inf if path is None else PATIENCE_SECONDS):
@@ -59,19 +81,22 @@ def logs(*, name: str, follow: bool, lines: int | None, state_dir: Path | None, 
             problem = str(exc)
         return Found(path, f"the API server could not be asked ({problem}); this is the file on this machine")
 
-    found = run_against(where, action, seconds=ANSWER_SECONDS)
-    if found.note:
-        click.echo(found.note, err=True)
+    found = run_against(where, action)
+    if found.pods:
+        return
     assert found.path is not None, "_look raises when there is none"
+    if previous or container:
+        raise CommandError(f"--previous and --container are for pods; {found.path} is the log of a host, with all runs")
     _print_file(found.path, follow, lines)
 
 
 @attrs.frozen
 class Found:
-    """A log on this machine, and what the user should know about it."""
+    """A log on this machine, or the labels of pods that have one, and what the user should know about it."""
 
     path: Path | None
     note: str = ""
+    pods: str = ""
 
 
 def state_dirs(where: Where, chosen: Path | None) -> tuple[Path, ...]:
@@ -113,20 +138,16 @@ async def _look(cluster: Cluster, key: Key, path: Path | None, folders: Sequence
             raise
         return Found(path, f"InferenceService {key} is gone; this is what its engine wrote last")
     engines = await find_engines(cluster, key.namespace, key.name)
-    hosts = sorted({engine.host for engine in engines if engine.host} | set(reporting_hosts(service)))
+    hosts = sorted({one.host for one in engines if one.host and not one.pod} | set(reporting_hosts(service)))
+    pods = pods_of(service) or (service.status.selector if any(engine.pod for engine in engines) else "")
+    if pods:
+        beside = str(path or (where_to_look(key, hosts, folders) if hosts else ""))
+        return Found(None, f"a host has a log of {key} as well: {beside}" if beside else "", pods)
     if path is None:
-        raise CommandError(in_pods(key, pods_of(service)) or where_to_look(key, hosts, folders))
+        raise CommandError(where_to_look(key, hosts, folders))
     # A host's name may have been given by a flag that is not known here, so the file is shown all the same.
     elsewhere = bool(hosts) and not own_names(folders[0]) & set(hosts)
     return Found(path, f"{key} is reported by {', '.join(hosts)}; this file is on this machine" if elsewhere else "")
-
-
-def in_pods(key: Key, selector: str) -> str:
-    """Say how to read what pods write; nothing for a service that hosts serve."""
-    if not selector:
-        return ""
-    command = f"kubectl logs -n {key.namespace} -l {selector}"
-    return f"InferenceService {key} runs in pods; `{command}` shows what they write"
 
 
 def where_to_look(key: Key, hosts: Sequence[str], folders: Sequence[Path]) -> str:
@@ -144,6 +165,10 @@ def where_to_look(key: Key, hosts: Sequence[str], folders: Sequence[Path]) -> st
             f"files elsewhere (--state-dir); `llmkube status {key.name}` says what it waits for"
         )
     return f"InferenceService {key} runs on {', '.join(hosts)}; run `{command}` there"
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _print_file(path: Path, follow: bool, lines: int | None) -> None:

@@ -12,8 +12,8 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.programs import key_proxy
-from llmkube.cli.commands.programs.key_proxy import KeyFile, KeysError, serve
+from llmkube.cli.engine_pod import key_proxy
+from llmkube.cli.engine_pod.key_proxy import KeyFile, KeysError, serve
 from llmkube.cli.program import LOOPBACK, Stop
 from waiting import until
 

@@ -4,6 +4,7 @@ The keys are in a file that a kubelet renews. What they are now counts; while th
 last do, as on a host. Without any it does not start: an engine is never open because its Secret is empty.
 """
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -20,6 +21,7 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
+from llmkube.cli.engine_pod.drain import Watched, drain_options, run_drain
 from llmkube.cli.options import HELP, guarded
 from llmkube.cli.program import (
     LOOPBACK,
@@ -38,8 +40,8 @@ log = structlog.get_logger()
 LOOK_SECONDS: Final = 10.0
 """Between two looks whether the file has changed; a kubelet may take a minute longer to renew it."""
 
-DRAIN_SECONDS: Final = 50.0
-"""How long answers may take once the pod has to end: a little less than its grace, after which it is killed."""
+DRAIN_SECONDS: Final = 25.0
+"""How long answers may take after TERM, which comes once the engine has no request or has had its time."""
 
 
 class KeysError(UserError):
@@ -97,14 +99,28 @@ class KeyFile:
 @click.option("--keys", type=click.Path(path_type=Path), required=True, help="File with one API key per line.")
 @click.option("--named", default="", help="What messages call that file.")
 @click.option("--open", "open_paths", multiple=True, help="Path that is read without a key; repeatable.")
+@drain_options
 @guarded
-def key_proxy(*, listen: int, engine: int, keys: Path, named: str, open_paths: tuple[str, ...]) -> None:
+def key_proxy(
+    *,
+    listen: int,
+    engine: int,
+    keys: Path,
+    named: str,
+    open_paths: tuple[str, ...],
+    drain_port: int | None,
+    metrics_url: str,
+    busy_metrics: tuple[str, ...],
+    longest: float,
+) -> None:
     """Ask the clients of an engine for their keys, as the pods of services with spec.apiKeySecretRef do."""
     configure_logging("info")
     raise_descriptor_limit()
     file = KeyFile(keys, named or str(keys))
     file.read()
-    trio.run(run_until_signal, partial(serve, file, listen, engine, open_paths), log.info)
+    watched = Watched(engine, listen, metrics_url, busy_metrics, longest)
+    hooks = partial(run_drain, watched, drain_port) if drain_port is not None else None
+    trio.run(run_until_signal, partial(serve, file, listen, engine, open_paths, hooks=hooks), log.info)
 
 
 async def serve(
@@ -114,6 +130,7 @@ async def serve(
     open_paths: tuple[str, ...],
     stop: Stop,
     *,
+    hooks: Callable[..., Awaitable[NoReturn]] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Let requests in until the stop; answers that are under way then get their time."""
@@ -130,6 +147,8 @@ async def serve(
             server = partial(run_server, handler, sockets.listen(listeners), limits=limits, judge=judge)
             await tasks.start(server)
             tasks.start_soon(file.follow)
+            if hooks is not None:
+                await tasks.start(hooks)
             settle_heap()
             task_status.started()
             await trio.sleep_forever()

@@ -1,0 +1,118 @@
+"""How a pod ends: preStop hooks hold TERM back until its engine has no request, or has had its time. Pure.
+
+Each hook is a GET that the kubelet sends to a container of our image beside the engine (`llmkube drain`; where clients
+have keys, the one that asks for them): no image has to have a shell. It is an ordinary container and no sidecar of
+Kubernetes 1.29: an older API server would make that an init container, which never ends. It has the hook as well, and
+so ends when all others may. Where the operator wants no such container (`--no-drain-container`), the kubelet sleeps.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.render.fetch_container import IMAGE_USER, llmkube_container
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
+
+NAME: Final = "drain"
+"""What the container is called."""
+
+PATH: Final = "/drained"
+
+DRAIN_SECONDS: Final = 60
+"""How long answers in flight may take, from the pod's deletion to TERM."""
+
+IDLE_TIMEOUT_SECONDS: Final = 300
+"""How long that is where a service waits for idle pods and does not say how long."""
+
+END_SECONDS: Final = 30
+"""From TERM to KILL."""
+
+SLEEP_SECONDS: Final = 10
+"""How long the kubelet sleeps instead: until the proxies of the cluster know that the pod is going."""
+
+_PORT: Final = 21420
+"""Above the ports of engines, below those that Linux gives away."""
+
+
+@attrs.frozen
+class Kept:
+    """What pods that serve may keep although new ones get another: it alone is no reason to load a model again.
+
+    Attributes:
+        image: Our own image.
+        drain_seconds: As `drain_seconds` returned it.
+    """
+
+    image: str
+    drain_seconds: int
+
+
+def drain_seconds(service: InferenceService, plan: ContainerPlan) -> int:
+    """Return how long a service's pod may take to end its answers, once it has to go.
+
+    A service that waits for idle pods before an edit gets as long for what comes while the new pods load.
+    """
+    policy = service.spec.rollout_policy
+    if policy is None or not policy.wait_for_idle or not plan.busy_metrics:
+        return DRAIN_SECONDS
+    return max(DRAIN_SECONDS, policy.idle_timeout_seconds or IDLE_TIMEOUT_SECONDS)
+
+
+def with_pre_stop(container: Mapping[str, Any], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
+    """Return a container that waits for the engine to be idle before its TERM."""
+    hook: dict[str, Any] = {"sleep": {"seconds": SLEEP_SECONDS}}
+    if has_drain(plan, settings):
+        hook = {"httpGet": {"path": PATH, "port": drain_port(plan), "scheme": "HTTP"}}
+    return {**container, "lifecycle": {**container.get("lifecycle", {}), "preStop": hook}}
+
+
+def has_drain(plan: ContainerPlan, settings: WorkloadSettings) -> bool:
+    """Whether a container of the pod knows when the engine is idle."""
+    return settings.drain_container or plan.key_check is not None
+
+
+def drain_port(plan: ContainerPlan) -> int:
+    """Return where the hooks ask: a port that no other container of the pod has."""
+    taken = {plan.port, *(number for _, number in plan.extra_ports)}
+    return next(port for port in range(_PORT, _PORT + len(taken) + 1) if port not in taken)
+
+
+def drain_args(service: InferenceService, plan: ContainerPlan, seconds: int) -> list[str]:
+    """Return the arguments that say where the hooks ask, and how it is seen that the engine is idle."""
+    args = ["--drain-port", str(drain_port(plan)), "--longest", str(seconds)]
+    if plan.busy_metrics and (
+        plan.key_check or not service.spec.bind_address
+    ):  # else it is not on the loopback address
+        ports = {PORT_NAME: engine_port(plan), **dict(plan.extra_ports)}
+        args += ["--metrics-url", f"http://127.0.0.1:{ports[plan.metrics_port_name]}{plan.metrics_path}"]
+        args += [word for name in plan.busy_metrics for word in ("--busy-metric", name)]
+    return args
+
+
+def engine_port(plan: ContainerPlan) -> int:
+    """Return where the engine listens; others ask at `plan.port`."""
+    return plan.key_check.engine_port if plan.key_check is not None else plan.port
+
+
+def drain_containers(
+    service: InferenceService, plan: ContainerPlan, settings: WorkloadSettings, seconds: int
+) -> tuple[dict[str, Any], ...]:
+    """Return the container that tells the hooks when the engine is idle, unless another one does."""
+    if not settings.drain_container or plan.key_check is not None:
+        return ()
+    args = ["drain", "--engine", str(engine_port(plan)), *drain_args(service, plan, seconds)]
+    return (beside(NAME, args, plan, settings),)
+
+
+def beside(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
+    """Return a container of our image that stays beside the engine for as long as that has requests."""
+    container = with_pre_stop(llmkube_container(settings, args, (), ()), plan, settings)
+    del container["volumeMounts"]
+    if settings.fs_group is not None:  # the pod's user is the engine's, perhaps root
+        container["securityContext"]["runAsUser"] = IMAGE_USER
+    # requests and limits are alike, so that a pod whose engine has that as well stays Guaranteed
+    amounts = {"cpu": "100m", "memory": "96Mi"}
+    return container | {"name": name, "resources": {"requests": dict(amounts), "limits": dict(amounts)}}

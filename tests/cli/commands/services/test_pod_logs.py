@@ -1,0 +1,271 @@
+"""The logs of pods, by an API server in memory and a script in the place of the kubelet."""
+
+import random
+from contextlib import asynccontextmanager
+
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import pytest
+import trio
+
+from cli.memory_cluster import NOW
+from k8s.scripted import Body, status_object
+from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.memory_transport import open_transport
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineCutter, PodLogs, Wanted
+from llmkube.cli.failures import CommandError, in_one_sentence
+from llmkube.cli.target_cluster import Cluster
+from llmkube.controller.render.pod import DEFAULT_CONTAINER
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Pod
+
+CHAT = Key("default", "chat")
+RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+AGAIN = {"running": {"startedAt": "2026-01-01T00:05:00Z"}}
+
+
+def text(*pieces):
+    return httpx.Response(200, stream=Body(pieces), headers={"content-type": "text/plain"})
+
+
+class Kubelets(httpx.AsyncBaseTransport):
+    """Answers for logs by pod, each call the next answer; everything else is the API server's."""
+
+    def __init__(self, server, logs):
+        self.server = server
+        self.logs = {name: iter(answers) for name, answers in logs.items()}
+        self.asked = []
+
+    async def handle_async_request(self, request):
+        if not request.url.path.endswith("/log"):
+            return await self.server.handle_async_request(request)
+        pod = request.url.path.split("/")[-2]
+        self.asked.append((pod, dict(request.url.params)))
+        await trio.lowlevel.checkpoint()
+        answer = next(self.logs.get(pod, iter(())), None)
+        return answer if answer is not None else text()
+
+
+class Shown:
+    """What a user sees."""
+
+    def __init__(self):
+        self.out, self.notes = b"", []
+
+    def write(self, piece):
+        self.out += piece
+
+
+@asynccontextmanager
+async def logs_of(wanted=None, **answers):
+    """Logs of the service chat, where the pods named have these answers; pods are made by `pod`."""
+    server = ApiServer(Store(), workloads=True, utcnow=lambda: NOW, rng=random.Random(7))
+    await server.ensure_namespaces()
+    async with open_transport(server.handle) as transport:
+        kubelets = Kubelets(transport, {name.replace("_", "-"): each for name, each in answers.items()})
+        client, user = (Client(TransportSender(one, "http://apiserver")) for one in (kubelets, transport))
+        shown = Shown()
+        logs = PodLogs(
+            Cluster(client, "default"), CHAT, "app=chat", wanted or Wanted(), shown.write, shown.notes.append
+        )
+        yield logs, shown, kubelets, user
+
+
+async def refusal_of(logs):
+    """The sentence in which a command ends."""
+    with pytest.raises(CommandError) as refused, in_one_sentence():
+        await logs.run()
+    return refused.value.message
+
+
+async def make_pod(client, name, state=RUNNING, *, restarts=0, phase="Running", **status):
+    containers = [{"name": each, "image": "x"} for each in ("drain", "llama-server")]
+    manifest = {
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": "chat"}},
+        "spec": {"containers": containers},
+    }
+    manifest["metadata"]["annotations"] = {DEFAULT_CONTAINER: "llama-server"}
+    await client.apply(Pod, manifest, field_manager="test")
+    await set_status(client, name, state, restarts=restarts, phase=phase, **status)
+
+
+async def set_status(client, name, state, *, restarts=0, phase="Running", **status):
+    one = {"name": "llama-server", "state": state, "restartCount": restarts}
+    patch = {"status": {"phase": phase, "containerStatuses": [one] if state is not None else [], **status}}
+    await client.patch(Pod, Key("default", name), patch, subresource="status", field_manager="kubelet")
+
+
+async def test_the_engine_s_log_is_shown_as_it_is():
+    """One pod: its engine's container by the annotation, byte for byte, with the lines that were asked for."""
+    async with logs_of(Wanted(lines=5), chat_a=[text(b"one\ntw", b"o\nthree")]) as (logs, shown, kubelets, client):
+        await make_pod(client, "chat-a")
+        await logs.run()
+    assert shown.out == b"one\ntwo\nthree\n"
+    assert kubelets.asked == [("chat-a", {"container": "llama-server", "tailLines": "5"})]
+
+
+async def test_of_several_pods_each_line_says_whose_it_is():
+    """Lines of two pods are told apart; one that cannot be read costs the other nothing, and is explained."""
+    broken = httpx.Response(500, json=status_object(500, "InternalError", "dial tcp 10.0.0.9:10250: no route to host"))
+    async with logs_of(chat_a=[text(b"a1\na2\n")], chat_b=[broken]) as (logs, shown, _, client):
+        await make_pod(client, "chat-a")
+        await make_pod(client, "chat-b")
+        await logs.run()
+    assert shown.out == b"[chat-a] a1\n[chat-a] a2\n"
+    [note] = shown.notes
+    assert note.startswith("the log of pod chat-b cannot be read")
+    assert "no route to host" in note
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "said"),
+    [
+        (
+            {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:y"'}},
+            {},
+            'pod chat-a does not run: ImagePullBackOff: container llama-server: Back-off pulling image "x:y"',
+        ),
+        (
+            {"waiting": {"reason": "ContainerCreating"}},
+            {},
+            "container llama-server has not started yet (ContainerCreating)",
+        ),
+        (
+            {"waiting": {"reason": "PodInitializing"}},
+            {"initContainerStatuses": [{"name": "fetch", "state": RUNNING}]},
+            "fetch runs before llama-server; `-c fetch` shows what it writes",
+        ),
+        (
+            None,
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"}]},
+            "Unschedulable: 0/3 nodes are available",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_container_that_has_not_run_is_explained(state, status, said):
+    """Where there is no log yet, the sentence says what the pod waits for, and asks no kubelet."""
+    async with logs_of() as (logs, _, kubelets, client):
+        await make_pod(client, "chat-a", state, phase="Pending", **status)
+        assert said in await refusal_of(logs)
+    assert kubelets.asked == []
+
+
+async def test_a_crash_loop_shows_what_the_last_run_wrote():
+    """A container that waits to be started again has a log: that of its last run."""
+    async with logs_of(chat_a=[text(b"out of memory\n")]) as (logs, shown, _, client):
+        ended = {"terminated": {"exitCode": 1, "startedAt": "2026-01-01T00:00:00Z"}}
+        waiting = {"name": "llama-server", "restartCount": 3, "lastState": ended,
+                   "state": {"waiting": {"reason": "CrashLoopBackOff"}}}  # fmt: skip
+        await make_pod(client, "chat-a")
+        await set_status(client, "chat-a", None, containerStatuses=[waiting])
+        await logs.run()
+    assert shown.out == b"out of memory\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "wanted", "said"),
+    [
+        (403, "Forbidden", Wanted(), "you may not get pods/log in namespace default; a role with that verb gives it"),
+        (403, "Forbidden", Wanted(follow=True), "you may not get pods/log in namespace default"),
+        (400, "BadRequest", Wanted(previous=True), "container llama-server has had no earlier run"),
+        (404, "NotFound", Wanted(), "pod chat-a is gone"),
+    ],
+)
+async def test_a_refusal_names_what_is_missing(code, reason, wanted, said):
+    """The right that a user lacks, the run that there never was."""
+    refusal = httpx.Response(code, json=status_object(code, reason, "the server's words"))
+    async with logs_of(wanted, chat_a=[refusal]) as (logs, _, _kubelets, client):
+        await make_pod(client, "chat-a")
+        assert said in await refusal_of(logs)
+
+
+async def test_another_container_is_named_or_refused():
+    """`-c` reads that one; a name that the pod does not have is answered with those that it has."""
+    async with logs_of(Wanted(container="drain", previous=True), chat_a=[text(b"x\n")]) as (logs, _, kubelets, client):
+        await make_pod(client, "chat-a")
+        await logs.run()
+    assert kubelets.asked == [("chat-a", {"container": "drain", "previous": "true"})]
+    async with logs_of(Wanted(container="nope")) as (logs, _, _kubelets, client):
+        await make_pod(client, "chat-a")
+        assert "has no container nope; it has drain, llama-server" in await refusal_of(logs)
+
+
+async def test_without_pods_the_status_is_pointed_to():
+    """A service that is scaled to zero has nothing to read."""
+    async with logs_of() as (logs, _, _kubelets, _client):
+        assert "has no pods now; `llmkube status chat` says why" in await refusal_of(logs)
+
+
+async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump_clock):
+    """A new run is read from its beginning, the same one from where its stream broke; a pod that comes is joined."""
+    answers = {
+        "chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)],
+        "chat_b": [text(b"c1\n", None)],
+    }
+    async with logs_of(Wanted(follow=True, lines=1), **answers) as (logs, shown, kubelets, client):
+        await make_pod(client, "chat-a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(logs.run)
+            await trio.sleep(1.5 * LOOK_SECONDS)
+            await set_status(client, "chat-a", AGAIN, restarts=1)
+            await trio.sleep(2 * LOOK_SECONDS)
+            await make_pod(client, "chat-b")
+            await trio.sleep(3 * LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
+    assert shown.out == b"a1\na2\nb1\n[chat-b] c1\n"
+    tails = [(pod, params.get("tailLines")) for pod, params in kubelets.asked]
+    assert tails == [("chat-a", "1"), ("chat-a", "0"), ("chat-a", None), ("chat-b", "1")]
+    assert all(params["follow"] == "true" for _, params in kubelets.asked)
+
+
+async def test_what_a_followed_pod_waits_for_is_said_once(autojump_clock):
+    """While an image is pulled, the same sentence does not come every two seconds."""
+    async with logs_of(Wanted(follow=True), chat_a=[text(b"up\n", None)]) as (logs, shown, _, client):
+        await make_pod(client, "chat-a", {"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(logs.run)
+            await trio.sleep(5 * LOOK_SECONDS)
+            await set_status(client, "chat-a", RUNNING)
+            await trio.sleep(2 * LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
+    assert len(shown.notes) == 1
+    assert shown.out == b"up\n"
+
+
+def test_lines_are_cut_wherever_pieces_end():
+    """A line without an end is shown with one, and one that never ends piece by piece."""
+    cutter = LineCutter()
+    assert cutter.feed(b"a") == []
+    assert cutter.feed(b"b\n\nc") == [b"ab\n", b"\n"]
+    assert cutter.end() == [b"c\n"]
+    assert cutter.end() == []
+    assert cutter.feed(b"x" * LINE_BYTES) == [b"x" * LINE_BYTES + b"\n"]
+
+
+def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
+    """`llmkube logs` reads pods where there are some, and says so where a host has a log as well."""
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+
+    async def serve_from_pods(client):
+        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"selector": "app=demo"}}
+        await client.apply(InferenceService, manifest, field_manager="llmkube-controller", subresource="status")
+
+    asked = []
+
+    async def show(self):  # noqa: ASYNC124 - stands in for one that asks
+        asked.append((self.service, self.selector, self.wanted))
+
+    monkeypatch.setattr(PodLogs, "run", show)
+    done = run("logs", "demo", "-f", "--tail", "3", "-p", "-c", "fetch", prepare=serve_from_pods)
+    assert (done.exit_code, done.output) == (0, "")
+    assert asked == [(Key("default", "demo"), "app=demo", Wanted(True, 3, True, "fetch"))]
+    log = tmp_path / "state" / "logs" / "default" / "demo.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("old\n")
+    done = run("logs", "demo", prepare=serve_from_pods)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert str(log) in done.stderr
