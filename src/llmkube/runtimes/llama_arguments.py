@@ -4,7 +4,8 @@ Manifests of other origins write `--ctx-size 8192` where a field says it as well
 that is unset or says the same. What says something else is refused: the field is what `kubectl` and `llmkube list` show.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -13,7 +14,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import GPU
 from llmkube.runtimes.arguments import EXTRA_ARGS, flag_of
-from llmkube.runtimes.llama_verdicts import VERDICTS, spellings_of
+from llmkube.runtimes.llama_flags import Said, take
+from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
 
 TRAINED_CONTEXT: Final = 0
@@ -34,11 +36,11 @@ def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceSe
     Raises:
         PlanError: An argument has no value that its field could have, or the field says something else.
     """
-    said, rest = _take(service.spec.extra_args)
+    said, rest = take(tuple(_with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
     if not said:
         return service, model
     spec, hardware = attrs.evolve(service.spec, extra_args=rest), model.spec.hardware
-    for flag, text in said.items():
+    for flag, text in _texts(said).items():
         if flag == "--n-gpu-layers":
             gpu = hardware.gpu or GPU()
             layers = _merged(flag, "the Model's spec.hardware.gpu.layers", _layers(flag, text), gpu.layers, None)
@@ -49,30 +51,20 @@ def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceSe
     return service, attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=hardware))
 
 
-def _take(args: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what is said by the arguments that are fields, by their longest names, and the words that are left."""
-    said: dict[str, str] = {}
-    rest: list[str] = []
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        flag, joined = flag_of(word), word.partition("=")[2] if "=" in word else None
-        name = _FIELD_OF.get(flag)
-        if name is None:
-            rest.append(word)
-            # a value is no flag, whatever it looks like
-            verdict = VERDICTS.get(flag)
-            values = verdict.values if verdict is not None and joined is None else 0
-            rest, words = [*rest, *words[:values]], words[values:]
-        elif joined is not None:
-            said[name] = joined
-        elif name == "--flash-attn" and (not words or words[0] not in _FLASH):
-            said[name] = "on"  # a switch, to builds from before it took a value
-        elif words:
-            said[name] = words.pop(0)
-        else:
-            raise PlanError(f"{flag} needs a value: write it as the next word", field=EXTRA_ARGS)
-    return said, tuple(rest)
+def _texts(said: Iterable[Said]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for each in said:
+        if not each.values:
+            raise PlanError(f"{each.flag} needs a value: write it as the next word", field=EXTRA_ARGS)
+        texts[_FIELD_OF[each.flag]] = each.values[0]
+    return texts
+
+
+def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
+    """Yield the words; to builds from before it took a value `--flash-attn` was a switch."""
+    for word, following in itertools.zip_longest(args, args[1:]):
+        bare = flag_of(word) in _FLASH_FLAGS and "=" not in word and following not in _FLASH
+        yield f"{word}=on" if bare else word
 
 
 def _context(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
@@ -124,6 +116,7 @@ def _unlikely(flag: str, text: str, advice: str) -> PlanError:
     return PlanError(f"{flag} is {text[:64]!r}: {advice}", field=EXTRA_ARGS)
 
 
+_FLASH_FLAGS: Final = frozenset(spellings_of("--flash-attn"))
 _Reader = Callable[[InferenceServiceSpec, str, str], InferenceServiceSpec]
 
 _READERS: Final[Mapping[str, _Reader]] = {"--ctx-size": _context, "--parallel": _slots, "--flash-attn": _flash}

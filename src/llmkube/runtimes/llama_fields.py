@@ -21,6 +21,9 @@ EMBEDDING_BATCH: Final = 2048
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
 DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
 ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
+WRITTEN_FLAGS: Final = ALIAS_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
+"""What extraArgs say and the plan writes by itself, having read it."""
+
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
 _RERANK: Final = frozenset({"--rerank", "--reranking"})

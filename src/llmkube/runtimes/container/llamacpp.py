@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+import attrs
+
 from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
@@ -10,6 +12,7 @@ from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
 from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
+    WRITTEN_FLAGS,
     add_answers,
     add_flash_attention,
     add_memory,
@@ -22,7 +25,7 @@ from llmkube.runtimes.llama_fields import (
     further_ids,
     layers_of,
 )
-from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in
+from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in, take
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
@@ -49,6 +52,8 @@ def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     _add_model(builder)
     builder.line.argv += ["--alias", ",".join((builder.name, *further_ids(builder.name, builder.spec)))]
     builder.honour("spec.aliases")
+    _, rest = take(builder.spec.extra_args, WRITTEN_FLAGS)
+    builder.service = attrs.evolve(builder.service, spec=attrs.evolve(builder.spec, mode=builder.mode, extra_args=rest))
     return _finish(builder, model_id=builder.name, layers_said=layers_said)
 
 

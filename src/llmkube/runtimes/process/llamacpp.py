@@ -17,6 +17,7 @@ from llmkube.runtimes.llama_fields import (
     ALIAS_FLAGS,
     DEFAULT_CONTEXT,
     DRAFT_FLAGS,
+    WRITTEN_FLAGS,
     add_answers,
     add_flash_attention,
     add_memory,
@@ -39,7 +40,6 @@ from llmkube.runtimes.llama_flags import (
     read_extra_args,
     render_extra_args,
 )
-from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.memory_demand import demand_of
@@ -57,8 +57,7 @@ VERBOSITY: Final = 4
 _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
 """Who sets one of these decides how the file gets into memory."""
 
-_WRITTEN: Final = ALIAS_FLAGS | DRAFT_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
-"""What extraArgs say and the plan writes by itself, having read it."""
+_WRITTEN: Final = WRITTEN_FLAGS | DRAFT_FLAGS
 
 # Fields that take effect on a host without reaching the command line
 _HONOURED_ELSEWHERE: Final = frozenset(
