@@ -27,6 +27,9 @@ class Models:
     def __init__(self, **entries):
         self.entries = entries
 
+    def aliases(self):
+        return ()
+
     def model_ids(self):
         return list(self.entries)
 

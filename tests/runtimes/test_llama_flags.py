@@ -107,7 +107,7 @@ REFUSED = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind is K
 FREE = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD))
 
 
-@pytest.mark.parametrize("flag", [*OURS, "--ctx_size"])
+@pytest.mark.parametrize("flag", [*OURS, "--fit_ctx"])
 @pytest.mark.parametrize("form", ["{}", "{}=1"])
 def test_a_flag_of_ours_is_refused_with_who_decides_it(flag, form):
     """No spelling of a flag that LLMKube writes gets through, and the message says where to write it instead."""
@@ -211,7 +211,7 @@ def test_what_is_said_is_known_by_all_names_and_a_switch_by_its_own():
     ("args", "says"),
     [
         (["--port", "1"], "--port is decided by LLMKube"),
-        (["-c=1"], "-c is decided by spec.contextSize"),
+        (["-m=1"], "-m is decided by the Model's spec.source"),
         (["--x", "1"], "--x is decided by spec.x"),
         (["--api-key", "k"], "a command line is public"),
         (["--version"], "print something and exit"),

@@ -84,5 +84,5 @@ def test_what_a_file_an_address_or_a_program_can_be_named_by_is_not_free():
 
 def test_an_owner_cannot_hand_out_what_stands_on_every_command_line():
     """Address, port, model, keys and origins are LLMKube's whatever an owner writes."""
-    assert {"--host", "--port", "--model", "-m", "--ctx-size", "--api-key-file", "--cors-origins"} <= OURS
+    assert {"--host", "--port", "--model", "-m", "--api-key-file", "--cors-origins"} <= OURS
     assert not {"--lora", "--cors-headers", "--mlock"} & OURS

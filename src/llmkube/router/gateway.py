@@ -66,7 +66,11 @@ class ModelDirectory(Protocol):
     """What models there are and where; asked at every request, answers at once."""
 
     def model_ids(self) -> Sequence[str]:
-        """Return the ids that clients may use, in order."""
+        """Return the ids of what is served, one for each, in order."""
+        ...
+
+    def aliases(self) -> Sequence[str]:
+        """Return the further ids that lead to one of them, in order."""
         ...
 
     def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
@@ -140,7 +144,7 @@ def _answer_locally(head: RequestHead, directory: ModelDirectory, created: int) 
     if path == "/v1/models" or path.startswith("/v1/models/"):
         if not reading:
             raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")
-        models = [_model_object(model_id, created) for model_id in directory.model_ids()]
+        models = [_model_object(model_id, created) for model_id in (*directory.model_ids(), *directory.aliases())]
         if path == "/v1/models":
             return Response.json(200, {"object": "list", "data": models})
         wanted = path.removeprefix("/v1/models/")

@@ -1,5 +1,6 @@
 """A command line in the making: which field has found which flag, and what the user has written himself."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -24,6 +25,16 @@ def flag_of(arg: str) -> str:
 def flags_in(args: Sequence[str]) -> frozenset[str]:
     """Return the flags that are used in these arguments."""
     return frozenset(filter(None, map(flag_of, args)))
+
+
+def texts_in(args: Sequence[str]) -> dict[str, str]:
+    """Return what these arguments say by flag, where that is plain: one value, or none; what is said last counts."""
+    texts: dict[str, str] = {}
+    for at, word in enumerate(args):
+        if flag := flag_of(word):
+            following = list(itertools.takewhile(lambda other: not flag_of(other), args[at + 1 :]))
+            texts[flag] = word.partition("=")[2] if "=" in word else " ".join(following)
+    return texts
 
 
 @attrs.define(eq=False)

@@ -7,6 +7,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import GPU
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
+from llmkube.runtimes.llama_arguments import TRAINED_CONTEXT
 from llmkube.runtimes.llama_flags import said_in
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
@@ -19,10 +20,14 @@ EMBEDDING_BATCH: Final = 2048
 
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
 DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
+ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
+WRITTEN_FLAGS: Final = ALIAS_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
+"""What extraArgs say and the plan writes by itself, having read it."""
+
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
 _RERANK: Final = frozenset({"--rerank", "--reranking"})
-_ALIASES: Final = {"mtp": "draft-mtp", "draft": "draft-simple", "disabled": "none"}
+_SPEC_TYPES: Final = {"mtp": "draft-mtp", "draft": "draft-simple", "disabled": "none"}
 
 
 def check_fields(spec: InferenceServiceSpec) -> None:
@@ -51,6 +56,13 @@ def _mode_said(spec: InferenceServiceSpec) -> str:
     return "rerank" if flags & _RERANK else "embedding" if flags & _EMBEDDING else ""
 
 
+def further_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
+    """Return the model ids besides the service's name that clients may send: `spec.aliases`, and what `--alias` says."""
+    texts = [text for each in said_in(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
+    said = (one for text in texts for one in map(str.strip, text.split(",")) if one)
+    return tuple(one for one in dict.fromkeys((*spec.aliases, *said)) if one != name)
+
+
 def draft_of(spec: InferenceServiceSpec) -> str:
     """Return the model that shall guess ahead on a host: a Model's name, or a file's absolute path; or nothing.
 
@@ -77,7 +89,12 @@ def draft_of(spec: InferenceServiceSpec) -> str:
 
 
 def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
-    """Return the context in tokens: what the service asks for, else what the model was trained for, within reason."""
+    """Return the context in tokens: what the service asks for, else what the model was trained for, within reason.
+
+    `--ctx-size 0` asks for all that it was trained for; 0 comes back where that is not known, and the engine reads it.
+    """
+    if spec.context_size == TRAINED_CONTEXT:
+        return trained or TRAINED_CONTEXT
     return spec.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
 
@@ -161,7 +178,7 @@ def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, 
     if speculation is None or ((speculation.draft_model or speculation.draft_model_ref) and not draft):
         return
     path = "spec.speculativeDecoding"
-    line.add(f"{path}.type", "--spec-type", _ALIASES.get(speculation.type, speculation.type))
+    line.add(f"{path}.type", "--spec-type", _SPEC_TYPES.get(speculation.type, speculation.type))
     if draft:
         line.add(f"{path}.draftModel" if speculation.draft_model else f"{path}.draftModelRef", "-md", draft)
     if speculation.n_draft_max is not None:
@@ -188,7 +205,7 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
         line.default("--pooling", value="rank")
     elif not pools:  # without it the engine refuses /v1/embeddings
         line.default("--pooling", value="last")
-    batch = str(min(context, EMBEDDING_BATCH))
+    batch = str(min(context or EMBEDDING_BATCH, EMBEDDING_BATCH))
     if spec.u_batch_size is None:
         line.default("--ubatch-size", value=batch)
         if spec.batch_size is None:

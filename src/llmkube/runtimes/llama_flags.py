@@ -1,7 +1,7 @@
 """llama-server's flags: which ones a binary has, and what a service's own say once they have been judged."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -220,6 +220,27 @@ def said_in(args: Sequence[str]) -> tuple[Said, ...]:
         values = (word.partition("=")[2],) if "=" in word else tuple(args[at + 1 : at + 1 + verdict.values])
         found.append(Said(flag_of(word), values))
     return tuple(found)
+
+
+def take(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[Said, ...], tuple[str, ...]]:
+    """Take some flags with their values out of a service's own arguments; return these, and the words that are left.
+
+    A flag that stands last has no value.
+    """
+    found: list[Said] = []
+    rest: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        flag, joined = flag_of(word), "=" in word
+        verdict = VERDICTS.get(flag)
+        wanted = verdict.values if verdict is not None and not joined else 0
+        values, words = words[:wanted], words[wanted:]
+        if flag in flags:
+            found.append(Said(flag, (word.partition("=")[2],) if joined else tuple(values)))
+        else:
+            rest += [word, *values]  # a value is no flag, whatever it looks like
+    return tuple(found), tuple(rest)
 
 
 def render_extra_args(said: Sequence[Said], engine: EngineInfo) -> Iterator[str]:

@@ -102,7 +102,11 @@ _FIELD_SWITCHES: Final[Mapping[str, str]] = {
     "--rerank|--reranking": "spec.mode",
 }
 _FIELDS: Final[Mapping[str, str]] = {
-    "-a|--alias": "metadata.name",
+    "-c|--ctx-size": "spec.contextSize",
+    "-np|--parallel": "spec.parallelSlots",
+    "-fa|--flash-attn": "spec.flashAttention",
+    "-ngl|--gpu-layers|--n-gpu-layers": "the Model's spec.hardware.gpu.layers",
+    "-a|--alias": "spec.aliases",
     "-b|--batch-size": "spec.batchSize",
     "-ub|--ubatch-size": "spec.uBatchSize",
     "-ctk|--cache-type-k": "spec.cacheTypeK",
@@ -130,10 +134,6 @@ _OURS: Final[Mapping[str, str]] = {
     "--fit|-fit": "LLMKube, which places models itself",
     "--fit-target|-fitt": "LLMKube, which places models itself",
     "--fit-ctx|-fitc": "LLMKube, which places models itself",
-    "-c|--ctx-size": "spec.contextSize",
-    "-np|--parallel": "spec.parallelSlots",
-    "-ngl|--gpu-layers|--n-gpu-layers": "the Model's spec.hardware.gpu.layers",
-    "-fa|--flash-attn": "spec.flashAttention",
     "--api-prefix": "LLMKube, which asks /health whether the engine is ready",
 }
 _OUR_SWITCHES: Final[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine, flags_in
+from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
 from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.container import llamacpp as llama_pod
 from llmkube.runtimes.container.builder import KEYS_FIELD, ContainerBuilder, Runtime
@@ -182,7 +182,8 @@ def container_plan_for(
     _check_format(runtime, isvc, model.spec)
     resources, honoured = resources_of(isvc.spec, model.spec)
     config, given = _config(runtime, isvc)
-    line = CommandLine(flags_in(isvc.spec.extra_args), spell=literal, honoured={*_ALWAYS, *honoured})
+    args = isvc.spec.extra_args
+    line = CommandLine(flags_in(args), said=texts_in(args), spell=literal, honoured={*_ALWAYS, *honoured})
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
     builder = ContainerBuilder(

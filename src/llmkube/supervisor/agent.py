@@ -70,7 +70,7 @@ class AgentView:
 
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
-        return {key: running.status_manager.view for key, running in sorted(self._running.items())}
+        return {key: running.status_manager.snapshot for key, running in sorted(self._running.items())}
 
     def memory(self) -> MemoryView | None:
         """A snapshot of the host's memory; None while memory is not watched."""

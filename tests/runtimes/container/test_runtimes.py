@@ -212,11 +212,11 @@ GATEWAY = {"enabled": True, "gatewayRef": {"name": "edge"}}
     ],
 )
 def test_an_engine_is_given_all_names_that_clients_use(gateway, names):
-    """The service's own, and the one that a gateway leads here; Ollama has started once it has the last of them."""
+    """The service's own and a gateway's, and vLLM its repository's; Ollama has started once it has the last of them."""
     spec = {"endpoint": {"gateway": gateway}} if gateway else {}
     made = plan(model(source="org/repo"), runtime="vllm", **spec)
     after = made.args[made.args.index("--served-model-name") + 1 :]
-    assert tuple(itertools.takewhile(lambda word: not word.startswith("-"), after)) == names
+    assert tuple(itertools.takewhile(lambda word: not word.startswith("-"), after)) == (*names, "org/repo")
     ollama = plan(runtime="ollama", **spec)
     assert (ollama.post_start[3], *ollama.post_start[5:]) == names
     assert ollama.probes.startup.command == ("ollama", "show", names[-1])

@@ -25,7 +25,7 @@ from llmkube.k8s.crd.serving import (
     TGIConfig,
     VLLMConfig,
 )
-from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, WireForm, field, received
 from llmkube.k8s.resource import Key, Resource
 
 POD_RUNTIMES: Final = (
@@ -37,6 +37,8 @@ MODES: Final = ("chat", "embedding", "rerank")
 SERVICE_PHASES: Final = (
     "Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"
 )  # fmt: skip
+MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+"""A model's id as clients send it: `qwen3.5-4b`, `org/name`, `llama3:8b`. A comma would be two of them to llama.cpp."""
 
 # The parts of a pod that are passed on as they came; the schema spells them out (`podparts`).
 PodPart = Mapping[str, Any]
@@ -62,6 +64,12 @@ class InferenceServiceSpec:
         "Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1, max_length=NAME_BYTES
     )
     runtime: str = field("Engine that serves the model.", "llamacpp", enum=(*POD_RUNTIMES, *HOST_RUNTIMES))
+    aliases: tuple[str, ...] = field(
+        "Further model ids that clients may send; the first is the name of the service.",
+        (),
+        max_items=16,
+        items=SchemaFacts(min_length=1, max_length=NAME_BYTES, pattern=MODEL_ID),
+    )
     mode: str | None = field(
         "What the engine offers; unset means chat, unless endpoint.path implies another.", enum=MODES
     )

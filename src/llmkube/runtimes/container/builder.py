@@ -232,13 +232,14 @@ class ContainerBuilder:
         self.line.argv += [port_flag, str(port)]
 
     def names(self) -> tuple[str, ...]:
-        """Return all names by which clients ask for the model: the service's, and the one that a gateway leads here."""
+        """Return all names by which clients ask for the model: the service's, its aliases, and a gateway's for it."""
         gateway = self.spec.endpoint.gateway
-        self.honour("spec.endpoint.gateway.enabled")
+        self.honour("spec.endpoint.gateway.enabled", "spec.aliases")
+        found = (self.name, *self.spec.aliases)
         if gateway is None or not gateway.enabled:
-            return (self.name,)
+            return tuple(dict.fromkeys(found))
         self.honour("spec.endpoint.gateway.modelName")
-        return tuple(dict.fromkeys((self.name, gateway_name(self.spec))))
+        return tuple(dict.fromkeys((*found, gateway_name(self.spec))))
 
     def weights(self) -> str:
         """Return the argument for weights that are fetched or mounted: their file, or the folder of several.

@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from typing import Final
 
+import attrs
+
+from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
+from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
+    WRITTEN_FLAGS,
     add_answers,
     add_flash_attention,
     add_memory,
@@ -17,9 +22,11 @@ from llmkube.runtimes.llama_fields import (
     add_speculation,
     check_fields,
     context_of,
+    further_ids,
     layers_of,
 )
-from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in
+from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in, take
+from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
@@ -28,19 +35,12 @@ MODELS_FOLDER: Final = "/models"
 """Where the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
 
 _DECIDED: Final = {
-    "-mm": "the Model's spec.mmproj",
-    "--mmproj": "the Model's spec.mmproj",
-    "-sm": "the Model's spec.hardware.gpu.sharding.strategy",
-    "--split-mode": "the Model's spec.hardware.gpu.sharding.strategy",
-    "-ts": "the Model's spec.hardware.gpu.sharding.layerSplit",
-    "--tensor-split": "the Model's spec.hardware.gpu.sharding.layerSplit",
-    "-md": "spec.speculativeDecoding.draftModelRef",
-    "--model-draft": "spec.speculativeDecoding.draftModelRef",
     "--host": "spec.bindAddress",
     "--port": "spec.containerPort",
 }
-"""What fields decide in a pod, which has an address of its own, several files and perhaps several GPUs."""
+"""What fields decide in a pod, which has an address of its own."""
 
+_LAYERS: Final = frozenset(spellings_of("--n-gpu-layers"))
 _BUSY: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 _GPU: Final = "Model.spec.hardware.gpu"
 _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
@@ -48,10 +48,13 @@ _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
 
 def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
-    _read_extra_args(builder, _DECIDED)
+    layers_said = _read_extra_args(builder, _DECIDED)
     _add_model(builder)
-    builder.line.argv += ["--alias", builder.name]
-    return _finish(builder, model_id=builder.name)
+    builder.line.argv += ["--alias", ",".join((builder.name, *further_ids(builder.name, builder.spec)))]
+    builder.honour("spec.aliases")
+    _, rest = take(builder.spec.extra_args, WRITTEN_FLAGS)
+    builder.service = attrs.evolve(builder.service, spec=attrs.evolve(builder.spec, mode=builder.mode, extra_args=rest))
+    return _finish(builder, model_id=builder.name, layers_said=layers_said)
 
 
 def plan_router(builder: ContainerBuilder) -> ContainerPlan:
@@ -60,16 +63,20 @@ def plan_router(builder: ContainerBuilder) -> ContainerPlan:
     The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
     """
     folder = f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"
-    _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
+    layers_said = _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
     builder.line.argv += ["--models-dir", MODELS_FOLDER]
     builder.honour(SOURCE)  # a Model has to have one
-    return _finish(builder, model_id="")
+    return _finish(builder, model_id="", layers_said=layers_said)
 
 
-def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> None:
+def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> bool:
+    """Judge and read the service's own arguments; return whether they say how many layers go to a GPU."""
+    layers_said = bool(flags_in(builder.spec.extra_args) & _LAYERS)
+    builder.service, builder.model = read_as_fields(builder.service, builder.model)
     builder.refuse({})
     check_pod_args(builder.spec.extra_args, decided)
     builder.line.given, builder.line.said = given_by(said_in(builder.spec.extra_args))
+    return layers_said
 
 
 def _add_model(builder: ContainerBuilder) -> None:
@@ -105,14 +112,14 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
     return ["--hf-repo", source.name]
 
 
-def _finish(builder: ContainerBuilder, model_id: str) -> ContainerPlan:
+def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> ContainerPlan:
     spec, line = builder.spec, builder.line
     check_fields(spec)
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
     context = context_of(spec, _trained_context(builder))
     add_size(line, spec, context)
-    _add_placement(builder)
+    _add_placement(builder, layers_said=layers_said)
     if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
         add_flash_attention(line, "on" if spec.flash_attention else "off")
     add_memory(line, spec)
@@ -146,21 +153,31 @@ def _runs_as_any_user(builder: ContainerBuilder) -> bool:
     return ours and (not builder.resources.on_gpu or stack_of(builder.model.spec) == "cuda")
 
 
-def _add_placement(builder: ContainerBuilder) -> None:
+def _add_placement(builder: ContainerBuilder, *, layers_said: bool) -> None:
     gpu, count, line = builder.model.spec.hardware.gpu, builder.resources.gpu_count, builder.line
     if not builder.resources.on_gpu:
-        line.argv += ["--n-gpu-layers", "0"]
+        # a cluster may hand GPUs out by other means, such as runtimeClassName: then only the service knows of them
+        line.argv += ["--n-gpu-layers", str(layers_of(gpu) if layers_said else 0)]
         return
     line.argv += ["--n-gpu-layers", str(layers_of(gpu))]
     builder.honour(f"{_GPU}.layers")
     if count > 1:
         sharding = gpu.sharding if gpu else None
-        mode = split_mode(sharding)
-        line.argv += ["--split-mode", mode]
-        builder.honour(f"{_GPU}.sharding.strategy")
+        mode = line.said.get("--split-mode") or split_mode(sharding)
+        _add_split(line, f"{_GPU}.sharding.strategy", "--split-mode", mode, said=sharding is not None)
         if mode != "none":
-            line.argv += ["--tensor-split", tensor_split(sharding, count)]
-            builder.honour(f"{_GPU}.sharding.layerSplit")
+            wanted = tensor_split(sharding, count)
+            said = bool(sharding and sharding.layer_split)
+            _add_split(line, f"{_GPU}.sharding.layerSplit", "--tensor-split", wanted, said=said)
+
+
+def _add_split(line: CommandLine, path: str, flag: str, value: str, *, said: bool) -> None:
+    """Write how a model is shared by several GPUs: what the Model says, else what the service's own arguments say."""
+    if said:
+        line.add(path, flag, value)
+    else:
+        line.default(flag, value=value)
+        line.honoured.add(path)
 
 
 def _add_speculation(builder: ContainerBuilder) -> str:

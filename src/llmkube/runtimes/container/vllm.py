@@ -3,7 +3,11 @@
 import json
 from typing import Final
 
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.serving import VLLMConfig, VLLMSpeculative
+from llmkube.runtimes.arguments import flag_of
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_repositories
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import check_parallel
@@ -15,6 +19,7 @@ PORT: Final = 8000
 COMMAND: Final = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 
 _PATH: Final = "spec.vllmConfig"
+_NAMES: Final = "--served-model-name"
 _STRATEGY: Final = "Model.spec.hardware.gpu.sharding.strategy"
 _OWNED: Final = {
     "--model": "the Model's spec.source",
@@ -43,16 +48,18 @@ _NO_ATTENTION: Final = dict.fromkeys(
 def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model with vLLM."""
     builder.refuse(_OWNED)
+    said, builder.service = _names_said(builder.service)
     config = builder.spec.vllm_config or VLLMConfig()
     line = builder.line
     repository = builder.repository()
+    # without --served-model-name vLLM goes by the repository's name, which clients of such a one have learned
+    names = tuple(dict.fromkeys((*builder.names(), *said, *((repository.name,) if repository else ()))))
     line.argv += ["--model", repository.name if repository else builder.weights()]
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
-    if "--served-model-name" not in line.given:  # it answers 404 to any other name
-        line.argv += ["--served-model-name", *(literal(name) for name in builder.names())]
+    line.argv += [_NAMES, *(literal(name) for name in names)]  # it answers 404 to any other name
     _add_parallelism(builder, config)
     line.add_block(config, _PATH, _FLAGS)
     _add_cache_type(builder, config)
@@ -84,6 +91,26 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         shared_memory=builder.resources.gpu_count > 1,
         model_id=builder.name,
     )
+
+
+def _names_said(service: InferenceService) -> tuple[tuple[str, ...], InferenceService]:
+    """Return the names that extraArgs give the model, and the service without these words."""
+    said: list[str] = []
+    rest: list[str] = []
+    taking = False
+    for word in service.spec.extra_args:
+        flag = flag_of(word)
+        if flag == _NAMES:
+            taking = "=" not in word
+            said += [] if taking else [word.partition("=")[2]]
+        elif taking and not flag:
+            said.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    if not said:
+        return (), service
+    return tuple(said), attrs.evolve(service, spec=attrs.evolve(service.spec, extra_args=tuple(rest)))
 
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:

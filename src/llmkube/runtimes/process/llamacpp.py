@@ -4,7 +4,7 @@ Flags move between llama.cpp versions, so a field's flag is written only if the 
 was given but found no flag is reported in `LaunchPlan.not_honoured`, as is every field that means nothing on a host.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
@@ -14,10 +14,13 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine
+from llmkube.runtimes.arguments import CommandLine, flag_of
+from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
+    ALIAS_FLAGS,
     DEFAULT_CONTEXT,
     DRAFT_FLAGS,
+    WRITTEN_FLAGS,
     add_answers,
     add_flash_attention,
     add_memory,
@@ -28,11 +31,11 @@ from llmkube.runtimes.llama_fields import (
     check_fields,
     context_of,
     draft_of,
+    further_ids,
     layers_of,
     mode_of,
 )
 from llmkube.runtimes.llama_flags import (
-    Said,
     given_by,
     parse_help,
     parse_switches,
@@ -40,7 +43,6 @@ from llmkube.runtimes.llama_flags import (
     read_extra_args,
     render_extra_args,
 )
-from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.memory_demand import demand_of
@@ -58,9 +60,7 @@ VERBOSITY: Final = 4
 _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
 """Who sets one of these decides how the file gets into memory."""
 
-_ALIAS: Final = frozenset(spellings_of("--alias"))
-_WRITTEN: Final = _ALIAS | DRAFT_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
-"""What extraArgs say and the plan writes by itself, having read it."""
+_WRITTEN: Final = WRITTEN_FLAGS | DRAFT_FLAGS
 
 # Fields that take effect on a host without reaching the command line
 _HONOURED_ELSEWHERE: Final = frozenset(
@@ -71,6 +71,7 @@ _HONOURED_ELSEWHERE: Final = frozenset(
         "spec.suspend",
         "spec.priority",
         "spec.evictionProtection",
+        "spec.aliases",
         "spec.mode",
         "spec.endpoint.path",
         "spec.apiKeySecretRef.name",
@@ -97,6 +98,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     Raises:
         PlanError: The field that stands in the way, and what to do about it.
     """
+    isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
     check_fields(spec)
     draft_of(spec)
@@ -123,12 +125,13 @@ def plan(
         PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
     """
     check(isvc, model, allowances)
+    isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
     context = context_of(spec, gguf.context_length)
     said = read_extra_args(spec.extra_args, allowances)
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
-    names, unheard = _names(alias, said, engine)
+    names, unheard = _names(alias, spec, engine)
     line.argv += [
         Placeholder.PROGRAM,
         "--model",
@@ -183,16 +186,16 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
         line.add("spec.extraArgs", "-md", path)
 
 
-def _names(alias: str, said: Iterable[Said], engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
-    """Return the names that the engine shall answer to, ours first, and what of extraArgs finds no place there.
+def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
+    """Return the names that the engine shall answer to, ours first, and what of the service finds no place there.
 
-    Builds that read several names have a flag for how the file is loaded, which is as old.
+    Builds that read several names have a flag for how the file is loaded, which is as old. The gateway knows all names
+    in any case.
     """
-    texts = [text for each in said if each.flag in _ALIAS for text in each.values]
-    further = dict.fromkeys(name for text in texts for name in map(str.strip, text.split(",")) if name)
-    further.pop(alias, None)
+    further = further_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
-        return alias, ("spec.extraArgs --alias",)
+        said = any(flag_of(word) in ALIAS_FLAGS for word in spec.extra_args)
+        return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if said else ()))
     return ",".join((alias, *further)), ()
 
 

@@ -16,6 +16,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.llama_fields import further_ids
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.nouns.desired import Desired
@@ -76,6 +77,12 @@ class StatusManager:
         """The newest snapshot."""
         return self.facts.view.value
 
+    @property
+    def snapshot(self) -> ServiceView:
+        """The newest snapshot, with the further ids that the newest wish gives the service."""
+        aliases = further_ids(self.key.name, self.facts.wish.service.spec)
+        return attrs.evolve(self.view, aliases=aliases) if aliases else self.view
+
     def update(self, change: Callable[Concatenate[Facts, P], Facts], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make new facts of the old, and say what follows: `update(Facts.with_plan, ignored)`.
 
@@ -90,7 +97,7 @@ class StatusManager:
         for event in events(before, self.facts):
             self.emit(event)
         self._write()
-        if before.view.value != self.view:
+        if before.view.value != self.view or before.wish is not self.facts.wish:
             self.changed.put_nowait(None)
 
     def emit(self, event: Event) -> None:

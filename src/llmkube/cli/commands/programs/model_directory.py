@@ -59,6 +59,11 @@ class Snapshot(Protocol):
         """The key that it asks for; "" when it asks for none."""
         ...
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The further ids that clients may send."""
+        ...
+
 
 Found = Backend | UnavailableModel
 
@@ -66,6 +71,8 @@ Found = Backend | UnavailableModel
 @attrs.define(eq=False)
 class AgentDirectory:
     """The models of one agent, by InferenceService name; by `namespace/name` where a name occurs twice.
+
+    A further id leads to its service unless it is the name of another one, or a further id of two.
 
     A look-up costs one look into a dict; the dict is made anew when something has changed.
 
@@ -79,11 +86,17 @@ class AgentDirectory:
     _seen: int | None = None
     _by_id: Mapping[str, Found] = {}
     _ids: Sequence[str] = ()
+    _aliases: Sequence[str] = ()
 
     def model_ids(self) -> Sequence[str]:
         """Return the shortest id of each service that no other service has, sorted."""
         self._refresh()
         return self._ids
+
+    def aliases(self) -> Sequence[str]:
+        """Return the further ids that lead to a service, sorted."""
+        self._refresh()
+        return self._aliases
 
     def lookup(self, model_id: str) -> Found | None:
         """Return where the model is served, why it is not, or None if the id names no service or more than one."""
@@ -103,6 +116,15 @@ class AgentDirectory:
         self._by_id = {str(key): found for key, found in by_key.items()} | {
             name: by_key[key] for name, key in unique.items()
         }
+        taken = {*self._by_id, *names}
+        further: dict[str, set[Key]] = {}
+        for key, view in services.items():
+            for alias in view.aliases:
+                if alias not in taken:
+                    further.setdefault(alias, set()).add(key)
+        aliases = {alias: keys.pop() for alias, keys in further.items() if len(keys) == 1}
+        self._by_id |= {alias: by_key[key] for alias, key in aliases.items()}
+        self._aliases = sorted(aliases)
         self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
         self._seen = version
 

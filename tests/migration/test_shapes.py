@@ -1,0 +1,105 @@
+"""What people run with the Go implementation is taken here as it stands, or it is said why not."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import attrs
+import httpx
+import pytest
+
+from llmkube.apiserver.server import open_memory_api_server
+from llmkube.controller.reconcile.workload_plans import RENDERED
+from llmkube.controller.render.pod_policy import refusal_message, service_refusals
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.definitions import all_crds
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.llama_fields import further_ids
+from llmkube.runtimes.registry import check, container_plan_for
+from migration.shapes import POOL, ROUTER, SHAPES
+
+SETTINGS = WorkloadSettings(image="example.org/llmkube:test")
+PLURALS = {"Model": "models", "InferenceService": "inferenceservices", "ModelRouter": "modelrouters", "ModelPool": "modelpools"}  # fmt: skip
+BY_ID = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+
+
+@asynccontextmanager
+async def open_server() -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        open_memory_api_server(utcnow=lambda: datetime.now(UTC), rng=random.Random(0)) as memory,
+        httpx.AsyncClient(transport=memory.transport, base_url="http://apiserver", timeout=30) as http,
+    ):
+        await memory.server.ensure(all_crds())
+        await http.post("/api/v1/namespaces", json={"metadata": {"name": "ai"}})
+        yield http
+
+
+async def apply(http, body, manager="kubectl", **params):
+    path = f"/apis/{body['apiVersion']}/namespaces/ai/{PLURALS[body['kind']]}/{body['metadata']['name']}"
+    headers = {"content-type": "application/apply-patch+yaml"}
+    params = {"fieldManager": manager, "fieldValidation": "Strict", **params}
+    return await http.patch(path, json=body, params=params, headers=headers)
+
+
+def objects(shape):
+    model, service = shape.manifests()
+    return decode(InferenceService, service), decode(Model, model)
+
+
+@BY_ID
+async def test_a_shape_is_applied_by_a_strict_client(shape):
+    """No field of it is unknown or refused by the schema."""
+    async with open_server() as http:
+        for body in shape.manifests():
+            answer = await apply(http, body)
+            assert answer.status_code == 201, answer.text
+
+
+@BY_ID
+def test_a_shape_is_planned(shape):
+    """Its container is planned, nothing of it is ignored, and no flag stands on the command line twice."""
+    service, model = objects(shape)
+    plan = container_plan_for(service, model, rendered=RENDERED)
+    by_fetching = ("Model.spec.source", "Model.spec.mmproj", "Model.spec.files")
+    assert [path for path in plan.not_honoured if not path.startswith(by_fetching)] == list(shape.ignored)
+    words = [str(word) for word in plan.args]
+    assert shape.says in " ".join(words)
+    twice = {word for word, count in Counter(words).items() if count > 1 and word.startswith("--")}
+    assert not twice
+    assert further_ids(shape.name, service.spec) == shape.aliases
+
+
+@BY_ID
+def test_a_shape_is_allowed_or_the_refusal_names_what_would_allow_it(shape):
+    """What the operator of a cluster has to allow first is told by its field and the value of the chart."""
+    service, _ = objects(shape)
+    refusals = service_refusals(service.spec, SETTINGS)
+    assert " ".join(f"{one.field} workloads.allow.{one.value}" for one in refusals) == shape.refused
+    if shape.refused:
+        assert all(word in refusal_message(refusals) for word in shape.refused.split())
+        allowing = WorkloadSettings(image="x", priority_classes=("ai-*",))
+        assert not service_refusals(service.spec, allowing)
+
+
+async def test_a_router_is_applied_and_a_pool_is_refused_by_its_name():
+    """A ModelRouter is of our kinds; a ModelPool is none, and the server says so."""
+    async with open_server() as http:
+        assert (await apply(http, ROUTER)).status_code == 201
+        assert (await apply(http, POOL)).status_code == 404
+
+
+def test_the_shapes_are_as_many_as_were_found():
+    """Seventeen services with their Models (one with another's claim), a pool and a router are 36 documents."""
+    assert 2 * len(SHAPES) + 2 == 36
+
+
+@pytest.mark.parametrize("shape", [one for one in SHAPES if one.args], ids=lambda shape: shape.name)
+def test_the_arguments_of_a_shape_are_taken_on_a_host(shape):
+    """No host refuses what its pods take: nothing among these flags reaches out of the engine."""
+    service, model = objects(shape)
+    metal = attrs.evolve(model.spec.hardware, accelerator="metal")
+    check(service, attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=metal)))
