@@ -71,7 +71,9 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Programs of the cluster's pods": {
         "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
-        "key-proxy": Entry("engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."),
+        "key-proxy": Entry(
+            "engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
+        ),
         "drain": Entry("engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."),
     },
     "Tools": {
