@@ -23,7 +23,7 @@ from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
 from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
-from llmkube.supervisor.service.attempt import Attempt
+from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
@@ -154,7 +154,7 @@ MUTANTS = {
     ),
     "the journal does not follow the wish": (
         adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
-        Attempt,
+        EngineJournal,
         "follow",
         nothing,
     ),
