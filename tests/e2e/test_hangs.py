@@ -47,7 +47,7 @@ from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ENGINE = f"{sys.prefix}/bin/llmkube-llama-server"
 MODEL = Path(__file__).parents[2] / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"

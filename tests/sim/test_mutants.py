@@ -372,6 +372,7 @@ BOOKED = {
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", BOOKED)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
@@ -427,6 +428,7 @@ def test_the_timeline_holds_without_a_mutant():
     play(run)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through the timeline."""
