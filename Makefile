@@ -35,11 +35,11 @@ $(STAMP): pyproject.toml requirements/dev.txt
 demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
 	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
 
-test: $(STAMP)  ## run the test suite, on every core (about 5 minutes on two)
+test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run plays (tests/lengths.py)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
+	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
 
-soak: export LLMKUBE_SOAK = 1
+soak: export LLMKUBE_LENGTHS = soak
 soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
 
 envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules

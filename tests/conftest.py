@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from lengths import EXAMPLES, SOAK
+from lengths import EXAMPLES, LENGTHS, left_out
 
 # Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
 # is set the examples are always the same.
@@ -44,6 +44,10 @@ def pytest_xdist_auto_num_workers(config):
     return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
+def pytest_report_header(config):
+    return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in left_out())
+
+
 def pytest_collection_finish(session):
     """Let the collector of cycles look at what tests make, and not at all modules and tests again and again."""
     gc.collect()
@@ -52,10 +56,11 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keep what takes long for `make soak`, and real programs in one worker."""
-    if not SOAK and "soak" not in config.option.markexpr:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    """Keep what takes long for `.ci/run` and `make soak`, and real programs in one worker."""
+    for marker in left_out():
+        if marker not in config.option.markexpr:
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)  # the longest group first
     for item in items:
         if item.get_closest_marker("e2e"):

@@ -1,4 +1,7 @@
-"""How much the suite plays: a sample in `make test`, everything in `make soak`, which sets LLMKUBE_SOAK=1.
+"""How much the suite plays: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
+
+`ci` is what has to pass before a change lands, and what pytest plays when it is called by hand. `sample` is for a first
+look at the project: smaller lengths, without the tests marked `ci`.
 
 Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/test_score.py`.
 """
@@ -6,57 +9,67 @@ Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/tes
 import os
 from typing import Final
 
-SOAK: Final = os.environ.get("LLMKUBE_SOAK", "0") != "0"
+NAMES: Final = ("sample", "ci", "soak")
+LENGTHS: Final = os.environ.get("LLMKUBE_LENGTHS", "ci")
+if LENGTHS not in NAMES:
+    raise ValueError(f"LLMKUBE_LENGTHS is {LENGTHS!r}; set one of {', '.join(NAMES)}, or unset it for ci")
+SOAK: Final = LENGTHS == "soak"
 
 
-def _length(name: str, sample: int, soak: int) -> int:
-    return int(os.environ.get(f"LLMKUBE_{name}", soak if SOAK else sample))
+def left_out() -> tuple[str, ...]:
+    """Return the markers of the tests that these lengths leave out."""
+    return NAMES[NAMES.index(LENGTHS) + 1 :]
 
 
-EXAMPLES: Final = _length("EXAMPLES", 60, 1000)
+def _length(name: str, *lengths: int) -> int:
+    """Return a length: given for the sample, for CI and for the soak, unless its own variable is set."""
+    return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
+
+
+EXAMPLES: Final = _length("EXAMPLES", 30, 60, 1000)
 """What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 60, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-QUIET_MINUTES: Final = _length("QUIET_MINUTES", 11, 30)
+QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Peace after each, in which nothing may move; all that is said again is said every 5 minutes."""
 
-RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 6, 200)
+RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 3, 6, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
-PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 25, 400)
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 12, 25, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
-BUSY_HOURS: Final = _length("BUSY_HOURS", 100, 1000)
+BUSY_HOURS: Final = _length("BUSY_HOURS", 50, 100, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/nouns/test_liveness.py)."""
 
-BUG_LINES: Final = _length("BUG_LINES", 2, 1)
+BUG_LINES: Final = _length("BUG_LINES", 4, 2, 1)
 """Of how many lines of code one is tried; 1 is every line (tests/sim/test_isolation.py)."""
 
-BUGS: Final = _length("BUGS", 1, 1000)
+BUGS: Final = _length("BUGS", 1, 1, 1000)
 """At how many checkpoints of one of these lines a bug is injected; a line has up to 150."""
 
-FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 7)
+FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 1, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
 
-FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 4)
+FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 1, 4)
 """Places in a scenario for each of these kinds; some have 90."""
 
-QUIET_SECONDS: Final = _length("QUIET_SECONDS", 330, 1800)
+QUIET_SECONDS: Final = _length("QUIET_SECONDS", 330, 330, 1800)
 """How long nothing may be written after each of these."""
 
-KILLS: Final = _length("KILLS", 4, 100)
+KILLS: Final = _length("KILLS", 2, 4, 100)
 """How often a server is killed while it writes (tests/apiserver/storage/test_durability.py)."""
 
-GGUF_CASES: Final = _length("GGUF_CASES", 400, 5000)
+GGUF_CASES: Final = _length("GGUF_CASES", 200, 400, 5000)
 """Damaged headers that llama.cpp is asked about, too (tests/weights/formats/test_gguf_rules.py)."""
 
-DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 500)
+DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 40, 500)
 """Random sequences that both API servers are asked (tests/envtest/test_differential.py)."""
 
-API_OPERATIONS: Final = _length("API_OPERATIONS", 600, 12_000)
+API_OPERATIONS: Final = _length("API_OPERATIONS", 300, 600, 12_000)
 """Mutated requests to the embedded API server (tests/apiserver/test_fuzzed_operations.py)."""
 
-MUTATIONS: Final = _length("MUTATIONS", 1000, 60_000)
+MUTATIONS: Final = _length("MUTATIONS", 500, 1000, 60_000)
 """Mutated streams of requests to the HTTP server (tests/base/http/test_framing.py)."""

@@ -47,7 +47,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         runtimes/container/sglang runtimes/container/vllm""",
     "tests/weights/download/test_downloader.py": """
         weights/download/guarded_transport weights/download/receiver weights/download/redirects
-        weights/download/retry weights/download/transfer""",
+        weights/download/resolver weights/download/retry weights/download/transfer""",
     # what llama.cpp allocates, measured
     "tests/weights/estimate/test_sizing.py": """
         weights/estimate/attention weights/estimate/compute_buffer weights/estimate/graph_builder""",

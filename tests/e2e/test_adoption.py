@@ -78,6 +78,7 @@ async def test_a_killed_agent_loses_no_request(tmp_path, address):
                 assert not logs(successor, "starting inference service")
 
 
+@pytest.mark.ci
 async def test_an_adopted_engine_that_dies_is_replaced(tmp_path, address):
     """The end of an engine that another agent had started is noticed, and a new engine serves."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -92,6 +93,7 @@ async def test_an_adopted_engine_that_dies_is_replaced(tmp_path, address):
             assert await chat(f"http://{address}:{new_port}") == ANSWER
 
 
+@pytest.mark.ci
 async def test_an_engine_of_another_plan_is_replaced(tmp_path, address):
     """An edit made while no agent runs: the adopted engine serves until its successor answers, and then ends."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -110,6 +112,7 @@ async def test_an_engine_of_another_plan_is_replaced(tmp_path, address):
             assert "256" in command_line(cluster.engine())
 
 
+@pytest.mark.ci
 async def test_an_edit_costs_no_answer(tmp_path, address):
     """Clients that ask where the slice sends them are all answered while one engine takes the place of another."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -141,6 +144,7 @@ async def test_an_edit_costs_no_answer(tmp_path, address):
         assert f":{port_of(cluster.engine())}" in log.read_text()
 
 
+@pytest.mark.ci
 async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):
     """With --on-exit keep, SIGTERM ends the agent only; `llmkube agent stop` ends the next one with its engines."""
     keep = ("--on-exit", "keep")

@@ -46,6 +46,7 @@ async def ask_by_http(url):
     return json.loads(response.body)["choices"][0]["message"]["content"].strip()
 
 
+@pytest.mark.ci
 async def test_a_day_with_one_model(tmp_path, home):
     """Deploy, look, ask, read the log, forward a port, stop and delete: each does what it says, with its exit code."""
     state = tmp_path / "state"
@@ -110,6 +111,7 @@ async def test_a_failure_says_what_to_do(tmp_path, home):
         assert (await run(*DEPLOY))[0] == 0
 
 
+@pytest.mark.ci
 async def test_a_conversation_on_a_terminal(tmp_path, home):
     """On a terminal `chat` stays, survives Ctrl-C and leaves with Ctrl-D and 0; a pipe is one question."""
     kubeconfig = tmp_path / "state" / "kubeconfig"

@@ -36,10 +36,10 @@ from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.liveness import Limits
-from llmkube.supervisor.nouns.ports import Command, Parting, Ports
+from llmkube.supervisor.nouns.ports import Command, Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.supervisor.service.attempt import ServiceContext
+from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
 from llmkube.supervisor.service.status_manager import StatusManager
@@ -47,7 +47,7 @@ from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ENGINE = f"{sys.prefix}/bin/llmkube-llama-server"
 MODEL = Path(__file__).parents[2] / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
@@ -98,7 +98,7 @@ async def real_engine(tmp_path, model):
     launch = launched(model, await engines.info())
     argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port, keys="")
     command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie="test-of-hangs")
-    async with open_http_client() as http, engines.open_child(command, Parting()) as child:
+    async with open_http_client() as http, engines.open_child(command, Shutdown()) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
         await health.wait_ready(http, engine.ready_url)
         yield child, engine, partial(child.read_stats, "127.0.0.1", port, loading=False)
@@ -206,7 +206,7 @@ async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path
         )
         nursery.start_soon(keep_views, manager, views)
         ports = Ports(engines, None, Nowhere(), http, utcnow, rng)
-        runner = Runner(ServiceContext(manager, ports, host, Parting(), Ledger(watched=False)))
+        runner = Runner(ServiceContext(manager, ports, host, Shutdown(), Ledger(watched=False)))
         nursery.start_soon(runner.run, Mailbox(launched(MODEL, await engines.info())))
         await until(lambda: views and views[-1].ready)
         assert views[-1].port != taken

@@ -30,7 +30,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
 SECRETS = ("/slots", "/props", "/metrics", "/v1/completions", "/completion", "/tokenize")

@@ -19,7 +19,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, netloc
 from waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ASK = json.dumps({"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
 CLOSED = ("/", "/v1/models", "/v1/models/demo", "/metrics", "/slots", "/healthz", "/health/../v1/models", "/api")

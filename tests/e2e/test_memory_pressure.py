@@ -151,6 +151,7 @@ async def keep_asking(gateway: str, answers: list[str]) -> None:
         answers.append(await chat(gateway))
 
 
+@pytest.mark.ci
 async def test_the_right_one_goes_and_returns(tmp_path):
     """Another program takes the memory: `low` has to go, `demo` answers all the while, and `low` returns after it."""
     program = heavy_engine(tmp_path)

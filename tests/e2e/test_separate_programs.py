@@ -26,6 +26,7 @@ def address():
     return own_address()
 
 
+@pytest.mark.ci
 async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, address):
     """After kill -9 the slice says not ready, then ready with a new engine; Service and ClusterIP stay."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -59,6 +60,7 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
     assert failed["message"].startswith("the engine ended while serving: killed by SIGKILL: LLMKube did not send it")
 
 
+@pytest.mark.ci
 async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, address):
     """replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -73,6 +75,7 @@ async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, add
         assert line["name"] == "demo"
 
 
+@pytest.mark.ci
 async def test_serving_outlives_the_api_server(tmp_path, address):
     """With the API server killed, engines answer and are replaced; back on its state directory, all is made true."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -163,6 +166,7 @@ def kubectl_program():
     return needs_kubectl()
 
 
+@pytest.mark.ci
 @pytest.mark.kubectl
 async def test_classic_endpoints_on_request(tmp_path, address, kubectl_program):
     """With --endpoints-api endpoints, `kubectl get endpoints` shows address and port, and none while not ready."""

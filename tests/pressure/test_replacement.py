@@ -10,7 +10,7 @@ import trio
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.service import attempt
+from llmkube.supervisor.service import loading
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
@@ -333,7 +333,7 @@ MUTANTS = {
     "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
     "the old engine stays": (Engines, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
-        attempt.health,
+        loading.health,
         "wait_ready",
         at_once,
         an_edit_where_both_fit,
@@ -341,6 +341,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

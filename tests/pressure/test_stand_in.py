@@ -8,7 +8,7 @@ import trio
 
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.service.attempt import Attempt
+from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
 from pressure.hosts import running, serve
@@ -305,10 +305,10 @@ async def there(*_):
     return True
 
 
-async def noted_alone(engine, record, original=Attempt._note):
-    kept, engine.kept = engine.kept, None
-    await original(engine, record)
-    engine.kept = kept
+async def noted_alone(journal, record, original=EngineJournal.note):
+    kept, journal.kept = journal.kept, None
+    await original(journal, record)
+    journal.kept = kept
 
 
 async def remembered(runner, goal, original=Runner._rest):
@@ -338,10 +338,10 @@ MUTANTS = {
     "what stands in is called the newest": (Facts, "with_unplanned", forgotten, the_newest_is_invalid),
     "a newer edit waits for what stands in": (Runner, "_end_when_superseded", never, another_edit_meanwhile),
     "a suspension is no end": (Runner, "_rest", remembered, a_suspension),
-    "the journal does not know that it served": (Attempt, "keep", nothing, both_die_while_no_agent_runs),
+    "the journal does not know that it served": (EngineJournal, "keep", nothing, both_die_while_no_agent_runs),
     "the journal forgets it for the newest": (
-        Attempt,
-        "_note",
+        EngineJournal,
+        "note",
         noted_alone,
         the_agent_is_killed_while_the_newest_is_tried_alone,
     ),
@@ -351,6 +351,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_stand_in_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -51,6 +51,7 @@ PRIVATE = ("journal", "keys", "api.db", "api.db-wal", "api.db-shm", "ca", "kubec
 """What in a state directory is there to hold what must not be told, each with mode 0600, and folders of such files."""
 
 
+@pytest.mark.ci
 async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
     """No canary is in a log, a command line, an engine's environment, a metric, an Event, a status or an output."""
     state, hub_token = tmp_path / "state", tmp_path / "hub-token"
@@ -130,6 +131,7 @@ FIRST, SECOND, THIRD = "CanaryClients9", "CanaryClients10", "CanaryClients11"
 KEYS = (FIRST, SECOND, THIRD, WRONG)
 
 
+@pytest.mark.ci
 async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
     """API server, controller and agent are programs of their own; keys change, are spoilt, and an agent is killed."""
     state, probe, address = tmp_path / "agent", str(free_port()), own_address()
@@ -193,6 +195,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
             assert not [each for each in canaries if each in agent.out + agent.err]
 
 
+@pytest.mark.ci
 async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
     """Both containers of a pod run as a kubelet runs them: keys change, are spoilt and taken away, the engine ends."""
     weights, keys, port, inside = tmp_path / "model.gguf", tmp_path / "keys", free_port(), free_port()

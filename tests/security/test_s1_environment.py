@@ -18,7 +18,7 @@ from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.supervisor.engine import launcher
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Command, Parting
+from llmkube.supervisor.nouns.ports import Command, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from security.openmp_runtime import HOW, find_libomp
 from sim.world import open_world
@@ -51,7 +51,7 @@ async def play(tmp_path, libomp, env):
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=0.2)
     work, log = tmp_path / "work" / "default" / "chat", tmp_path / "logs" / "default" / "chat.log"
     command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie="c")
-    async with LocalEngines(settings).open_child(command, Parting()):
+    async with LocalEngines(settings).open_child(command, Shutdown()):
         with trio.fail_after(30):
             await until(lambda: log.exists() and "up" in log.read_text())
     written = tmp_path / WRITTEN

@@ -342,6 +342,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -23,7 +23,7 @@ from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
 from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
-from llmkube.supervisor.service.attempt import Attempt
+from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
@@ -154,7 +154,7 @@ MUTANTS = {
     ),
     "the journal does not follow the wish": (
         adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
-        Attempt,
+        EngineJournal,
         "follow",
         nothing,
     ),
@@ -372,6 +372,7 @@ BOOKED = {
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", BOOKED)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
@@ -427,6 +428,7 @@ def test_the_timeline_holds_without_a_mutant():
     play(run)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through the timeline."""

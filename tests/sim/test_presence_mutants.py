@@ -225,6 +225,7 @@ def run(timeline):
     trio.run(lambda: timeline(**arguments), clock=MockClock(autojump_threshold=0))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

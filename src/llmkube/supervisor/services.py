@@ -34,7 +34,7 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.nouns.target import Idle, Target
 from llmkube.supervisor.running_services import Running, RunningServices
-from llmkube.supervisor.service.attempt import ServiceContext
+from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.events import Event
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner, run_service

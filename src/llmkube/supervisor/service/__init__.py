@@ -2,7 +2,9 @@
 
 planner                       from the wish to a target: check, fetch, read the header, plan
 runner, engines, attempt      one engine after the other, and what one of them goes through
-load_progress, measuring      how far a load is; what an engine really holds
+context, engine_journal       what its engines share; what the next agent finds of one
+loading, load_progress        from the process to its first answer to clients
+measuring                     what an engine really holds
 facts                         what is known of the service, as one frozen value
 conditions, events            what follows from the facts, and from a change of them
 endpoint_objects              where the engine is and whether it answers, as objects

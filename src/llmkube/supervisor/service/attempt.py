@@ -15,7 +15,6 @@ import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -30,23 +29,22 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
-from llmkube.supervisor.engine.logfile import log_path, next_log, old_log
+from llmkube.supervisor.engine.logfile import next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
-from llmkube.supervisor.memory.ledger import Allocation, Ledger
+from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.host_addresses import LOOPBACK
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Child, Command, Ports, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.ports import Child, Command
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome
+from llmkube.supervisor.service.context import ServiceContext
+from llmkube.supervisor.service.engine_journal import EngineJournal
+from llmkube.supervisor.service.engine_status import EngineStatus, Outcome
 from llmkube.supervisor.service.events import cut_short
-from llmkube.supervisor.service.load_progress import LoadLine
-from llmkube.supervisor.service.measuring import Measuring, context_hint, key_of
-from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.service.loading import Loading
+from llmkube.supervisor.service.measuring import Measuring, context_hint
 
 log = structlog.get_logger(__name__)
 
@@ -56,50 +54,11 @@ LAST_LINES: Final = 20
 NOTE_AGAIN_SECONDS: Final = 1.0
 """Between two tries of a successor to be written into the journal."""
 
-OPEN_SECONDS: Final = 30.0
-"""How long a proxy may take to answer that was started together with its engine."""
-
-CONFIRM_SECONDS: Final = 2.0
-"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
-
-Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
-"""
-
 
 class KeysUnknownError(WorldError):
     """An engine cannot start whose clients have keys, as those are not known now."""
 
     reason = Reason.API_KEYS_NOT_READ
-
-
-@attrs.frozen
-class ServiceContext:
-    """What all engines of one service share.
-
-    Attributes:
-        status_manager: Says what is true of the service.
-        ports: The outside world.
-        settings: The host's.
-        shutdown: Whether engines stay when their tasks are cancelled.
-        ledger: Who may take how much of this host's memory.
-        leader: Which of the engines is reported.
-    """
-
-    status_manager: StatusManager
-    ports: Ports
-    settings: AgentSettings
-    shutdown: Shutdown
-    ledger: Ledger
-    leader: Leader = attrs.field(factory=Leader)
-
-    @property
-    def log_path(self) -> Path:
-        """Where the engine that leads writes to."""
-        return log_path(self.settings.state_dir, self.status_manager.key)
-
-    async def need(self, launch: Launch) -> Need:
-        """How much a launch will take: what was estimated, or learned if that is more."""
-        return need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
 
 
 @attrs.define(eq=False)
@@ -111,7 +70,8 @@ class Attempt:
         launch: What it runs.
         found: The process to take over, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.
-        kept: What has served last, if newer plans could not start since: the next agent may have to know.
+        kept: What has served last, if newer plans could not start since.
+        journal: What the next agent finds of it.
         child: Its process, while there is one.
         status: What it reports.
         scope: Cancel it, and the engine ends in order.
@@ -126,6 +86,7 @@ class Attempt:
     before: "Attempt | None" = None
     kept: Launch | None = None
     child: Child | None = None
+    journal: EngineJournal = attrs.field(init=False)
     status: EngineStatus = attrs.field(init=False)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     serves: bool = False
@@ -133,12 +94,12 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
-    _entry: Entry | None = None  # what the journal says of its process, or will say
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
-        newest = self.launch != self.kept
-        self.status = EngineStatus(self.context.status_manager, self.context.leader, newest=newest)
+        manager, newest = self.context.status_manager, self.launch != self.kept
+        self.journal = EngineJournal(manager, self.context.ports.journal, self.launch, self.kept)
+        self.status = EngineStatus(manager, self.context.leader, newest=newest)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live; `started` is called when the engine serves, or has ended before it did."""
@@ -175,17 +136,6 @@ class Attempt:
             log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
-    async def keep(self) -> None:
-        """Have the next agent know that this has served, and that newer plans could not start since."""
-        if self.kept is None:
-            self.kept = self.launch
-            await self._note_again()
-
-    async def follow(self) -> None:
-        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
-        if self._entry is not None and self._entry.wish is not self.context.status_manager.facts.wish:
-            await self._note_again()
-
     # -- memory ---------------------------------------------------------------------------------------------------
 
     async def _admitted(self) -> Failure | None:
@@ -217,7 +167,8 @@ class Attempt:
         context, found = self.context, self.found
         async with self._adopted(found) if found else self._spawned() as (child, record):
             self.child = child
-            self._entry = self._entry or self._entry_of(record)
+            if not self.journal.knows:  # as it is to replace the one that serves
+                self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
             view = ServiceView(
                 Reason.LOADING,
@@ -262,11 +213,11 @@ class Attempt:
             proxy=proxy_of(record, context.settings.allow_from),
         )
         if alone:
-            await self._note(record)
+            await self.journal.note(record)
         async with context.ports.engines.open_child(command, context.shutdown) as child:
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
             if alone:
-                await self._note(record)
+                await self.journal.note(record)
             yield child, record
 
     def _new_record(self) -> EngineRecord:
@@ -292,7 +243,7 @@ class Attempt:
     async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
         context, key = self.context, self.context.status_manager.key
-        self._entry = self._entry_of(record)
+        self.journal.expect(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.shutdown) as child:
             log.info(
@@ -310,37 +261,9 @@ class Attempt:
         """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
         await child.log_to(self.context.log_path)
         record = attrs.evolve(record, next_log=False)
-        self._entry = self._entry_of(record)
-        await self._noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
+        self.journal.expect(record)
+        await self.journal.noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
         return record
-
-    async def _noted(self, record: EngineRecord) -> bool:
-        """Whether the journal has taken it."""
-        try:
-            await self._note(record)
-        except WorldError as error:
-            key = self.context.status_manager.key
-            log.warning("journal entry not written", name=key.name, namespace=key.namespace, error=str(error))
-            return False
-        return True
-
-    async def _note(self, record: EngineRecord) -> None:
-        entry = self._entry_of(record)
-        await self.context.ports.journal.write(entry)
-        self._entry = entry
-
-    async def _note_again(self) -> None:
-        """Note what has changed about a process of which the journal knows."""
-        if self._entry is not None and self._entry.engine is not None:
-            await self._noted(self._entry.engine)
-
-    def _entry_of(self, record: EngineRecord) -> Entry:
-        return Entry(self.context.status_manager.facts.wish, self.launch, record, self.kept)
-
-    async def _answers_at_once(self, url: str) -> bool:
-        with trio.move_on_after(CONFIRM_SECONDS):
-            return await health.ask(self.context.ports.http, url) == "ok"
-        return False
 
     # -- its service ----------------------------------------------------------------------------------------------
 
@@ -349,6 +272,16 @@ class Attempt:
         context, launch = self.context, self.launch
         engine = health.Engine(
             context.ports.http, _url(record.host, record.port), launch.plan, health.bearer(record.api_key)
+        )
+        entrance = attrs.evolve(engine, url=_url(*record.address))
+        loading = Loading(
+            child,
+            record,
+            engine,
+            entrance,
+            status=self.status,
+            weights_bytes=launch.weights.size_bytes,
+            limits=context.settings.limits,
         )
         started_at = trio.current_time()
         outcome = Outcome(published=self.found is not None)  # by an earlier agent
@@ -364,12 +297,9 @@ class Attempt:
                 self._drained(engine, outcome, allocation.hurried),
                 self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
-                entrance = attrs.evolve(engine, url=_url(*record.address))
-                if self.found is None or not await self._answers_at_once(entrance.ready_url):
+                if self.found is None or not await loading.answers_at_once():
                     self.status.set_view(view)
-                outcome.failure = await self._load(child, record, engine)
-                if outcome.failure is None:
-                    outcome.failure = await self._opened(entrance)
+                outcome.failure = await loading.finished()
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.loaded(allocation)
@@ -424,7 +354,7 @@ class Attempt:
     async def _take_over(self, child: Child, record: EngineRecord, allocation: Allocation) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
         record = attrs.evolve(record, next_log=True)
-        while not await self._noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
+        while not await self.journal.noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
             await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(self.context.log_path))
@@ -432,47 +362,6 @@ class Attempt:
         self.context.ledger.take_over(allocation)
         self.status.lead()
         self.before = None
-
-    async def _load(self, child: Child, record: EngineRecord, engine: health.Engine) -> Failure | None:
-        """Return when the engine answers, and is what was asked for: None; or when it will not come to that."""
-        line, stalled = LoadLine(child, self.status, self.launch.weights.size_bytes), ""
-        http, limits = self.context.ports.http, self.context.settings.limits
-        async with trio.open_nursery() as nursery:
-
-            async def notice_stall() -> None:
-                nonlocal stalled
-                read = partial(child.read_stats, record.host, record.port, loading=True)
-                stalled = await health.watch_load(read, line.write, limits)
-                nursery.cancel_scope.cancel(reason="the load has stalled")
-
-            nursery.start_soon(notice_stall)
-            await health.wait_ready(http, engine.ready_url)
-            nursery.cancel_scope.cancel(reason="ready")
-        if stalled:
-            return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
-        impostor = await self._impostor(child, record.port, engine)
-        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
-
-    async def _opened(self, entrance: health.Engine) -> Failure | None:
-        """Return when clients get in as well, through the proxy where there is one; or why they do not."""
-        with trio.move_on_after(OPEN_SECONDS):
-            await health.wait_ready(self.context.ports.http, entrance.ready_url)
-            return None
-        return Failure(
-            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {entrance.url} does not; see proxies.log"
-        )
-
-    async def _impostor(self, child: Child, port: int, engine: health.Engine) -> str:
-        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
-
-        Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
-        """
-        if not await child.listens(port):
-            return f"port {port} is answered by a process that is not this engine"
-        names, alias = await engine.model_names(), self.launch.plan.alias
-        if names and alias not in names:
-            return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
-        return ""
 
     @asynccontextmanager
     async def _drained(self, engine: health.Engine, outcome: Outcome, hurried: trio.Event) -> AsyncIterator[None]:

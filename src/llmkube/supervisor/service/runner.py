@@ -37,7 +37,8 @@ from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
 from llmkube.supervisor.nouns.target import Idle, Launch, Target
-from llmkube.supervisor.service.attempt import Attempt, ServiceContext
+from llmkube.supervisor.service.attempt import Attempt
+from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.engines import Engines, open_engines
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
@@ -125,7 +126,7 @@ class Runner:
                 self.kept, self._attempted = None, ""
                 self.context.status_manager.update(Facts.with_newest_plan)
                 with self._current.until_ended():
-                    await self._current.follow()
+                    await self._current.journal.follow()
                     await target.wait_newer(version)
             else:
                 await self._replace(engines, self._current, goal, target)
@@ -264,7 +265,7 @@ class Runner:
     async def _keep(self, current: Attempt) -> None:
         """Remember that it has served, and that the newest plan could not."""
         self.kept = current.launch
-        await current.keep()
+        await current.journal.keep()
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan, and return after how many seconds it is tried again."""

@@ -1,0 +1,74 @@
+"""What the journal says of one engine, for the next agent: the wish that it serves, its plan, its process."""
+
+import attrs
+import structlog
+
+from llmkube.base.errors import WorldError
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.ports import Journal
+from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.service.status_manager import StatusManager
+
+log = structlog.get_logger(__name__)
+
+
+@attrs.define(eq=False)
+class EngineJournal:
+    """One engine's entry in the journal.
+
+    Attributes:
+        manager: Of the service's status; it has the newest wish.
+        journal: On the disk.
+        launch: What the engine runs.
+        kept: What has served last, if newer plans could not start since.
+    """
+
+    manager: StatusManager
+    journal: Journal
+    launch: Launch
+    kept: Launch | None = None
+    _entry: Entry | None = None  # what the journal says of the process, or will say
+
+    @property
+    def knows(self) -> bool:
+        """Whether there is an entry of the process."""
+        return self._entry is not None
+
+    def expect(self, record: EngineRecord) -> None:
+        """The process runs; the journal knows of it, or does as soon as it leads."""
+        self._entry = self._entry_of(record)
+
+    async def note(self, record: EngineRecord) -> None:
+        """Write it down; WorldError when the disk does not take it."""
+        entry = self._entry_of(record)
+        await self.journal.write(entry)
+        self._entry = entry
+
+    async def noted(self, record: EngineRecord) -> bool:
+        """Write it down; whether the disk has taken it."""
+        try:
+            await self.note(record)
+        except WorldError as error:
+            key = self.manager.key
+            log.warning("journal entry not written", name=key.name, namespace=key.namespace, error=str(error))
+            return False
+        return True
+
+    async def keep(self) -> None:
+        """Have the next agent know that this has served, and that newer plans could not start since."""
+        if self.kept is None:
+            self.kept = self.launch
+            await self._note_again()
+
+    async def follow(self) -> None:
+        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
+        if self._entry is not None and self._entry.wish is not self.manager.facts.wish:
+            await self._note_again()
+
+    async def _note_again(self) -> None:
+        """Note what has changed about a process of which the journal knows."""
+        if self._entry is not None and self._entry.engine is not None:
+            await self.noted(self._entry.engine)
+
+    def _entry_of(self, record: EngineRecord) -> Entry:
+        return Entry(self.manager.facts.wish, self.launch, record, self.kept)

@@ -1,0 +1,99 @@
+"""From the start of an engine's process to its first answer to clients, and what may take its place until then."""
+
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.nouns.lifecycle import Failure
+from llmkube.supervisor.nouns.liveness import Limits
+from llmkube.supervisor.nouns.ports import Child
+from llmkube.supervisor.service.engine_status import EngineStatus
+from llmkube.supervisor.service.load_progress import LoadLine
+
+OPEN_SECONDS: Final = 30.0
+"""How long a proxy may take to answer that was started together with its engine."""
+
+CONFIRM_SECONDS: Final = 2.0
+"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
+
+Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
+"""
+
+
+@attrs.frozen
+class Loading:
+    """One process until clients get answers from it.
+
+    Attributes:
+        child: The process.
+        record: Where it listens.
+        engine: How it is asked.
+        entrance: How its clients ask: the engine itself, or its proxy.
+        status: What it reports; how far its load is, here.
+        weights_bytes: How much there is to load.
+        limits: How long a load may stand still.
+    """
+
+    child: Child
+    record: EngineRecord
+    engine: health.Engine
+    entrance: health.Engine
+    status: EngineStatus
+    weights_bytes: int
+    limits: Limits
+
+    async def answers_at_once(self) -> bool:
+        """Whether an adopted engine serves already."""
+        with trio.move_on_after(CONFIRM_SECONDS):
+            return await health.ask(self.entrance.http, self.entrance.ready_url) == "ok"
+        return False
+
+    async def finished(self) -> Failure | None:
+        """Return when clients get answers from what was asked for: None; or when it will not come to that."""
+        return await self._loaded() or await self._opened()
+
+    async def _loaded(self) -> Failure | None:
+        record, stalled = self.record, ""
+        line = LoadLine(self.child, self.status, self.weights_bytes)
+        async with trio.open_nursery() as nursery:
+
+            async def notice_stall() -> None:
+                nonlocal stalled
+                read = partial(self.child.read_stats, record.host, record.port, loading=True)
+                stalled = await health.watch_load(read, line.write, self.limits)
+                nursery.cancel_scope.cancel(reason="the load has stalled")
+
+            nursery.start_soon(notice_stall)
+            await health.wait_ready(self.engine.http, self.engine.ready_url)
+            nursery.cancel_scope.cancel(reason="ready")
+        if stalled:
+            return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
+        impostor = await self._impostor()
+        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
+
+    async def _impostor(self) -> str:
+        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
+
+        Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
+        """
+        port = self.record.port
+        if not await self.child.listens(port):
+            return f"port {port} is answered by a process that is not this engine"
+        names, alias = await self.engine.model_names(), self.engine.plan.alias
+        if names and alias not in names:
+            return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
+        return ""
+
+    async def _opened(self) -> Failure | None:
+        """Return when clients get in as well, through the proxy where there is one; or why they do not."""
+        with trio.move_on_after(OPEN_SECONDS):
+            await health.wait_ready(self.entrance.http, self.entrance.ready_url)
+            return None
+        return Failure(
+            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {self.entrance.url} does not; see proxies.log"
+        )
