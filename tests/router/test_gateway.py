@@ -182,13 +182,6 @@ async def test_models_are_listed_from_the_directory(world):
         ("http://192.168.1.5", "192.168.1.5", 200),
         ("http://mac-studio:8080", "mac-studio:8080", 200),
         ("http://mac-studio.local", "127.0.0.1:8080", 200),
-        ("http://ai", "127.0.0.1:8080", 403),  # a top-level domain with an address
-        ("http://xn--p1ai", "xn--p1ai:8080", 403),
-        ("http://a b", "127.0.0.1:8080", 403),
-        ("http://[::ffff:c0a8:105]", "127.0.0.1:8080", 200),  # 192.168.1.5
-        ("http://[::ffff:808:808]", "127.0.0.1:8080", 403),
-        ("http://[64:ff9b::808:808]", "127.0.0.1:8080", 403),  # NAT64 of 8.8.8.8
-        ("http://[2001:10::1]", "127.0.0.1:8080", 403),  # ORCHID
         ("http://host.docker.internal:3000", "host.docker.internal:8080", 200),
         ("https://ai.example:8443", "ai.example", 200),
         ("app://obsidian.md", "127.0.0.1:8080", 200),
@@ -216,16 +209,6 @@ async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status)
     assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
     if status == 403:
         assert json.loads(answer.body)["error"]["code"] == "origin_refused"
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "Text/Plain; charset=x", "application/x-www-form-urlencoded"])
-async def test_a_form_over_https_is_no_proxy_of_the_users(world, kind):
-    """A page that moves its name here can send a form with its https Origin; it asks no engine."""
-    engine = Engine()
-    gateway = await world(ONE, port1=engine)
-    headers = {"Host": "evil.example:8080", "Origin": "https://evil.example", "Content-Type": kind}
-    answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
-    assert (answer.status, engine.requests) == (403, [])
 
 
 async def test_the_root_says_what_this_is(world):

@@ -6,7 +6,6 @@ What he does to the state directory before it is used (S14) is in `tests/e2e/tes
 import json
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -41,16 +40,16 @@ ports, state, report = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
 said = {}
 loose = ssl._create_unverified_context()
 for port in ports:
-    for path in ("/v1/models", "/slots", "/props", "/metrics", "/api/v1/namespaces/default/secrets", "/healthz"):
-        for scheme in ("http", "https"):
+    for scheme in ("http", "https"):
+        for path in ("/healthz", "/v1/models", "/slots", "/props", "/metrics", "/api/v1/namespaces/default/secrets"):
             url = f"{scheme}://127.0.0.1:{port}{path}"
             try:
-                with urllib.request.urlopen(url, timeout=10, context=loose if scheme == "https" else None) as answer:
+                with urllib.request.urlopen(url, timeout=2, context=loose if scheme == "https" else None) as answer:
                     said[url] = answer.status
             except urllib.error.HTTPError as error:
                 said[url] = error.code
             except OSError:
-                pass
+                break  # it speaks the other one
 read = []
 for folder, _, names in os.walk(state, onerror=lambda error: read.append(type(error).__name__)):
     read += names
@@ -141,7 +140,7 @@ async def test_s4_another_user_finds_no_open_engine_and_nothing_on_disk(tmp_path
 
 
 async def test_s5_another_user_who_takes_the_port_of_a_dead_engine_gets_no_question(tmp_path):
-    """The agent is killed, then its engine: the proxy ends with the engine, and what listens there next is not asked."""
+    """Agent and engine are killed: the proxy ends with the engine, and what listens there next is not asked."""
     address = own_address()
     with open_common_folder() as common:
         common.chmod(0o1777)
@@ -163,10 +162,9 @@ async def test_s5_another_user_who_takes_the_port_of_a_dead_engine_gets_no_quest
                 await until((common / "heard.ready").exists)
                 async with open_http_client() as http:
                     with pytest.raises(HttpError):
-                        answer = await http.request("POST", f"{url}/v1/chat/completions", body=ASK.encode())
-                        pytest.fail(f"the other user answered a client of the network: {answer.body!r}")
+                        await http.request("POST", f"{url}/v1/chat/completions", body=ASK.encode())
                 assert not (common / "heard").exists()
-                assert not proxies_in(tmp_path / "agent")
+                await until(lambda: not proxies_in(tmp_path / "agent"))
             finally:
                 end([impostor])
 

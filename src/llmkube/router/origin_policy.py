@@ -22,8 +22,8 @@ _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan"
 _MACHINE: Final = re.compile(r"(?!xn--)[a-z0-9_-]{3,}")
 """A name without a dot, as networks at home give one to a machine.
 
-In the internet's DNS a name without a dot is a top-level domain. Those of countries may have an address of their own, as
-`http://ai` had (RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids it to all others (SAC 053).
+In the internet's DNS a name without a dot is a top-level domain. Those of countries may have an address of their own,
+as `http://ai` had (RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids it to all others (SAC 053).
 """
 
 _FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
@@ -45,9 +45,9 @@ def is_foreign_origin(headers: Headers) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
     A page that came over https by the very name that it asks is behind a proxy of the user's: no attacker moves a name
-    to a server that has no certificate for it, and what a page fetches, a browser keeps from going on over http. Forms
-    it lets go: a page that moves its name sends one here, with that Origin, by `referrerpolicy=unsafe-url`. Other schemes
-    are those of desktop programs and browser extensions.
+    to a server that has no certificate for it, and what such a page fetches over http, a browser blocks. Forms it lets
+    go: a page that moves its name can send one here, with that Origin, under the referrer policy `unsafe-url`. Other
+    schemes are those of desktop programs and browser extensions.
     """
     origin, host = headers.get("origin"), headers.get("host")
     if origin is None:

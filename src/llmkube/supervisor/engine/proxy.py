@@ -1,8 +1,8 @@
 """The proxy of a published engine: a process of its own, which an agent starts, adopts and ends with the engine.
 
-It is no child of the engine and has a cookie of its own: what it does is no sign of life of the engine. It ends with the
-engine, also while no agent runs: another user may then listen where the engine did. An agent that
-is killed cuts no answer that passes through it; the next one finds it by its cookie, and goes on with it if it would
+It is no child of the engine and has a cookie of its own: what it does is no sign of life of the engine. It ends with
+the engine, also while no agent runs: another user may then listen where the engine did. An agent that is killed cuts no
+answer that passes through it; the next one finds it by its cookie, and goes on with it if it would
 start the same.
 """
 
