@@ -37,6 +37,13 @@ def test_a_note_that_another_user_may_have_written_is_not_said(folder, capsys, m
     assert capsys.readouterr().err == "the agent on this host: the API\n"
 
 
+def test_a_note_steers_no_terminal(folder, capsys):
+    """It may repeat what an API server has said, whose control characters are left out."""
+    note_path(folder).write_text("the server says \x1b]0;title\x07\x1b[2Jno\n")
+    tell_credential_problem([folder])
+    assert not set("\x1b\x07") & set(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(("module", "args"), [(listing, ("list",)), (objects, ("status", "demo"))])
 def test_list_and_status_say_it(run, folder, monkeypatch, module, args):
     """Beside what they show, which stays as it is."""

@@ -3,10 +3,12 @@
 import datetime
 import json
 import signal
+import stat
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
+import psutil
 import pytest
 import trio
 import yaml
@@ -32,6 +34,7 @@ from llmkube.k8s.wire.names import CLAIM_LABEL
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
 from llmkube.supervisor.nouns.join_record import token_paths
+from security.test_canaries import objects, words_of
 from waiting import until
 
 pytestmark = [pytest.mark.envtest, pytest.mark.e2e]
@@ -102,7 +105,7 @@ async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmku
         controller = await stack.enter_async_context(open_program(state, *args, kubeconfig=controller_config))
         yield (
             plane,
-            Cluster(folder, configs[0][0] if configs else plane.kubeconfig, client, None, plane.server),
+            Cluster(folder, configs[0][0] if configs else plane.kubeconfig, client, None, plane.server, controller),
             controller,
         )
 
@@ -318,6 +321,19 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 assert engines_in(state) == [engine]
                 last = await join()
                 await until(lambda: not note.exists())
+                secrets = (token, old, fresh, again, last, token_file().read_text())
+                everything = {
+                    "objects": await objects(cluster.client),
+                    "command lines": words_of(psutil.process_iter(), lambda each: each.cmdline()),
+                    "engines' environments": words_of(engines_in(state), lambda each: each.environ().values()),
+                    "files": "".join(
+                        path.read_text(errors="replace")
+                        for path in state.rglob("*")
+                        if path.is_file() and path != token_file()
+                    ),
+                }
+                assert [(place, each) for place, text in everything.items() for each in secrets if each in text] == []
+                assert {stat.S_IMODE(path.stat().st_mode) for path in state.glob("journal/**/*.json")} == {0o600}
             assert not note.exists()
-            for secret in (token, old, fresh, again, last):
+            for secret in secrets:
                 assert secret not in agent.err + agent.out

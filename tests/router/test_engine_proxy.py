@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 import trio
 
-from http_lab import MemoryListener, head_of
+from http_lab import MemoryListener, converse, head_of
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
@@ -115,6 +115,10 @@ def test_without_networks_every_request_needs_the_key():
         ("/health", "Content-Length: 5\r\n", "GET", 401),
         ("/health/../metrics", "", "GET", 401),
         ("/metrics", "", "GET", None),
+        (f"{CHAT}?api_key={KEY}", "", "POST", 401),  # an address stands in logs
+        (CHAT, BEARER.replace(KEY, "none") + BEARER, "POST", 401),  # of two lines the first one counts
+        (CHAT, BEARER.replace(KEY, "none") + f"X-Api-Key: {KEY}\r\n", "POST", 401),
+        (CHAT, "Connection: Upgrade\r\nUpgrade: websocket\r\n", "GET", 401),
         ("/slots", BEARER, "GET", 403),
         ("/%73lots", BEARER, "GET", 403),
         ("/v1;SLOTS", BEARER, "GET", 403),
@@ -158,6 +162,27 @@ async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
     assert answer.status == 200
     assert "authorization" not in asked[0].headers
     assert "x-api-key" not in asked[0].headers
+
+
+async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
+    """A wish to speak WebSocket does not pass, nor a second credential, nor a header that `Connection` takes away."""
+    asked = []
+
+    async def engine(exchange):
+        asked.append(exchange.request)
+        await exchange.respond(Response.text(200, "yes"))
+
+    inner = MemoryListener()
+    await nursery.start(run_server, engine, [inner])
+    async with open_http_client(inner.connect) as upstream:
+        handler = proxy_handler(("127.0.0.1", 1), "", upstream)
+        more = "Connection: Upgrade, Content-Length, X-Kept\r\nUpgrade: websocket\r\nX-Kept: no\r\n"
+        request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{BEARER}{BEARER}{more}Content-Length: 2\r\n\r\n{{}}"
+        said = await converse(handler, request.encode())
+    assert said.startswith(b"HTTP/1.1 200 ")
+    (passed,) = asked
+    assert passed.body == b"{}"
+    assert not {"authorization", "upgrade", "x-kept"} & {name.lower() for name, _ in passed.headers}
 
 
 async def test_the_engine_sees_our_key_and_no_other(nursery):

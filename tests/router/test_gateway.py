@@ -204,7 +204,7 @@ async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status)
     """A page of the internet gets through to no engine, even by a name that leads here; near pages and programs do."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
-    headers = {"Host": host, "Content-Type": "text/plain"} | ({} if origin is None else {"Origin": origin})
+    headers = {"Host": host, "Content-Type": "application/json"} | ({} if origin is None else {"Origin": origin})
     answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
     assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
     if status == 403:

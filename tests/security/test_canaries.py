@@ -5,6 +5,8 @@ import json
 import signal
 import socket
 import stat
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -271,6 +273,38 @@ async def test_the_controller_tells_nothing_of_the_secrets_that_pods_mount(autoj
         said += "".join(json.dumps(encode(each)) for each in (await hands.client.list(Event)).items)
     said += "".join(capsys.readouterr())
     assert not [each for each in KEYS if each in said]
+
+
+CRASH = """
+import sys
+import structlog, trio
+from llmkube.base.log import configure_logging
+from llmkube.k8s.auth.config import BearerToken, ClusterConfig
+
+async def fail(secret, cluster):
+    raise RuntimeError(f"a bug beside {cluster}")
+
+async def main(secret):
+    cluster = ClusterConfig(server="https://x", identity=BearerToken(secret))
+    try:
+        await fail(secret, cluster)
+    except RuntimeError:
+        structlog.get_logger().exception("a bug")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail, secret, cluster)
+
+configure_logging("debug", style=sys.argv[1])
+trio.run(main, sys.stdin.read())
+"""
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_report_of_a_crash_has_no_values_of_its_frames(style):
+    """A bug is told with its stack, in the log and at the end; the secrets that its functions were given are not."""
+    done = subprocess.run([sys.executable, "-c", CRASH, style], input=GOOD, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("a bug beside") >= 2, done.stderr
+    assert GOOD not in done.stdout + done.stderr
 
 
 async def put_keys(client, *keys, namespace="default"):

@@ -8,6 +8,7 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.cli.config import check_state_dir
+from llmkube.cli.view.output import printable
 from llmkube.supervisor.nouns.host_credential import note_path
 
 _MAX_CHARS: Final = 4096
@@ -17,7 +18,7 @@ def tell_credential_problem(folders: Iterable[Path]) -> None:
     """Print, on standard error, what the agents on these state directories have noted."""
     for folder in folders:
         if said := _noted_in(folder):
-            click.echo(f"the agent on this host: {said}", err=True)
+            click.echo(f"the agent on this host: {printable(said)}", err=True)
 
 
 def _noted_in(folder: Path) -> str:

@@ -9,14 +9,25 @@ address, so it can read what models there are. To generate, it has to post, and 
 """
 
 import ipaddress
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
 from llmkube.base.http.message import Headers
+from llmkube.weights.address_policy import embedded_ipv4
 
 _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Names that are not in the internet's DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
+_MACHINE: Final = re.compile(r"(?!xn--)[a-z0-9_-]{3,}")
+"""A name without a dot, as networks at home give one to a machine.
+
+In the internet's DNS a name without a dot is a top-level domain. Those of countries may have an address of their own,
+as `http://ai` had (RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids it to all others (SAC 053).
+"""
+
+_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""What a form can send (HTML, 4.10.21.8)."""
 
 _NEAR_NETWORKS: Final = tuple(
     map(
@@ -34,7 +45,9 @@ def is_foreign_origin(headers: Headers) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
     A page that came over https by the very name that it asks is behind a proxy of the user's: no attacker moves a name
-    to a server that has no certificate for it. Other schemes are those of desktop programs and browser extensions.
+    to a server that has no certificate for it, and what such a page fetches over http, a browser blocks. Forms it lets
+    go: a page that moves its name can send one here, with that Origin, under the referrer policy `unsafe-url`. Other
+    schemes are those of desktop programs and browser extensions.
     """
     origin, host = headers.get("origin"), headers.get("host")
     if origin is None:
@@ -46,12 +59,18 @@ def is_foreign_origin(headers: Headers) -> bool:
     if page.scheme not in ("http", "https"):
         return page.scheme == ""  # "null": a sandboxed frame, which any page can make
     behind_proxy = page.scheme == "https" and page.hostname == asked.hostname
-    return not behind_proxy and not _is_near(page.hostname or "")
+    return not (behind_proxy and not _may_be_a_form(headers)) and not _is_near(page.hostname or "")
+
+
+def _may_be_a_form(headers: Headers) -> bool:
+    kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    return kind in _FORMS
 
 
 def _is_near(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "." not in host or host.endswith(_OWN_DOMAINS)
-    return any(address in network for network in _NEAR_NETWORKS)
+        return _MACHINE.fullmatch(host) is not None or host.endswith(_OWN_DOMAINS)
+    plain = embedded_ipv4(address)
+    return any(plain in network for network in _NEAR_NETWORKS)

@@ -34,6 +34,9 @@ RENEW_AFTER: Final = 0.5
 LOOK_SECONDS: Final = 15.0
 """How often to compare the wall clock with it: a clock of pauses stands still while a host sleeps."""
 
+_END_OF_TIME: Final = 253402300800
+"""The first second after the year 9999, in seconds since 1970: no date can be told of later ones."""
+
 RETRY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 15.0
 
@@ -68,7 +71,8 @@ def read_token(text: str) -> HostToken | None:
         token = HostToken(namespace, account, float(said["iat"]), float(said["exp"]))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
-    return token if (system, kind) == ("system", "serviceaccount") else None
+    told = all(0 <= moment < _END_OF_TIME for moment in (token.issued_at, token.expires_at))
+    return token if told and (system, kind) == ("system", "serviceaccount") else None
 
 
 async def request_token(client: Client, namespace: str, account: str, seconds: int = TOKEN_SECONDS) -> str:

@@ -2,7 +2,9 @@ import pytest
 
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 
-CONFIG = ProxyConfig(("192.168.1.5", 4711), ("127.0.0.1", 4712), "the-key", ("10.42.0.0/16", "fd00::/8"))
+CONFIG = ProxyConfig(
+    ("192.168.1.5", 4711), ("127.0.0.1", 4712), "the-key", ("10.42.0.0/16", "fd00::/8"), (4713, "boot:17")
+)
 
 
 def test_what_is_written_is_read():

@@ -161,7 +161,7 @@ class LocalEngines:
             child = await stack.enter_async_context(
                 open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check)
             )
-            await self._add_proxy(stack, command.proxy, command.cookie, shutdown)
+            await self._add_proxy(stack, command.proxy, child, command.cookie, shutdown)
             yield child
 
     @asynccontextmanager
@@ -174,17 +174,18 @@ class LocalEngines:
             child = await stack.enter_async_context(
                 adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
             )
-            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), record.cookie, shutdown)
+            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), child, record.cookie, shutdown)
             yield child
 
     async def _add_proxy(
-        self, stack: AsyncExitStack, config: ProxyConfig | None, cookie: str, shutdown: Shutdown
+        self, stack: AsyncExitStack, config: ProxyConfig | None, child: Child, cookie: str, shutdown: Shutdown
     ) -> None:
         if config is not None:
             folder = self.settings.state_dir
             environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
             path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
             program = self.settings.engine_proxy
+            config = attrs.evolve(config, engine=(child.pid, child.started))
             proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
             await stack.enter_async_context(proxy.running(shutdown))
 

@@ -1,7 +1,8 @@
 """The proxy of a published engine: a process of its own, which an agent starts, adopts and ends with the engine.
 
-It is no child of the engine and has a cookie of its own: what it does is no sign of life of the engine. An agent that
-is killed cuts no answer that passes through it; the next one finds it by its cookie, and goes on with it if it would
+It is no child of the engine and has a cookie of its own: what it does is no sign of life of the engine. It ends with
+the engine, also while no agent runs: another user may then listen where the engine did. An agent that is killed cuts no
+answer that passes through it; the next one finds it by its cookie, and goes on with it if it would
 start the same.
 """
 
@@ -125,9 +126,11 @@ class EngineProxy:
                 self._process = await self._started()
             if self._process is not None:
                 await self._process.wait()
-                log.warning("the proxy of an engine has ended; another one is started", pid=self._process.pid)
-                self._process = None
-            await trio.sleep(AGAIN_SECONDS)
+                pid, self._process = self._process.pid, None
+                await trio.sleep(AGAIN_SECONDS)  # if it was the engine that has ended, this task is cancelled meanwhile
+                log.warning("the proxy of an engine has ended; another one is started", pid=pid)
+            else:
+                await trio.sleep(AGAIN_SECONDS)
 
     async def _adopted(self, watches: AsyncExitStack) -> _Process | None:
         """Go on with what an earlier agent has left; a proxy with other settings is ended, for it has the port."""

@@ -15,12 +15,14 @@ class ProxyConfig:
         backend: Where its engine listens.
         api_key: What the engine asks for; a client that shows the same one is let in, too.
         allowed: The networks (CIDR) whose requests need no key.
+        engine: The engine's pid, and what tells it from a later process (`processes.start_of`): the proxy ends with it.
     """
 
     listen: tuple[str, int]
     backend: tuple[str, int]
     api_key: str = attrs.field(repr=False)
     allowed: tuple[str, ...] = ()
+    engine: tuple[int, str] = (0, "")
 
     def dump(self) -> str:
         """Return it as text for a private file."""
@@ -36,6 +38,8 @@ class ProxyConfig:
         try:
             data: dict[str, Any] = json.loads(text)
             listen, backend = ((str(host), int(port)) for host, port in (data["listen"], data["backend"]))
-            return cls(listen, backend, str(data["api_key"]), tuple(map(str, data["allowed"])))
+            pid, started = data["engine"]
+            allowed = tuple(map(str, data["allowed"]))
+            return cls(listen, backend, str(data["api_key"]), allowed, (int(pid), str(started)))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the file of a proxy: {error!r}") from error

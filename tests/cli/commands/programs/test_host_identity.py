@@ -1,13 +1,14 @@
 """What is taken over of an administrator's configuration, and which names are free."""
 
 import base64
+import shlex
 
 import attrs
 import pytest
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.host_identity import check_name_is_free, kubeconfig_of, portable
+from llmkube.cli.commands.programs.host_identity import agent_command, check_name_is_free, kubeconfig_of, portable
 from llmkube.cli.failures import CommandError
 from llmkube.k8s.auth.config import InlinePem, PemFile, TlsSettings
 from llmkube.k8s.builtins import Lease
@@ -98,3 +99,14 @@ async def test_a_name_that_no_other_machine_has_is_free_at_once(autojump_clock, 
     begun = trio.current_time()
     await check_name_is_free(leases, RECORD, "mini-at-home (1)")
     assert trio.current_time() == begun
+
+
+def test_a_command_to_paste_has_one_word_for_each_of_its_values(tmp_path):
+    """A folder with a space, as every Mac has, and a name that a shell would read as more, stay one argument each."""
+    folder = tmp_path / "Application Support" / "llmkube"
+    record = JoinRecord(host="box", server="https://api", namespace="x; touch pwned", lease_namespace="$(y)")
+    words = shlex.split(agent_command(record, folder, named_folder=True))
+    assert words == [
+        *("llmkube", "agent", "--kubeconfig", str(folder / "host.kubeconfig"), "--host-name", "box"),
+        *("--namespace", "x; touch pwned", "--lease-namespace", "$(y)", "--state-dir", str(folder)),
+    ]

@@ -3,7 +3,8 @@
     agent, controller, apiserver, up  one command each
     ask, first_answer                 `up --ask`: a question, answered as soon as the model serves
     engine_proxy                      what an agent starts in front of a published engine
-    join, join_token, host_identity   an account for a host, and what the host keeps of it
+    join, join_grant, join_token      an account for a host: what it is granted, and a token that stands for that
+    host_identity                     what the host keeps of it
     lan_gateway                       `up --listen`: the gateway for other machines
     *_options, host_name, state_dir   parts of their command lines
     model_directory, engine_program   what the gateway serves; which llama-server runs

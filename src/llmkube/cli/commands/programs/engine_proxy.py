@@ -1,6 +1,8 @@
 """The program that an agent starts in front of a published engine; its settings are in a private file, not in argv.
 
 python -m llmkube.cli.commands.programs.engine_proxy FILE
+
+It ends with the engine. Where that listened, another user of the machine may listen next; he is asked nothing.
 """
 
 import sys
@@ -18,6 +20,7 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.cli.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.engine_proxy import proxy_handler, proxy_judge
+from llmkube.supervisor.host import processes
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.weights.address_policy import parse_networks
 
@@ -25,7 +28,7 @@ log = structlog.get_logger()
 
 
 async def serve(config: ProxyConfig, stop: Stop) -> None:
-    """Let requests in until the stop; answers that are under way then get their time."""
+    """Let requests in until the stop or the engine's end; answers that are under way then get their time."""
     listeners = await open_listeners(*config.listen)
     async with (
         open_sockets() as sockets,
@@ -37,7 +40,18 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
         with stop.here():
             await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
             settle_heap()
-            await trio.sleep_forever()
+            await _wait_end(*config.engine)
+
+
+async def _wait_end(pid: int, started: str) -> None:
+    """Return when the engine has ended."""
+    try:
+        async with processes.open_exit_watch(pid) as wait:
+            if processes.start_of(pid) == started:
+                await wait()
+    except ProcessLookupError:
+        pass
+    log.warning("the engine has ended, and its proxy ends with it", pid=pid)
 
 
 def main() -> None:

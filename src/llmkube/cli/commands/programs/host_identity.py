@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -230,12 +231,12 @@ class Identity:
 
 def agent_command(record: JoinRecord, folder: Path, *, named_folder: bool) -> str:
     """Return the command that runs the agent with what `Identity.write` has left in a folder."""
-    words = ["llmkube agent", f"--kubeconfig {folder / KUBECONFIG_FILE}", f"--host-name {record.host}"]
-    words += [f"--namespace {record.namespace}"] if record.namespace else []
+    words = ["llmkube", "agent", "--kubeconfig", str(folder / KUBECONFIG_FILE), "--host-name", record.host]
+    words += ["--namespace", record.namespace] if record.namespace else []
     if record.lease_namespace != DEFAULT_LEASE_NAMESPACE:
-        words += [f"--lease-namespace {record.lease_namespace}"]
-    words += [f"--state-dir {folder}"] if named_folder else []
-    return " ".join(words)
+        words += ["--lease-namespace", record.lease_namespace]
+    words += ["--state-dir", str(folder)] if named_folder else []
+    return shlex.join(words)
 
 
 def _token_named_in(file: Path) -> str:

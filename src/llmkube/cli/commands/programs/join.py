@@ -18,10 +18,10 @@ from llmkube.cli.commands.programs.host_identity import (
     agent_command,
     check_name_is_free,
     establish,
-    manifests_of,
     portable,
 )
 from llmkube.cli.commands.programs.host_name import lasting_host_name
+from llmkube.cli.commands.programs.join_grant import Grant, grant_options
 from llmkube.cli.commands.programs.join_token import (
     JOIN_SECONDS,
     MAX_CHARS,
@@ -30,63 +30,21 @@ from llmkube.cli.commands.programs.join_token import (
     encode_join_token,
     ended_error,
 )
-from llmkube.cli.commands.tools.rbac import checked_network
 from llmkube.cli.config import check_state_dir, local_state_dir
 from llmkube.cli.config_edit import Addition, plan_addition
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded
 from llmkube.cli.state_lock import holder_of
-from llmkube.cli.target_cluster import ANSWER_SECONDS, answering, find_config
+from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
-from llmkube.supervisor.nouns.join_record import DEFAULT_LEASE_NAMESPACE, JoinRecord
+from llmkube.supervisor.nouns.join_record import JoinRecord
 from llmkube.weights.address_policy import parse_networks
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_GRANTS: Final[tuple[Decorator, ...]] = (
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator."),
-    click.option("--context", help="Its context."),
-    click.option(
-        "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
-    ),
-    click.option(
-        "--network",
-        "networks",
-        multiple=True,
-        metavar="CIDR",
-        help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable. Required.",
-    ),
-    click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces."),
-    click.option(
-        "--secret",
-        "secrets",
-        multiple=True,
-        metavar="NAME",
-        help="Secret that it may read there, for Models and services that name it; repeatable. "
-        "'*' is any of the one namespace.",
-    ),
-    click.option(
-        "--lease-namespace",
-        default=DEFAULT_LEASE_NAMESPACE,
-        show_default=True,
-        help="Where its account and Lease are.",
-    ),
-    click.option(
-        "--allow-from",
-        "allow_from",
-        multiple=True,
-        metavar="CIDR",
-        help="Network whose requests reach the host's engines without a key, such as the cluster's of pods and of "
-        "nodes; repeatable. Added to allow_from in the host's config.toml.",
-    ),
-    click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
-)
 _NOT_WITH_A_TOKEN: Final = (
     "kubeconfig",
     "context",
@@ -99,53 +57,8 @@ _NOT_WITH_A_TOKEN: Final = (
 )
 
 
-def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which an administrator says what a host is granted."""
-    for option in reversed(_GRANTS):
-        command = option(command)
-    return command
-
-
-@attrs.frozen(kw_only=True)
-class _Grant:
-    """What an administrator says on the command line."""
-
-    kubeconfig: Path | None
-    context: str | None
-    server: str | None
-    networks: tuple[str, ...]
-    namespace: str | None
-    all_namespaces: bool
-    secrets: tuple[str, ...]
-    lease_namespace: str
-    allow_from: tuple[str, ...]
-    overwrite: bool
-
-    def decided(self, host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
-        """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
-
-        Raises:
-            UserError: Something does not.
-        """
-        if self.namespace and self.all_namespaces:
-            raise UserError("-n and -A exclude each other")
-        if not self.networks:
-            raise UserError("--network: name the network in which this host's engines may be, such as 192.168.1.20/32")
-        cluster, _ = find_config(self.kubeconfig, self.context, folder)
-        record = JoinRecord(
-            host=host,
-            server=self.server or cluster.server,
-            namespace="" if self.all_namespaces else self.namespace or cluster.namespace or "default",
-            lease_namespace=self.lease_namespace,
-            networks=tuple(map(checked_network, self.networks)),
-            secrets=self.secrets,
-        )
-        manifests_of(record)
-        return cluster, record
-
-
 @click.command("join", context_settings=HELP)
-@_grant_options
+@grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: that of this machine.")
 @click.option(
     "--token-file",
@@ -178,7 +91,7 @@ def join(
         machine = None if grant["overwrite"] else _machine(folder)
         identity = trio.run(_exchanged, token, grant["server"], machine)
     else:
-        given = _Grant(**grant)
+        given = Grant(**grant)
         folder = _made(state_dir)
         _plan_access(folder, allow_from)
         cluster, record = given.decided(name or host_id(lasting_host_name(folder)), folder)
@@ -190,7 +103,7 @@ def join(
 
 
 @click.command("join-token", context_settings=HELP)
-@_grant_options
+@grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: host- and six random hex digits.")
 @guarded
 def join_token(*, name: str | None, **grant: Any) -> None:
@@ -199,7 +112,7 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     An administrator of the cluster runs it: it makes what `llmkube agent join` makes, the policies, the host's account
     and its roles, and prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
     """
-    given = _Grant(**grant)
+    given = Grant(**grant)
     allow_from = _checked_networks(given.allow_from)
     cluster, record = given.decided(name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
     tls = portable(cluster.tls, cluster.context)

@@ -119,14 +119,27 @@ def _token_of(said: Any) -> JoinToken:
     record, token, ca = record_of(said["record"]), said["token"], base64.b64decode(said["ca"], validate=True)
     server_name, insecure = said["serverName"], said["insecure"]
     allow_from = tuple([str(ipaddress.ip_network(str(each))) for each in said["allowFrom"]])
-    if not (isinstance(server_name, str) and isinstance(insecure, bool) and is_token(token)):
+    if not (server_name == "" or is_token(server_name)) or not (isinstance(insecure, bool) and is_token(token)):
         raise TypeError("not what was encoded")
     own = read_token(token)
     if own is None or (own.namespace, own.account) != (record.lease_namespace, account_of(record.host)):
         raise ValueError("a token of another account")
-    if record.host != host_id(record.host) or not is_object_name(record.lease_namespace):
-        raise ValueError("names that nothing has")
-    if not record.server.startswith(("https://", "http://")):
-        raise ValueError("no URL")
+    _check_record(record)
     tls = TlsSettings(ca=InlinePem(ca) if ca else None, server_name=server_name, insecure=insecure)
     return JoinToken(identity=Identity(record=record, tls=tls, token=token), allow_from=allow_from)
+
+
+def _check_record(record: JoinRecord) -> None:
+    """Refuse what no administrator grants: it would stand in a command that the host's owner pastes into a shell.
+
+    Raises:
+        ValueError: It is no host, namespace, Secret, network or URL.
+    """
+    secrets = [each for each in record.secrets if each != "*"]
+    names = [record.lease_namespace, *([record.namespace] if record.namespace else ()), *secrets]
+    if record.host != host_id(record.host) or not all(map(is_object_name, names)):
+        raise ValueError("names that nothing has")
+    for network in record.networks:
+        ipaddress.ip_network(network)
+    if not (record.server.startswith(("https://", "http://")) and is_token(record.server)):
+        raise ValueError("no URL")

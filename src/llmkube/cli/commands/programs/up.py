@@ -229,6 +229,8 @@ class _Up:
         """Show a key that was just drawn to a person, and to no file into which the output goes."""
         if lan is None:
             return
+        if lan.keys is not None and lan.keys.exposed:
+            log.warning("every user of this machine may read the keys of other machines", file=str(lan.keys.path))
         if lan.keys is None:
             log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
         elif lan.keys.drawn and sys.stdout.isatty():

@@ -139,6 +139,10 @@ def test_the_owners_own_keys_count_instead(tmp_path):
     file.write_text("one\n\ntwo\n")
     found = listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN).keys(tmp_path)
     assert (found.path, found.keys, found.drawn) == (file, ("one", "two"), False)
+    file.chmod(0o604)
+    assert Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
+    file.chmod(0o640)
+    assert not Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
     assert not (tmp_path / "listen-key").exists()
     with pytest.raises(UserError, match=r"--listen-key-file: .*/gone cannot be read \(No such file or directory\)"):
         listen_settings(attrs.evolve(LAN, listen_key_file=tmp_path / "gone"), lambda: OWN)

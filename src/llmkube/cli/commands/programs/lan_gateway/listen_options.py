@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
@@ -74,12 +75,12 @@ class Listen:
             UserError: The file cannot be used.
         """
         if self.key_file is not None:
-            return ListenKeys(self.key_file, _read_keys(self.key_file, _FILE_FLAG), drawn=False)
+            return _listen_keys(self.key_file, _FILE_FLAG, drawn=False)
         path = state_dir / _KEY_FILE
         drawn = not path.exists()
         if drawn:
             ensure_token(path)
-        return ListenKeys(path, _read_keys(path, FLAG), drawn=drawn)
+        return _listen_keys(path, FLAG, drawn=drawn)
 
 
 @attrs.frozen
@@ -90,11 +91,13 @@ class ListenKeys:
         path: Where they are.
         keys: At least one.
         drawn: Whether the only one was made just now, so that its owner has not seen it yet.
+        exposed: Whether other users of this machine may read the file.
     """
 
     path: Path
     keys: tuple[str, ...] = attrs.field(repr=False)
     drawn: bool
+    exposed: bool = False
 
 
 def listen_settings(config: ListenConfig, own: Callable[[], Collection[str]]) -> Listen | None:
@@ -155,6 +158,11 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
 def _refused(problem: str, own: Collection[str]) -> UserError:
     there = f"give one of {', '.join(sorted(own))}" if own else "it has none at the moment that others reach"
     return UserError(f"{problem}; {there}", field=FLAG)
+
+
+def _listen_keys(path: Path, field: str, *, drawn: bool) -> ListenKeys:
+    keys = _read_keys(path, field)
+    return ListenKeys(path, keys, drawn, exposed=bool(path.stat().st_mode & stat.S_IROTH))
 
 
 def _read_keys(path: Path, field: str) -> tuple[str, ...]:
