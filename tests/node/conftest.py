@@ -19,7 +19,9 @@ from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.resource import Key
 from node.needs import lacks
-from node.node import Node
+from node.objects import volume
+from node.release import Release, opened
+from node.running_node import Node
 from node.wiring import STATE
 
 STOP_SECONDS = 60.0
@@ -78,6 +80,13 @@ class _on_network_of:  # noqa: N801 (it reads as a phrase)
             os.close(descriptor)
 
 
+@pytest.fixture(scope="session")
+def release(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """The chart, installed for the session."""
+    with opened(node, tmp_path_factory.mktemp("release")) as installed:
+        yield installed
+
+
 @pytest.fixture
 async def client(node: Node) -> AsyncGenerator[Client, None]:
     """A client with every right."""
@@ -86,11 +95,14 @@ async def client(node: Node) -> AsyncGenerator[Client, None]:
 
 
 @pytest.fixture
-async def namespace(client: Client) -> AsyncGenerator[str, None]:
-    """A namespace of its own under Pod Security `restricted`, deleted afterwards with all that runs in it."""
+async def namespace(node: Node, client: Client) -> AsyncGenerator[str, None]:
+    """A namespace of its own under Pod Security `restricted`, with a volume for weights; deleted afterwards."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     await client.create(Namespace(metadata=ObjectMeta(name=name, labels=labels)))
+    (node.state / "volumes" / name).mkdir()
+    cache = volume(name, f"{STATE}/volumes/{name}", claim="llmkube-model-cache", namespace=name)
+    await node.apply("default", cache)
     yield name
     with trio.move_on_after(10.0):
         await client.delete(Namespace, Key("", name))

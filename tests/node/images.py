@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,14 @@ class Image:
 def reference(name: str) -> str:
     """Return what pods ask for."""
     return f"localhost/{name}:test"
+
+
+def pinned(image: Image) -> str:
+    """Return the image's name with its digest, as a chart wants it."""
+    with tarfile.open(image.archive) as archive:
+        index = archive.extractfile("index.json")
+        assert index is not None
+        return f"{image.name.rpartition(':')[0]}@{json.load(index)['manifests'][0]['digest']}"
 
 
 def images(environ: Mapping[str, str] = os.environ) -> tuple[Image, ...]:

@@ -16,13 +16,14 @@ from envtest.certs import Authority, ServiceAccountSigner
 from envtest.plane import ISSUER
 from envtest.programs import Program
 from node import cluster
-from node.images import images
+from node.images import images, pinned
 from node.wiring import MACHINES, NODE, STATE, connect, mount, run
 
 START_SECONDS = 180.0
 """A warm start takes about 20 s; a machine that is busy with a build may need much longer."""
 
 AGAIN_SECONDS = 1.0
+CTR = ("ctr", "--namespace", "k8s.io", "images")
 KUBECTL = ("kubectl", "--kubeconfig", str(STATE / "admin.kubeconfig"))
 
 
@@ -79,7 +80,8 @@ async def _start_containers(nursery: trio.Nursery) -> None:
     nursery.start_soon(_keep, cluster.containerd())
     await _answers("ctr", "version")
     for image in images():
-        await run("ctr", "--namespace", "k8s.io", "images", "import", "--local", str(image.archive))
+        await run(*CTR, "import", "--local", str(image.archive))
+        await run(*CTR, "tag", image.name, pinned(image))
 
 
 async def _keep(program: Program) -> None:

@@ -5,8 +5,8 @@ import signal
 import pytest
 import trio
 
-from node.node import Node
 from node.objects import pod, service_of
+from node.running_node import Node
 from node.wiring import MACHINES
 
 pytestmark = pytest.mark.node
