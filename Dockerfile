@@ -28,6 +28,12 @@ RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-di
     && /opt/build/bin/python -m pip --python /opt/llmkube/bin/python install --no-deps --no-index /wheel/*.whl
 
 FROM ${BASE}
+ARG EXTRAS
+# llama.cpp's wheel uses the system's OpenMP, which a slim image has not.
+RUN if [ "${EXTRAS}" = llama ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends libgomp1 \
+        && apt-get clean && rm -rf /var/lib/apt/lists/*; \
+    fi
 LABEL org.opencontainers.image.title="LLMKube" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/llmkube /opt/llmkube
 # Nothing is written outside /tmp, by any user id: the root filesystem may be read-only, and OpenShift chooses the user.

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check docs envtest bench manifests sentences generate chart dist lock clean
+.PHONY: help demo test soak check docs envtest node bench manifests sentences generate chart dist lock clean
 .PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -37,7 +37,7 @@ demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask i
 
 test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run plays (tests/lengths.py)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
-	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest"
+	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest and not node"
 
 soak: export LLMKUBE_LENGTHS = soak
 soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
@@ -45,6 +45,13 @@ soak: test  ## run it at full length: more seeds, examples and hours (tests/leng
 envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
 	$(BIN)/python -m pytest -m envtest
+
+node: $(STAMP)  ## run the story on a real node: kubelet, containerd, kube-proxy, images built from the Dockerfile; needs root
+	@$(BIN)/python tests/node/needs.py
+	@$(BIN)/python tests/charts/chart_tools.py helm >/dev/null
+	@$(BIN)/python tests/node/build.py
+	@$(BIN)/python tests/node/images.py >/dev/null
+	$(BIN)/python -m pytest -m node
 
 bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/benchmarks.md
 	$(BIN)/python benchmarks/harness.py $(BENCH)

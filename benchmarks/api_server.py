@@ -22,8 +22,9 @@ import trio
 from harness import Run, Table, begin, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from envtest.build import ESSENTIAL, assets_dir, missing
+from envtest.build import ESSENTIAL, assets_dir
 from envtest.plane import open_control_plane
+from go_programs import missing
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.k8s.auth.load import load_config

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from envtest.build import cache_root
+from go_programs import cache_root
 
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {"wrk": ("wrk", "libluajit-5.1-2"), "nginx": ("nginx",)}
 PEERS: Final = ("aiohttp", "uvicorn[standard]", "httpx")

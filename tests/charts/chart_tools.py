@@ -1,6 +1,6 @@
 """The tools that judge the chart, for machines without them: `helm` built from its published Go module, `promtool`.
 
-Standard library only, as `envtest/build.py`, whose Go and whose cache this shares:
+Standard library only, as `go_programs.py`, whose Go and whose cache this shares:
 
     ${LLMKUBE_ENVTEST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llmkube/envtest}/chart-tools-<version>/{helm,promtool}
 
@@ -21,7 +21,7 @@ if __package__ is None or not __package__:  # run as a script: tests/ is where b
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from debian_packages import PackageError, unpack
-from envtest.build import BuildError, Say, cache_root, find_go
+from go_programs import BuildError, Say, cache_root, find_go
 
 TOOLS = ("helm", "promtool")
 HELM_VERSION = "v3.22.0"

@@ -31,15 +31,17 @@ from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.jobs import PROGRESS_PORT, fetch_job
 from llmkube.controller.render.manifests import kubernetes_service
 from llmkube.controller.render.pod_policy import HOST_PATHS, PRIORITY_CLASSES
-from llmkube.controller.settings import Allowance
+from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
+from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.endpoints import service_manifest
 
 MODELS = {
     ("apps/v1", "Deployment"): models.V1Deployment,
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"): models.V1ValidatingAdmissionPolicy,
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"): models.V1ValidatingAdmissionPolicyBinding,
+    ("coordination.k8s.io/v1", "Lease"): models.V1Lease,
     ("networking.k8s.io/v1", "NetworkPolicy"): models.V1NetworkPolicy,
     ("policy/v1", "PodDisruptionBudget"): models.V1PodDisruptionBudget,
     ("rbac.authorization.k8s.io/v1", "ClusterRole"): models.V1ClusterRole,
@@ -315,7 +317,7 @@ def test_another_release_has_names_of_its_own():
     """Two releases share no name, and every binding is about the release's own account and namespace."""
     objects = render("--set", "controller.namespace=ml", release="second", namespace="elsewhere")
     for each in objects:
-        if each["kind"] not in ("CustomResourceDefinition", "PriorityClass"):
+        if each["kind"] not in ("CustomResourceDefinition", "PriorityClass", "Lease"):
             assert each["metadata"]["name"].startswith("second-llmkube")
         for subject in each.get("subjects", ()):
             assert (subject["namespace"], subject["name"][:14]) == ("elsewhere", "second-llmkube")
@@ -354,6 +356,26 @@ def test_the_controller_takes_its_arguments(variant):
     assert told(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_leader_s_lease_goes_with_the_release(variant):
+    """It is Helm that hands it back, when nothing of the release is left: the controller has no rights by then."""
+    (lease,) = (each for each in rendered(variant) if each["kind"] == "Lease")
+    settings = ControllerSettings(namespace=told(variant)["namespace"], lease_namespace=NAMESPACE)
+    assert Key(lease["metadata"]["namespace"], lease["metadata"]["name"]) == settings.leader_lease
+    hooks = {name: value for name, value in lease["metadata"]["annotations"].items() if name.startswith("helm.sh/")}
+    assert hooks == {
+        "helm.sh/hook": "post-delete",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+    }
+    assert "spec" not in lease
+
+
+def test_the_test_s_pod_stays_for_its_log():
+    """`helm test --logs` reads it when the test is over: a hook that deletes its pod leaves nothing to read."""
+    (pod,) = (each for each in rendered("default") if each["kind"] == "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
+
+
 def test_pods_for_weights_are_told_what_the_release_knows():
     """Image, registry, secrets, certificates, volume and sources of the values reach the controller."""
     seen = told("everything")
@@ -370,6 +392,7 @@ def test_pods_for_weights_are_told_what_the_release_knows():
     assert tuple(seen["shared_gpu_node"]) == ("example.com/gpu=shared",)
     assert tuple(seen["monitor_label"]) == ("release=prometheus",)
     assert told("openshift")["cache_fs_group"] == "0"
+    assert (seen["drain_container"], told("default")["drain_container"]) == (False, None)
 
 
 def test_priority_classes_are_named_only_where_they_are_installed():
@@ -560,6 +583,6 @@ def test_the_engines_of_hosts_are_scraped_and_those_of_pods_are_not():
 
 
 def test_a_bare_release_is_the_deployment_alone():
-    """Everything that somebody else may provide can be left out, and the pod then uses the account that is named."""
-    assert [each["kind"] for each in rendered("bare")] == ["Deployment", "Pod"]
+    """All that others may provide can be left out, and the pod then uses the account that is named; two are hooks."""
+    assert [each["kind"] for each in rendered("bare")] == ["Deployment", "Pod", "Lease"]
     assert pod_of(deployment("bare"))["serviceAccountName"] == "theirs"

@@ -7,7 +7,7 @@ import pytest
 
 from charts.chart_tools import build, find_tool, tools_dir
 from charts.helm_runs import tool
-from envtest.build import BuildError
+from go_programs import BuildError
 
 
 def program(path: Path, says: str) -> Path:

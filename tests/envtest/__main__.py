@@ -21,8 +21,9 @@ from pathlib import Path
 
 import trio
 
-from envtest.build import ESSENTIAL, assets_dir, missing
+from envtest.build import ESSENTIAL, assets_dir
 from envtest.plane import ControlPlane, ProgramError, open_control_plane
+from go_programs import missing
 
 MEBIBYTE = 1024 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,7 +12,8 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
 
-from envtest.build import ESSENTIAL, assets_dir, missing
+from envtest.build import ESSENTIAL, assets_dir
+from go_programs import missing
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import Namespace

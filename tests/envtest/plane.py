@@ -87,13 +87,12 @@ class ControlPlane:
 
     def write_kubeconfig(self, path: Path, *, user: str, groups: Sequence[str] = ()) -> Path:
         """Write a kubeconfig with a fresh client certificate of a user, and return its path."""
-        pair = self.authority.client(user, groups)
-        credentials = {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
-        return _write_kubeconfig(path, self.server, self.authority.certificate, credentials)
+        credentials = credentials_of(self.authority.client(user, groups))
+        return write_kubeconfig(path, self.server, self.authority.certificate, credentials)
 
     def write_token_kubeconfig(self, path: Path, token: str) -> Path:
         """Write a kubeconfig with a bearer token, and return its path."""
-        return _write_kubeconfig(path, self.server, self.authority.certificate, {"token": token})
+        return write_kubeconfig(path, self.server, self.authority.certificate, {"token": token})
 
 
 @asynccontextmanager
@@ -167,7 +166,7 @@ def _prepare(at: _Layout, now: datetime.datetime, controllers: bool, api_server_
         "service-account.pub": signer.public_pem,
         "service-account.key": signer.private_pem,
     }.items():
-        _write_private(at.work_dir / name, content)
+        write_private(at.work_dir / name, content)
     plane = ControlPlane(
         kubeconfig=at.work_dir / "kubeconfig",
         server=at.server,
@@ -267,12 +266,18 @@ def _default_account(server: str) -> str:
 def _client_context(authority: Authority, pair: Pair, work_dir: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=authority.certificate.decode())
     path = work_dir / "admin.pem"  # OpenSSL reads certificates from files only
-    _write_private(path, pair.certificate + pair.key)
+    write_private(path, pair.certificate + pair.key)
     context.load_cert_chain(path)
     return context
 
 
-def _write_kubeconfig(path: Path, server: str, ca: bytes, credentials: Mapping[str, str]) -> Path:
+def credentials_of(pair: Pair) -> Mapping[str, str]:
+    """Return what a kubeconfig says of a user with a client certificate."""
+    return {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
+
+
+def write_kubeconfig(path: Path, server: str, ca: bytes, credentials: Mapping[str, str]) -> Path:
+    """Write a kubeconfig of one cluster and one user, and return its path."""
     named = {"cluster": {"server": server, "certificate-authority-data": _base64(ca)}}
     document = {
         "apiVersion": "v1",
@@ -282,11 +287,12 @@ def _write_kubeconfig(path: Path, server: str, ca: bytes, credentials: Mapping[s
         "contexts": [{"name": "envtest", "context": {"cluster": "envtest", "user": "envtest"}}],
         "current-context": "envtest",
     }
-    _write_private(path, json.dumps(document, indent=1).encode())  # JSON is YAML
+    write_private(path, json.dumps(document, indent=1).encode())  # JSON is YAML
     return path
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone reads."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -296,4 +302,4 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-__all__ = ["ControlPlane", "ProgramError", "open_control_plane"]
+__all__ = ["ControlPlane", "ProgramError", "credentials_of", "open_control_plane", "write_kubeconfig", "write_private"]

@@ -55,6 +55,11 @@ class Program:
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=self.log.parent
             )
 
+    async def wait(self) -> None:
+        """Return when the newest process has exited."""
+        if self._process is not None:
+            await self._process.wait()
+
     async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Return when the process is gone: TERM, at most the grace, KILL. A cancelled caller waits as well."""
         process = self._process

@@ -151,10 +151,33 @@ async def test_a_restricted_namespace_admits_the_pods(assets: Path, tmp_path: Pa
         for values in ((), ("-f", str(OPENSHIFT)), ("-f", str(EVERYTHING), *WITHOUT_OPERATOR)):
             await site.helm("install", *GUIDE, *values)
             template = (await site.deployment())["spec"]["template"]
-            (test,) = yaml.safe_load_all(await site.helm("get", "hooks", "llmkube", "-n", NAMESPACE))
+            hooks = yaml.safe_load_all(await site.helm("get", "hooks", "llmkube", "-n", NAMESPACE))
+            (test,) = (each for each in hooks if each["kind"] == "Pod")
             for spec in (template["spec"], test["spec"]):
                 await site.try_pod(spec)
                 spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
                 with pytest.raises(ForbiddenError, match="violates PodSecurity"):
                     await site.try_pod(spec)
             await site.helm("uninstall", "llmkube", "-n", NAMESPACE)
+
+
+async def test_the_next_controller_waits_for_no_lease_of_the_last(assets: Path, tmp_path: Path):
+    """Uninstalling leaves no Lease, although the controller has lost its rights before it could hand its own back."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    async with open_site(assets, tmp_path) as site:
+        await site.client.request_json("POST", "/api/v1/namespaces", body={"metadata": {"name": "ml"}})
+        for values in ((), ("--set", "controller.namespace=ml")):
+            await site.helm("install", *GUIDE, *values)
+            (only,) = (await site.deployment())["spec"]["template"]["spec"]["containers"]
+            kubeconfig = await site.account("llmkube-controller")
+            state = ("--state-dir", str(tmp_path / "state"))
+            async with open_program(tmp_path, *only["args"], *state, kubeconfig=kubeconfig) as controller:
+                with trio.fail_after(START_SECONDS):
+                    await controller.wait_for("err", "controller started")
+                    (lease,) = (await site.get(path))["items"]
+                    assert lease["spec"]["holderIdentity"]
+                    await site.helm("uninstall", "llmkube", "-n", NAMESPACE)
+                    assert (await site.get(path))["items"] == []
+            # one that is confined to a namespace may make no other: nothing of that is a warning
+            started = controller.err.partition("controller started")[0]
+            assert '"level": "warning"' not in started, started

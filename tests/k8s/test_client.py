@@ -307,13 +307,20 @@ async def test_a_text_is_read_as_it_comes():
     )
 
 
-async def test_a_text_that_is_refused_or_breaks_off_is_an_error():
-    """A refusal is what it is for every other call; a connection that breaks is a TransportError, and no end."""
+async def test_a_text_that_is_refused_is_an_error():
+    """A refusal is what it is for every other call."""
     with pytest.raises(ForbiddenError):
         async with ScriptedServer(httpx.Response(403, json=status_object(403, "Forbidden"))).client().open_text(LOG):
             pass
+
+
+async def test_a_text_that_breaks_off_is_no_end():
+    """A connection that breaks is a TransportError, in the reader's own loop."""
     broken = httpx.Response(200, stream=Body([b"one\n", httpx.ReadError("reset")]))
-    with pytest.raises(TransportError, match="reset"):
+
+    async def read():
         async with ScriptedServer(broken).client().open_text(LOG) as chunks:
-            async for _ in chunks:
-                pass
+            return [chunk async for chunk in chunks]
+
+    with pytest.raises(TransportError, match="reset"):
+        await read()

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from debian_packages import PackageError, unpack
-from envtest.build import cache_root
+from go_programs import cache_root
 
 PACKAGE = "chromium-headless-shell"
 HOW = f"no Chromium here: install {PACKAGE} (Debian), or let apt-get fetch it"

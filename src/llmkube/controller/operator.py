@@ -221,7 +221,8 @@ async def run_controller(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recorder.run, client)
-        nursery.start_soon(run_namespace_keeper, client, settings.lease_namespace, rng)
+        confined = settings.namespace is not None
+        nursery.start_soon(partial(run_namespace_keeper, client, settings.lease_namespace, rng, confined=confined))
         if settings.identity:
             nursery.start_soon(_run_elected, client, settings, utcnow, rng, act)
         else:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import trio
 from structlog.testing import capture_logs
 
@@ -27,8 +28,9 @@ async def test_the_namespace_of_the_leases_is_made(autojump_clock):
         await cluster.client.get(Lease, Key("elsewhere", "llmkube-controller"))
 
 
-async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock):
-    """Forbidden is logged once in a day and ends nothing."""
+@pytest.mark.parametrize(("confined", "level"), [(False, "warning"), (True, "info")])
+async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock, confined, level):
+    """Forbidden is logged once in a day and ends nothing; where a role can never grant it, it is no warning."""
     calls = []
 
     class Refusing:
@@ -38,7 +40,7 @@ async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock):
             raise ForbiddenError("namespaces is forbidden", code=403)
 
     with capture_logs() as logs, trio.move_on_after(86_400):
-        await run_namespace_keeper(Refusing(), "llmkube-system", random.Random(0))
-    assert len(logs) == 1
+        await run_namespace_keeper(Refusing(), "llmkube-system", random.Random(0), confined=confined)
+    assert [each["log_level"] for each in logs] == [level]
     assert "forbidden" in logs[0]["error"]
     assert 140 < len(calls) <= 145

@@ -26,11 +26,12 @@ RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 log = structlog.get_logger()
 
 
-async def run_namespace_keeper(client: Client, name: str, rng: random.Random) -> Never:
+async def run_namespace_keeper(client: Client, name: str, rng: random.Random, *, confined: bool = False) -> Never:
     """Create a namespace whenever it is missing, until cancelled; never fatal.
 
     A controller that may not do this says so once and goes on asking at a slow pace: an administrator who withholds
-    that right creates the namespace by hand, or grants the right later.
+    that right creates the namespace by hand, or grants the right later. One that is confined to a namespace has the
+    right on no cluster, and warns of nothing.
     """
     failures = 0
     told = False
@@ -40,7 +41,8 @@ async def run_namespace_keeper(client: Client, name: str, rng: random.Random) ->
                 await _ensure(client, name)
         except ForbiddenError as error:
             if not told:
-                log.warning("cannot look after the namespace of the leases", namespace=name, error=str(error))
+                say = log.info if confined else log.warning
+                say("the namespace of the leases is an administrator's to make", namespace=name, error=str(error))
             told, failures = True, 0
         except (LLMKubeError, trio.TooSlowError) as error:
             failures += 1

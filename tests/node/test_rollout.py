@@ -1,0 +1,196 @@
+"""Pods that are replaced lose no request: the bundled engine, and stand-ins for images that know nothing of us."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trio
+
+from node.images import reference
+from node.objects import pod
+from node.release import Release
+from node.running_node import Node
+from node.services import TRAFFIC, model, read, service, wait
+
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("release")]
+
+EDIT = {"spec": {"extraArgs": ["--threads=1", "--context-shift", "--cache-ram=0"]}}
+SLEEP = ["sleep", "3600"]
+CLIENT_KEY = "CanaryClientKey0"
+
+ENGINE = """
+import http.server, json, os, sys, threading, time
+loads, seconds, metrics = float(sys.argv[1]), float(sys.argv[2]), "metrics" in sys.argv
+busy, lock = 0, threading.Lock()
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = f"llamacpp:requests_processing {busy}\\nllamacpp:requests_deferred 0\\n".encode()
+        found = metrics or self.path != "/metrics"
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_POST(self):
+        global busy
+        with lock:
+            busy += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.wfile.write(b'data: {}\\n')
+            time.sleep(0.1)
+        self.wfile.write(b'data: {"stop":true}\\n')
+        with lock:
+            busy -= 1
+
+    def log_message(self, *_):
+        pass
+
+time.sleep(loads)
+http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+"""
+"""An engine that loads for a while, streams for a while, and ends at TERM whatever it does: LOADS SECONDS [metrics].
+
+As process 1 of its container Python ignores a TERM that it does not handle: the command puts a shell-less parent first.
+"""
+
+INIT = (
+    "import os, signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(143))\n"
+    "exec(compile(sys.argv.pop(1), 'engine', 'exec'))\n"
+)
+
+
+def stand_in(name: str, loads: float, seconds: float, *words: str, **spec: Any) -> Mapping[str, Any]:
+    """Return a service whose engine is a stand-in for somebody's image."""
+    arguments = ["-uc", INIT, ENGINE, str(loads), str(seconds), *words]
+    image = {"image": reference("llmkube"), "command": ["python3", *arguments], "extraArgs": []}
+    return service(name, **{**image, **spec})
+
+
+async def traffic(node: Node, namespace: str, name: str, seconds: float, tokens: int, *more: str) -> dict[str, Any]:
+    """Stream answers from inside a pod; return how many were whole, and which were not."""
+    words = (f"http://{name}:8080", str(seconds), str(tokens), *more)
+    said: dict[str, Any] = json.loads(await node.execute(namespace, "client", "python3", "-c", TRAFFIC, *words))
+    return said
+
+
+async def rolled(node: Node, namespace: str, name: str) -> None:
+    """Return when the newest template is all that is left of a Deployment."""
+    while True:
+        said = await node.kubectl(
+            "rollout", "status", "-n", namespace, f"deployment/{name}", "--timeout=240s", check=False
+        )
+        if "successfully rolled out" in said:
+            return
+        await trio.sleep(0.5)
+
+
+async def pods_of(node: Node, namespace: str, name: str) -> list[Any]:
+    found: list[Any] = (await read(node, namespace, f"pods -l app={name}"))["items"]
+    return found
+
+
+async def start(node: Node, namespace: str, *services: Mapping[str, Any], models: tuple[str, ...] = ("demo",)) -> None:
+    await node.apply(namespace, *map(model, models), pod("client", SLEEP))
+    await node.apply(namespace, *services)
+    for each in services:
+        await wait(node, namespace, f"isvc/{each['metadata']['name']}", "condition=Available")
+    await wait(node, namespace, "pod/client", "condition=Ready")
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_an_edit_breaks_no_answer_of_the_bundled_engine(node: Node, namespace: str, keyed: bool):
+    """K1: two replicas, long streams and short ones, an edit and a deleted pod under them: all whole, none refused."""
+    key = {"apiKeySecretRef": {"name": "keys", "key": "api-key"}} if keyed else {}
+    if keyed:
+        await node.kubectl(
+            "create", "secret", "generic", "keys", "-n", namespace, f"--from-literal=api-key={CLIENT_KEY}"
+        )
+    edited = {"replicas": 2, "extraArgs": ["--threads=1", "--context-shift"], "modelRef": "demo"}
+    await start(node, namespace, service("tiny", **edited, **key))
+    shown = (CLIENT_KEY,) if keyed else ()
+    found: list[dict[str, Any]] = []
+
+    async def ask(tokens: int, workers: int) -> None:
+        found.append(await traffic(node, namespace, "tiny", 50, tokens, str(workers), *shown))
+
+    async with trio.open_nursery() as clients:
+        clients.start_soon(ask, 6000, 2)
+        clients.start_soon(ask, 20, 2)
+        await trio.sleep(5)
+        await node.kubectl("patch", "isvc", "tiny", "-n", namespace, "--type=merge", "-p", json.dumps(EDIT))
+        await trio.sleep(2)
+        await rolled(node, namespace, "tiny")
+        last = (await pods_of(node, namespace, "tiny"))[-1]["metadata"]["name"]
+        await node.kubectl("delete", "pod", "-n", namespace, last, "--wait=false")
+    for each in found:
+        assert each["broken"] == [], each
+        assert each["whole"] > 10, each
+
+
+async def test_an_image_that_tells_nothing_is_held_by_its_connections(node: Node, namespace: str):
+    """K1: a container without metrics that ends at TERM: streams of 25 seconds outlive their pod's deletion."""
+    engine = stand_in("anyone", 0, 25, modelRef="demo", runtime="generic")
+    await start(node, namespace, engine)
+    found: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        found.append(await traffic(node, namespace, "anyone", 5, 1, "3"))
+
+    async with trio.open_nursery() as clients:
+        clients.start_soon(ask)
+        await trio.sleep(4)
+        edit = {"spec": {"podAnnotations": {"example.org/edit": "1"}}}
+        await node.kubectl("patch", "isvc", "anyone", "-n", namespace, "--type=merge", "-p", json.dumps(edit))
+    (only,) = found
+    assert (only["broken"], only["whole"]) == ([], 3)
+
+
+async def test_what_comes_while_the_new_pod_loads_has_the_time_of_the_policy(node: Node, namespace: str):
+    """K2: an edit waits for idle replicas; the old pod then takes a stream of 75 seconds, and is not killed busy."""
+    policy = {"rolloutPolicy": {"waitForIdle": True, "idleTimeoutSeconds": 120}}
+    engine = stand_in("slow", 8, 75, "metrics", modelRef="demo", **policy)
+    await start(node, namespace, engine)
+    (before,) = await pods_of(node, namespace, "slow")
+    found: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        found.append(await traffic(node, namespace, "slow", 1, 1, "1"))
+
+    async with trio.open_nursery() as clients:
+        edit = {"spec": {"podAnnotations": {"example.org/edit": "1"}}}
+        await node.kubectl("patch", "isvc", "slow", "-n", namespace, "--type=merge", "-p", json.dumps(edit))
+        with trio.fail_after(30):
+            while len(await pods_of(node, namespace, "slow")) < 2:
+                await trio.sleep(0.2)
+        clients.start_soon(ask)
+    (only,) = found
+    assert (only["broken"], only["whole"]) == ([], 1), only
+    assert only["longest"] > 70
+    with trio.fail_after(60):
+        while before["metadata"]["name"] in {
+            each["metadata"]["name"] for each in await pods_of(node, namespace, "slow")
+        }:
+            await trio.sleep(0.5)
+
+
+async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, namespace: str, release: Release):
+    """An idle pod waits for the proxies alone; the container beside the engine has a line for a person who asks."""
+    await start(node, namespace, service("tiny", modelRef="demo"))
+    (only,) = await pods_of(node, namespace, "tiny")
+    name = only["metadata"]["name"]
+    async with trio.open_nursery() as nursery:
+        said: list[str] = []
+
+        async def follow() -> None:
+            said.append(await node.kubectl("logs", "-f", "-n", namespace, name, "-c", "drain", check=False))
+
+        nursery.start_soon(follow)
+        await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=40s")
+    assert "it has no request" in said[0]

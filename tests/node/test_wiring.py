@@ -1,0 +1,62 @@
+"""The node is a real one: pods start, names resolve, and packets pass through Services to a machine on its wire."""
+
+import signal
+
+import pytest
+import trio
+
+from node.objects import pod, service_of
+from node.running_node import Node
+from node.wiring import MACHINES
+
+pytestmark = pytest.mark.node
+
+PATIENCE_SECONDS = 60
+SERVER = ("python3", "-c", "import http.server; http.server.test(port=8000)")
+ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+
+
+async def wait_ready(node: Node, namespace: str, name: str) -> None:
+    await node.kubectl("wait", "-n", namespace, f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+
+
+async def test_a_pod_runs_as_nobody_and_writes_to_nothing_but_its_volumes(node: Node, namespace: str):
+    """Log and exec work; the root filesystem is read-only and the user is not root."""
+    await node.apply(namespace, pod("one", ["python3", "-uc", "print('up'); import time; time.sleep(600)"]))
+    await wait_ready(node, namespace, "one")
+    assert await node.kubectl("logs", "-n", namespace, "one") == "up\n"
+    assert "uid=65532" in await node.execute(namespace, "one", "id")
+    assert "Read-only file system" in await node.execute(namespace, "one", "touch", "/etc/written", check=False)
+
+
+async def test_a_pod_reaches_a_machine_on_the_wire_by_the_name_of_a_service(node: Node, namespace: str):
+    """Through CoreDNS and kube-proxy; with the cable out it does not, and with the cable in it does again."""
+    async with trio.open_nursery() as nursery:
+        web = node.inside("python3", "-m", "http.server", "9000", "--directory", "/proc/sys/kernel", machine="mac")
+        nursery.start_soon(trio.run_process, web)
+        await node.apply(namespace, *service_of("mac", MACHINES["mac"], 9000), pod("one", SERVER))
+        await wait_ready(node, namespace, "one")
+
+        async def asked() -> str:
+            return await node.execute(namespace, "one", "python3", "-c", ASK, "http://mac:8080/hostname", check=False)
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            while await asked() != "mac\n\n":
+                await trio.sleep(0.2)
+            await node.wire("mac", "down")
+            assert "Error" in await asked()
+            await node.wire("mac", "up")
+            while await asked() != "mac\n\n":
+                await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_program_of_the_node_that_is_killed_is_started_again(node: Node, namespace: str):
+    """The kubelet that was killed starts pods again, and the pods that ran still run."""
+    await node.apply(namespace, pod("before", SERVER))
+    await wait_ready(node, namespace, "before")
+    node.kill("kubelet", signal.SIGKILL)
+    await node.apply(namespace, pod("after", SERVER))
+    await wait_ready(node, namespace, "after")
+    restarts = await node.kubectl("get", "-n", namespace, "pod/before", "-o", "jsonpath={..restartCount}")
+    assert restarts == "0"
