@@ -16,6 +16,7 @@ from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.source import (
     BucketFile,
     HubRepository,
+    ImageSource,
     LocalFile,
     Source,
     VolumeSource,
@@ -91,7 +92,7 @@ def published_name(source: Source) -> str:
 
     Parts keep the names by which llama.cpp finds them from the first one.
     """
-    if isinstance(source, HubRepository | LocalFile | VolumeSource):
+    if isinstance(source, HubRepository | ImageSource | LocalFile | VolumeSource):
         return ""
     if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
         return ""
