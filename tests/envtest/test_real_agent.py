@@ -102,7 +102,7 @@ async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmku
         controller = await stack.enter_async_context(open_program(state, *args, kubeconfig=controller_config))
         yield (
             plane,
-            Cluster(folder, configs[0][0] if configs else plane.kubeconfig, client, None, plane.server),
+            Cluster(folder, configs[0][0] if configs else plane.kubeconfig, client, None, plane.server, controller),
             controller,
         )
 

@@ -37,7 +37,7 @@ def hub_repository(source: str) -> HubRepository | None:
 
 
 def is_mounted(source: Source) -> bool:
-    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, an image, a path of the node."""
+    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, an image, a node's path."""
     return isinstance(source, ImageSource | LocalFile | VolumeSource)
 
 
