@@ -57,6 +57,11 @@ def cache_key(spec: ModelSpec) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_KEY_CHARS]
 
 
+def predecessors_key(spec: ModelSpec) -> str:
+    """Return the folder in which the Go implementation keeps the weights of a source."""
+    return hashlib.sha256(spec.source.encode()).hexdigest()[:_KEY_CHARS]
+
+
 def source_of(spec: ModelSpec) -> Source:
     """Return what a Model names, files picked.
 

@@ -170,9 +170,9 @@ class Applier:
 
     def _reapply_behind(self, service: Slot) -> None:
         for slot in self._records:
-            if slot.kind is EndpointSlice and slot.key.namespace == service.key.namespace:
-                if slot.key.name.partition(".")[0] == service.key.name:
-                    self.reapply_nowait(slot)
+            behind = Key(slot.key.namespace, slot.key.name.partition(".")[0])
+            if slot.kind is EndpointSlice and behind == service.key:
+                self.reapply_nowait(slot)
 
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
         """The newest manifest of a slot; None while the API server has not answered it."""
