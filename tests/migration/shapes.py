@@ -92,7 +92,7 @@ SPREAD: Final = {
 NVIDIA: Final = {
     **SIZES, **CACHE_TYPES, **ENDPOINT, **THINKING, **probes(initialDelaySeconds=30), "replicas": 1,
     "resources": {**AMOUNTS, "gpu": 1}, "runtimeClassName": "nvidia", "priorityClassName": "ai-interactive",
-    "image": "ghcr.io/ggml-org/llama.cpp:server-cuda-b10068", "env": [{"name": "LLAMA_ARG_LOG_TIMESTAMPS", "value": "1"}],
+    "image": "ghcr.io/ggml-org/llama.cpp:server-cuda-b10068", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}],
     "nodeSelector": {"topology.kubernetes.io/zone": "rack-1"},
 }  # fmt: skip
 CLAIMED: Final = {

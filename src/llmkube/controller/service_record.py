@@ -63,6 +63,7 @@ class ServiceRecord:
         deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
             None when nothing waits. A controller that is started again begins that wait again.
         deferred_for: What that replacement waits for, as a sentence.
+        looked_for_predecessors: Whether it was looked once if another controller has made pods of it.
     """
 
     container: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
@@ -70,6 +71,7 @@ class ServiceRecord:
     manifests: Computed[Manifests] = attrs.field(factory=Computed, init=False)
     deferred_since: float | None = attrs.field(default=None, init=False)
     deferred_for: str = attrs.field(default="", init=False)
+    looked_for_predecessors: bool = attrs.field(default=False, init=False)
 
     def stop_waiting(self) -> None:
         """Note that no replacement of pods waits any more."""

@@ -1,7 +1,7 @@
 """What extraArgs say to llama.cpp's server becomes the fields that say the same, so that every reader reads one place.
 
 Manifests of other origins write `--ctx-size 8192` where a field says it as well. An argument is read as its field if
-that is unset or says the same. What says something else is refused: the field is what `kubectl` and `llmkube list` show.
+that is unset or says the same. What says something else is refused: the field is what `llmkube list` shows.
 """
 
 import itertools

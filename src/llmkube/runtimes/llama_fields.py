@@ -57,7 +57,7 @@ def _mode_said(spec: InferenceServiceSpec) -> str:
 
 
 def further_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Return the model ids besides the service's name that clients may send: `spec.aliases`, and what `--alias` says."""
+    """Return the model ids besides a service's name that clients may send: `spec.aliases`, and what `--alias` says."""
     texts = [text for each in said_in(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
     said = (one for text in texts for one in map(str.strip, text.split(",")) if one)
     return tuple(one for one in dict.fromkeys((*spec.aliases, *said)) if one != name)

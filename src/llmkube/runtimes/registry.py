@@ -73,6 +73,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     """
     asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
     runtime = resolve_runtime(asked, weights, hardware)
+    _refuse_group(isvc)
     names = " or ".join(LLAMACPP_NAMES)
     if runtime != asked:
         raise PlanError(
@@ -178,6 +179,7 @@ def container_plan_for(
     hardware = model.spec.hardware.accelerator
     if hardware == METAL:
         raise PlanError("metal is served by hosts, not by pods", field="Model.spec.hardware.accelerator")
+    _refuse_group(isvc)
     runtime = runtime_named(isvc.spec.runtime)
     _check_format(runtime, isvc, model.spec)
     resources, honoured = resources_of(isvc.spec, model.spec)
@@ -210,6 +212,15 @@ def container_plan_for(
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
     ignored = (path for path in paths if path not in line.honoured and not _is_below(path, rendered))
     return attrs.evolve(plan, not_honoured=tuple(ignored))
+
+
+def _refuse_group(isvc: InferenceService) -> None:
+    if isvc.spec.multi_node is not None:
+        raise PlanError(
+            "one model over several nodes is not supported: leave it out and use a node with enough GPUs "
+            "(vllmConfig.tensorParallelSize and pipelineParallelSize share them), or run a LeaderWorkerSet of your own",
+            field="spec.multiNode",
+        )
 
 
 def _asks_everywhere(plan: ContainerPlan) -> bool:

@@ -28,6 +28,8 @@ from llmkube.k8s.wire.names import (
     HOST_ACCOUNT_PREFIX,
     HOST_LABEL,
     MANAGED_BY_LABEL,
+    PREDECESSOR,
+    PREDECESSOR_LABEL,
     SERVICE_LABEL,
     SERVICE_NAME_LABEL,
     SLOT_ANNOTATION,
@@ -152,6 +154,12 @@ def _both(expression: str) -> str:
     return f"(oldObject == null || {before}) && (object == null || {after})"
 
 
+_THEIRS: Final = (
+    f"oldObject != null && {_label('oldObject', PREDECESSOR_LABEL)} == '{PREDECESSOR}' && "
+    "oldObject.metadata.?ownerReferences.orValue([]).size() == 0"
+)
+"""The object is one that the Go implementation's agent has left, and belongs to nothing (`cluster/predecessor`)."""
+
 _LEASES: Final = _Policy(
     "leases",
     "coordination.k8s.io",
@@ -219,17 +227,30 @@ _SERVICES: Final = _Policy(
     ("CREATE", "UPDATE"),
     (
         (
-            _both(f"{_label('{}', SERVICE_LABEL)} != ''"),
+            (
+                f"{_label('object', SERVICE_LABEL)} != '' && "
+                f"(oldObject == null || {_label('oldObject', SERVICE_LABEL)} != '' || {_THEIRS})"
+            ),
             f"a host writes Services with the label {SERVICE_LABEL}",
         ),
         (
-            f"oldObject == null || {_label('object', SERVICE_LABEL)} == {_label('oldObject', SERVICE_LABEL)}",
+            (
+                f"oldObject == null || {_THEIRS} || "
+                f"{_label('object', SERVICE_LABEL)} == {_label('oldObject', SERVICE_LABEL)}"
+            ),
             f"a host leaves the label {SERVICE_LABEL} of a Service as it is",
         ),
         ("object.spec.type == 'ClusterIP'", "the Service of a host has the type ClusterIP"),
         (_unchanged("spec.?selector", "{}"), "the Service of a host has no selector"),
         (_unchanged("spec.?externalIPs", "[]"), "the Service of a host has no externalIPs"),
-        (_unchanged("metadata.?annotations", "{}"), "a host writes no annotations on a Service"),
+        (
+            (
+                f"{_unchanged('metadata.?annotations', '{}')} || {_THEIRS} && "
+                "object.metadata.?annotations.orValue({}).all(key, key in oldObject.metadata.?annotations.orValue({}) "
+                "&& object.metadata.annotations[key] == oldObject.metadata.annotations[key])"
+            ),
+            "a host writes no annotations on a Service",
+        ),
         (_unchanged("metadata.?finalizers", "[]"), "a host writes no finalizers"),
         (
             (
@@ -253,7 +274,7 @@ _SLICES: Final = _Policy(
     ("CREATE", "UPDATE", "DELETE"),
     (
         (
-            _both(f"{_label('{}', HOST_LABEL)} == variables.host"),
+            _both(f"{_label('{}', HOST_LABEL)} == variables.host") + f" || object == null && {_THEIRS}",
             f"a host writes EndpointSlices with its own label {HOST_LABEL}",
         ),
         (
@@ -283,7 +304,7 @@ _ENDPOINTS: Final = _Policy(
     ("CREATE", "UPDATE", "DELETE"),
     (
         (
-            _both(f"{_label('{}', SERVICE_LABEL)} != ''"),
+            _both(f"{_label('{}', SERVICE_LABEL)} != ''") + f" || object == null && {_THEIRS}",
             f"a host writes Endpoints with the label {SERVICE_LABEL}",
         ),
         _NO_FINALIZERS,

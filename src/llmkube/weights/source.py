@@ -18,12 +18,18 @@ DEFAULT_REVISION: Final = "main"
 
 _FORMS: Final = (
     "builtin://NAME, an absolute path, file:///PATH, https://URL, hf://ORG/REPO/FILE.gguf[@REVISION], "
-    "hf://ORG/REPO[@REVISION], pvc://CLAIM/PATH or s3://BUCKET/KEY"
+    "hf://ORG/REPO[@REVISION], pvc://CLAIM/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY[:TAG]"
 )
 _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials in a URL, and signatures in its query
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
+_STEP: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE: Final = re.compile(  # the grammar of references, github.com/distribution/reference
+    rf"(?P<registry>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{{1,5}})?)/(?P<repository>{_STEP}(?:/{_STEP})*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+    re.ASCII,
+)
 _REVISION: Final = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*", re.ASCII)
 _PART: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
@@ -178,8 +184,51 @@ class VolumeSource:
         return _redact(self.text)
 
 
+@attrs.frozen
+class ImageSource:
+    """Weights in an image or an artefact of a registry (`oci://`).
+
+    Attributes:
+        registry: The registry's name, with its port.
+        repository: The path there.
+        reference: A tag, or a digest (`sha256:…`).
+        file: The file that the engine is given; empty for the only one.
+    """
+
+    registry: str
+    repository: str
+    reference: str
+    file: str = ""
+
+    @property
+    def image(self) -> str:
+        """The reference as container runtimes write it."""
+        mark = "@" if ":" in self.reference else ":"
+        return f"{self.registry}/{self.repository}{mark}{self.reference}"
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by."""
+        return f"oci://{self.image}" + (f"#{self.file}" if self.file else "")
+
+    @property
+    def redacted(self) -> str:
+        """The source without what may be secret in it, for messages: nothing of it is."""
+        return f"oci://{self.image}"
+
+    def pick(self, path: str) -> "ImageSource":
+        """Return one of its files.
+
+        Raises:
+            SourceError: No file can have that name.
+        """
+        if not path or path.startswith("/") or any(step in ("", ".", "..") for step in path.split("/")):
+            raise SourceError(f"{path!r} is no path of a file in an image")
+        return attrs.evolve(self, file=path)
+
+
 Remote = WebFile | HubFile | HubRepository | BucketFile
-Source = Builtin | LocalFile | Remote | VolumeSource
+Source = Builtin | LocalFile | Remote | VolumeSource | ImageSource
 
 
 @functools.lru_cache(maxsize=1024)
@@ -221,10 +270,12 @@ def pick(source: Source, files: Sequence[str]) -> Source:
     """
     if not files:
         return source
+    if isinstance(source, ImageSource):
+        return _picked_from_image(source, files)
     if not isinstance(source, HubRepository | BucketFile):
         raise FileSetError(
-            "picks files from a Hugging Face repository or a folder of a bucket, but spec.source names neither; "
-            "write spec.source as ORG/REPO or s3://BUCKET/FOLDER, or leave spec.files out"
+            "picks files from a Hugging Face repository, a folder of a bucket or an image, but spec.source names none; "
+            "write spec.source as ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or leave spec.files out"
         )
     try:
         chosen = source.file(files[0])
@@ -237,6 +288,13 @@ def pick(source: Source, files: Sequence[str]) -> Source:
             f"a host fetches the parts of one model, and {strange[0]!r} is no part of {files[0]!r}; leave it out"
         )
     return chosen
+
+
+def _picked_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
+    try:
+        return source.pick(files[0])
+    except SourceError as exc:
+        raise FileSetError(f"{exc}; patterns do not work") from exc
 
 
 def part_names(name: str) -> tuple[str, ...]:
@@ -265,6 +323,8 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
         return Builtin(rest)
     if scheme == "file":
         return _local_file(shown, rest)
+    if scheme == "oci":
+        return _image(shown, rest)
     if scheme not in ("http", "https", "hf", "pvc", "s3"):
         raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
     if not rest.strip("/"):
@@ -275,6 +335,15 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
         bucket, _, path = rest.partition("/")
         return _bucket_file(shown, bucket, path)
     return VolumeSource(scheme, text) if scheme == "pvc" else _web(shown, text)
+
+
+def _image(shown: str, rest: str) -> ImageSource:
+    found = _IMAGE.fullmatch(rest)
+    if found is None:
+        raise SourceError(
+            f"{shown} names no image: write oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+        )
+    return ImageSource(found["registry"], found["repository"], found["digest"] or found["tag"] or "latest")
 
 
 def _redact(text: str) -> str:

@@ -1,16 +1,18 @@
-"""`kubectl create namespace NAME` sends protobuf since 1.32, so the bodies of the kinds it creates are read from it.
+"""Go's clients send protobuf: `kubectl create namespace NAME` since 1.32, controller-runtime for every built-in kind.
+
+The table has what kubectl creates, and what programs on a host write: endpoints, Leases, Events.
 
 Bodies only: clients that send protobuf accept JSON as an answer. A kind that is not in the table is answered with 415.
 The table has every field that a client may set and the kind's schema has; one newer than both is dropped, as unknown
 fields of JSON are.
 
-Facts: `k8s.io/apimachinery/pkg/runtime/generated.proto` (the envelope) and the `generated.proto` of meta/v1, core/v1
-and authorization/v1 (field numbers, which never change).
+Facts: `k8s.io/apimachinery/pkg/runtime/generated.proto` (the envelope) and the `generated.proto` of meta/v1, core/v1,
+discovery/v1, coordination/v1, events/v1 and authorization/v1 (field numbers, which never change).
 """
 
 import base64
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
@@ -110,6 +112,14 @@ def _time(raw: bytes) -> str | None:
     return timestamp(datetime.fromtimestamp(seconds, UTC)) if seconds else None
 
 
+def _micro_time(raw: bytes) -> str | None:
+    seconds, nanos = (dict(fields(raw)).get(number, 0) for number in (1, 2))
+    if not seconds and not nanos:
+        return None
+    moment = datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=nanos // 1000)
+    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"  # as Go writes a MicroTime, always with six digits
+
+
 def _int_or_string(raw: bytes) -> int | str:
     arms = dict(fields(raw))
     return _text(arms.get(3, b"")) if arms.get(1) else _integer(arms.get(2, 0))
@@ -165,6 +175,41 @@ _SERVICE_SPEC: Final[Message] = {
     19: Field("ipFamilies", _text, repeated=True),
     20: Field("allocateLoadBalancerNodePorts", bool),
 }
+_ENDPOINT: Final[Message] = {
+    **_texts(hostname=3, nodeName=6, zone=7),
+    1: Field("addresses", _text, repeated=True),
+    2: Field(
+        "conditions", _message({n: Field(name, bool) for n, name in enumerate(("ready", "serving", "terminating"), 1)})
+    ),
+    4: Field("targetRef", _message(_REFERENCE)),
+    5: Field("deprecatedTopology", _MAP, keyed=True),
+    8: Field(
+        "hints",
+        _message(
+            {
+                1: Field("forZones", _message(_texts(name=1)), repeated=True),
+                2: Field("forNodes", _message(_texts(name=1)), repeated=True),
+            }
+        ),
+    ),
+}
+_OLD_ADDRESS: Final[Message] = {**_texts(ip=1, hostname=3, nodeName=4), 2: Field("targetRef", _message(_REFERENCE))}
+_SUBSET: Final[Message] = {
+    1: Field("addresses", _message(_OLD_ADDRESS), repeated=True),
+    2: Field("notReadyAddresses", _message(_OLD_ADDRESS), repeated=True),
+    3: Field(
+        "ports", _message({**_texts(name=1, protocol=3, appProtocol=4), 2: Field("port", _integer)}), repeated=True
+    ),
+}
+_LEASE: Final[Message] = {
+    **_texts(holderIdentity=1, strategy=6, preferredHolder=7),
+    2: Field("leaseDurationSeconds", _integer),
+    3: Field("acquireTime", _micro_time),
+    4: Field("renewTime", _micro_time),
+    5: Field("leaseTransitions", _integer),
+}
+_SERIES: Final = Field("series", _message({1: Field("count", _integer), 2: Field("lastObservedTime", _micro_time)}))
+_SOURCE: Final = _message(_texts(component=1, host=2))
 _ACCESS: Final[Message] = {
     1: Field(
         "resourceAttributes",
@@ -204,6 +249,40 @@ _KINDS: Final[Mapping[tuple[str, str], Message]] = {
         4: Field("automountServiceAccountToken", bool),
     },
     ("v1", "Service"): {1: _METADATA, 2: Field("spec", _message(_SERVICE_SPEC))},
+    ("v1", "Endpoints"): {1: _METADATA, 2: Field("subsets", _message(_SUBSET), repeated=True)},
+    ("discovery.k8s.io/v1", "EndpointSlice"): {
+        **_texts(addressType=4),
+        1: _METADATA,
+        2: Field("endpoints", _message(_ENDPOINT), repeated=True),
+        3: Field(
+            "ports", _message({**_texts(name=1, protocol=2, appProtocol=4), 3: Field("port", _integer)}), repeated=True
+        ),
+    },
+    ("coordination.k8s.io/v1", "Lease"): {1: _METADATA, 2: Field("spec", _message(_LEASE))},
+    ("v1", "Event"): {
+        **_texts(reason=3, message=4, type=9, action=12, reportingComponent=14, reportingInstance=15),
+        1: _METADATA,
+        2: Field("involvedObject", _message(_REFERENCE)),
+        5: Field("source", _SOURCE),
+        6: Field("firstTimestamp", _time),
+        7: Field("lastTimestamp", _time),
+        8: Field("count", _set_integer),
+        10: Field("eventTime", _micro_time),
+        11: _SERIES,
+        13: Field("related", _message(_REFERENCE)),
+    },
+    ("events.k8s.io/v1", "Event"): {
+        **_texts(reportingController=4, reportingInstance=5, action=6, reason=7, note=10, type=11),
+        1: _METADATA,
+        2: Field("eventTime", _micro_time),
+        3: _SERIES,
+        8: Field("regarding", _message(_REFERENCE)),
+        9: Field("related", _message(_REFERENCE)),
+        12: Field("deprecatedSource", _SOURCE),
+        13: Field("deprecatedFirstTimestamp", _time),
+        14: Field("deprecatedLastTimestamp", _time),
+        15: Field("deprecatedCount", _set_integer),
+    },
     ("v1", "DeleteOptions"): _DELETE_OPTIONS,
     ("meta.k8s.io/v1", "DeleteOptions"): _DELETE_OPTIONS,
     ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): {1: _METADATA, 2: Field("spec", _message(_ACCESS))},

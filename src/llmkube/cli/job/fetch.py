@@ -31,6 +31,7 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.job.adoption import adopt
 from llmkube.cli.job.chores import inspect_file, prune_folders
 from llmkube.cli.job.progress_log import Gauge, run_gauge
 from llmkube.cli.job.termination_message import tell, told_failure, told_gguf
@@ -85,6 +86,7 @@ class Order:
         fresh: Compare what is there with what the servers have now.
         versions: Show each version in a folder of its own.
         progress_port: The port that answers with the progress; None for none.
+        adopted: A folder of an earlier cache, from which weights are taken instead of fetched.
     """
 
     sources: tuple[Source, ...]
@@ -99,6 +101,7 @@ class Order:
     fresh: bool = False
     versions: bool = False
     progress_port: int | None = None
+    adopted: Path | None = None
 
 
 @click.command("fetch", context_settings=HELP)
@@ -113,6 +116,7 @@ class Order:
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
 @click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but allowed.")
+@click.option("--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to take from.")
 @click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that answers with the progress.")
 @click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Fetch nothing: read this file's header.")
 @click.option("--prune", "keys", metavar="KEY", multiple=True, help="Fetch nothing: remove this folder below --to.")
@@ -133,6 +137,7 @@ def fetch_weights(
     hf_token_file: Path | None,
     hub_endpoint: str,
     allow_private_sources: tuple[str, ...],
+    adopted: Path | None,
     progress_port: int | None,
     inspected: Path | None,
     keys: tuple[str, ...],
@@ -173,6 +178,7 @@ def fetch_weights(
             fresh=fresh,
             versions=versions,
             progress_port=progress_port,
+            adopted=adopted,
         )
         return trio.run(fetch_all, order)
 
@@ -224,11 +230,14 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
         found, kept = [], ""
         for index, source in enumerate(order.sources):
             gauge.begin(index + 1)
+            expected = order.sha256 if index == 0 else None
+            if order.adopted is not None and isinstance(source, Remote):
+                await adopt(order.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
             try:
                 file = await fetch(
                     source,
                     store,
-                    sha256=order.sha256 if index == 0 else None,
+                    sha256=expected,
                     progress=gauge,
                     limiter=limiter,
                     downloader=downloader,
@@ -261,7 +270,8 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
             link = fresh / name
             link.parent.mkdir(parents=True, exist_ok=True)
             os.link(file, link, follow_symlinks=False)
-            link.chmod(0o644)
+            if link.stat().st_mode & 0o444 != 0o444:  # what another user has made may not be changed, only read
+                link.chmod(0o644)
         for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
             inner.chmod(0o755)
         # A folder with something in it cannot be replaced in one step; an engine that has a file open keeps it.

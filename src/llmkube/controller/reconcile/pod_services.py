@@ -130,7 +130,11 @@ class PodServices:
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
-        self.context.records[service.key].stop_waiting()  # what waited is not wanted any more
+        record = self.context.records[service.key]
+        record.stop_waiting()  # what waited is not wanted any more
+        if not record.looked_for_predecessors:  # pods of another controller serve on, and count, until ours can be made
+            await self.context.owned.deployments.find_predecessors(service.key, service.metadata.uid)
+            record.looked_for_predecessors = True
         if service.spec.suspend or not service.spec.replicas:
             await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
         await self._scale(service)

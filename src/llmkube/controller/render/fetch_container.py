@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, extra_files, follows
+from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, extra_files, follows, predecessors_key
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.container_plan import literal
@@ -37,6 +37,7 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     args = ["fetch", "--to", f"{CACHE_FOLDER}/{cache_key(spec)}", "--model-store", f"{CACHE_FOLDER}/.store"]
     args += [word for name in spec.files[:1] for word in ("--file", name)]
     args += [word for name in extra_files(spec) for word in ("--beside", name)]
+    args += ["--adopt", f"{CACHE_FOLDER}/{predecessors_key(spec)}"]
     args += ["--sha256", spec.sha256.lower()] if spec.sha256 else []
     args += [word for word in ("--fresh" if follows(spec) else "", *more) if word]
     args += ["--hub-endpoint", settings.hub_endpoint] if settings.hub_endpoint else []

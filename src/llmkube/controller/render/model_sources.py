@@ -16,6 +16,7 @@ from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.source import (
     BucketFile,
     HubRepository,
+    ImageSource,
     LocalFile,
     Source,
     VolumeSource,
@@ -56,6 +57,11 @@ def cache_key(spec: ModelSpec) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_KEY_CHARS]
 
 
+def predecessors_key(spec: ModelSpec) -> str:
+    """Return the folder in which the Go implementation keeps the weights of a source."""
+    return hashlib.sha256(spec.source.encode()).hexdigest()[:_KEY_CHARS]
+
+
 def source_of(spec: ModelSpec) -> Source:
     """Return what a Model names, files picked.
 
@@ -91,7 +97,7 @@ def published_name(source: Source) -> str:
 
     Parts keep the names by which llama.cpp finds them from the first one.
     """
-    if isinstance(source, HubRepository | LocalFile | VolumeSource):
+    if isinstance(source, HubRepository | ImageSource | LocalFile | VolumeSource):
         return ""
     if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
         return ""

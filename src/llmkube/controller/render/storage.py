@@ -5,6 +5,7 @@
 | `http(s)://`, `hf://`, `org/repo`, `s3://`, `builtin://` | a Job, into the namespace's claim | `/models/<key>/` |
 | the same, with `modelCache` of the service | an init container, into a volume of the pod's own | `/models/<key>/` |
 | `pvc://CLAIM/PATH` | a user, before | `/model-source/PATH` |
+| `oci://IMAGE` | the kubelet, as a volume (Kubernetes 1.35) | `/model-source/` and the Model's first file |
 | `file://PATH`, an absolute path | a user, on every node; only below `host_paths` | `/model-source/NAME` |
 """
 
@@ -21,6 +22,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.weights.source import (
+    ImageSource,
     LocalFile,
     VolumeSource,
 )
@@ -110,6 +112,9 @@ def source_volume(model: Model) -> dict[str, Any] | None:
     if isinstance(source, VolumeSource):
         claim = {"claimName": claim_path(source).claim, "readOnly": True}
         return {"name": "model-source", "persistentVolumeClaim": claim}
+    if isinstance(source, ImageSource):  # a tag may come to mean another image: the kubelet asks at each start
+        image = {"reference": source.image, "pullPolicy": "IfNotPresent" if ":" in source.reference else "Always"}
+        return {"name": "model-source", "image": image}
     if isinstance(source, LocalFile):
         # The folder and not the file: the parts of a split model lie side by side.
         return {"name": "model-source", "hostPath": {"path": posixpath.dirname(source.path), "type": "Directory"}}

@@ -14,7 +14,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.weights.errors import WeightsError
-from llmkube.weights.source import LocalFile, VolumeSource
+from llmkube.weights.source import ImageSource, LocalFile, VolumeSource
 
 INSPECTED: Final = "Inspected"
 
@@ -22,7 +22,7 @@ INSPECTED: Final = "Inspected"
 def is_mounted(model: Model) -> bool:
     """Whether a Model's weights are where pods can mount them already."""
     try:
-        return isinstance(source_of(model.spec), VolumeSource | LocalFile)
+        return isinstance(source_of(model.spec), VolumeSource | LocalFile | ImageSource)
     except WeightsError:
         return False
 

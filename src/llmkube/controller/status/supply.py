@@ -20,9 +20,9 @@ from llmkube.controller.status.inspection import is_inspected
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
 from llmkube.weights.errors import WeightsError
-from llmkube.weights.source import BucketFile, HubRepository, LocalFile, VolumeSource
+from llmkube.weights.source import BucketFile, HubRepository, ImageSource, LocalFile, VolumeSource
 
-Bringer = Literal["nothing", "runtime", "claim", "node", "pods", "job"]
+Bringer = Literal["nothing", "runtime", "claim", "node", "image", "pods", "job"]
 
 _SOURCE: Final = "Model.spec.source"
 
@@ -71,6 +71,8 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         if isinstance(source, VolumeSource):
             claim_path(source)
             return Supply("claim")
+        if isinstance(source, ImageSource):
+            return _in_image(source)
     except WeightsError as error:
         return Supply("runtime") if brought else Supply("nothing", error.reason, str(error))
     if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
@@ -102,9 +104,13 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
     if supply.by in ("job", "pods"):
         kept = (_TOLERATIONS,) if supply.by == "pods" else ()  # pods tolerate what their service says
         return tuple(path for path in paths if path in kept or not path.startswith((_SOURCE, *_BY_FETCHING)))
-    if supply.by in ("claim", "node"):
+    if supply.by == "image":
+        paths = tuple(path for path in paths if path not in ("Model.spec.files", "Model.spec.mmproj"))
+    if supply.by in ("claim", "node", "image"):
         mounted = [path for path in paths if path != _SOURCE]
-        given = [path for path in changed_paths(model.spec, "Model.spec") if path.startswith(_BY_FETCHING)]
+        named = ("Model.spec.files", "Model.spec.mmproj") if supply.by == "image" else ()
+        changed = (path for path in changed_paths(model.spec, "Model.spec") if path not in named)
+        given = [path for path in changed if path.startswith(_BY_FETCHING)]
         return tuple(dict.fromkeys((*mounted, *given)))
     return tuple(paths)
 
@@ -116,7 +122,7 @@ def is_remembered(model: Model) -> bool:
 
 def has_header_read(model: Model, supply: Supply) -> bool:
     """Whether a Job reads the header of a file that is not fetched."""
-    return supply.by in ("claim", "node") and is_inspected(model)
+    return supply.by in ("claim", "node", "image") and is_inspected(model)
 
 
 def weights_path(model: Model, supply: Supply) -> str:
@@ -128,10 +134,19 @@ def weights_path(model: Model, supply: Supply) -> str:
     source = source_of(model.spec)
     if isinstance(source, VolumeSource):
         return f"{SOURCE_FOLDER}/{claim_path(source).path}"
+    if isinstance(source, ImageSource):
+        return f"{SOURCE_FOLDER}/{source.file}"
     if isinstance(source, LocalFile):
         return f"{SOURCE_FOLDER}/{posixpath.basename(source.path)}"
     name = published_name(source)
     return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
+
+
+def _in_image(source: ImageSource) -> Supply:
+    if source.file:
+        return Supply("image")
+    message = f"{source.redacted} names an image and no file in it: name the engine's file in Model.spec.files"
+    return Supply("nothing", "SourceInvalid", message)
 
 
 def _is_allowed(source: LocalFile, settings: WorkloadSettings) -> bool:

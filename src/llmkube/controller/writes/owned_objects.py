@@ -2,6 +2,7 @@
 
 * **Compared** field by field: what others have added (an injected annotation, a defaulted field) is theirs.
 * **Made** by an apply that can only create (`NO_VERSION`), and made again only for an owner that is still there.
+* **Taken over** once, where another controller has made it for the same owner: nothing of its fields stays.
 * **Changed** and **removed** at the very version that was compared: who wrote in between is not overwritten, also by a
   controller that has lost its Lease and does not know it yet (its machine was suspended).
 * **Left alone** while it has another owner: a foreign one, or a predecessor of the same name that is being collected.
@@ -17,6 +18,7 @@ import attrs
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
 from llmkube.controller.informer import Informer
+from llmkube.controller.render.labels import DIGEST, MANAGED_BY
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import (
@@ -44,6 +46,9 @@ REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchE
 
 A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
 """
+
+_KEPT_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
+"""Who sets fields of our objects besides us, and may go on to."""
 
 NAME_TAKEN_RETRY_SECONDS: Final = 60.0
 """Between two tries to make an object whose name is taken: what others make is not watched."""
@@ -143,7 +148,30 @@ class OwnedObjects(Generic[T]):
         if await self._is_shared(live):
             await self._delete(live)
             return await self._apply(key, manifest, NO_VERSION)
+        if DIGEST not in live.metadata.annotations:  # it was made for this owner, and not by this controller
+            live = await self._take_over(live)
         return await self._apply(key, manifest, live.metadata.resource_version)
+
+    async def find_predecessors(self, key: Key, owner_uid: str) -> None:
+        """Put our label on what another controller has made for this owner, so that the cache has it from now on.
+
+        Nothing else of it changes before it is taken over (`ensure`). Asked of the server: the cache has only ours.
+
+        Raises:
+            ConflictError: It has changed meanwhile.
+            ApiError: The API server could not or would not.
+        """
+        if self.knows(key):
+            return
+        try:
+            live = await self.client.get(self.kind, key)
+        except NotFoundError:
+            return
+        if not is_controlled_by(live, owner_uid) or MANAGED_BY in live.metadata.labels:
+            return
+        labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER}
+        patch = {"metadata": {"resourceVersion": live.metadata.resource_version, "labels": labels}}
+        await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     async def remove(self, key: Key, owner_uid: str) -> None:
         """Delete the object if it is there and this owner's, or what we have set of it if another program shares it.
@@ -196,6 +224,35 @@ class OwnedObjects(Generic[T]):
         newest = await self.client.get(self.kind, live.key)
         return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
 
+    async def _take_over(self, live: T) -> T:
+        """Become the manager of every field that another controller has set, so that our next apply removes the rest.
+
+        An apply alone would merge: the fields that we do not name (init containers, volumes, annotations) would stay.
+        Writing the managers anew is how a client-side owner becomes one by apply (client-go's `csaupgrade`). What
+        Kubernetes' own controllers have set stays theirs.
+        """
+        newest = await self.client.get(self.kind, live.key)
+        taken: dict[str, Any] = {}
+        kept: list[Mapping[str, Any]] = []
+        for entry in newest.metadata.managed_fields:
+            ours = entry.get("manager") == CONTROLLER_FIELD_MANAGER
+            if entry.get("subresource") or (entry.get("manager") in _KEPT_MANAGERS and not ours):
+                kept.append(entry)
+            else:
+                taken = _union(taken, entry.get("fieldsV1") or {})
+        if not taken:
+            return newest
+        entry = {
+            "manager": CONTROLLER_FIELD_MANAGER,
+            "operation": "Apply",
+            "apiVersion": self.kind.RESOURCE.api_version,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": taken,
+        }
+        version = {"resourceVersion": newest.metadata.resource_version}
+        patch = {"metadata": {**version, "managedFields": [entry, *kept]}}
+        return await self.client.patch(self.kind, live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
     async def _delete(self, live: T) -> None:
         seen = live.metadata
         await self.client.delete(
@@ -233,6 +290,11 @@ class OwnedObjects(Generic[T]):
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
         error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
         return error
+
+
+def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of both (`FieldsV1`)."""
+    return {**one, **{name: _union(one.get(name, {}), inner) for name, inner in other.items()}}
 
 
 def _is_same(one: Object, other: Object) -> bool:

@@ -15,7 +15,7 @@ from llmkube.k8s.crd.meta import (
     ObjectMeta,
 )
 from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
-from llmkube.k8s.crd.rollout import SLO, Disruption, ModelCache, RolloutPolicy
+from llmkube.k8s.crd.rollout import SLO, Disruption, ModelCache, MultiNode, RolloutPolicy
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     PersonaPlexConfig,
@@ -134,6 +134,11 @@ class InferenceServiceSpec:
     skip_model_init: bool | None = field("The engine fetches the weights by itself.")
     probe_overrides: ProbeOverrides | None = field("Replaces the runtime's probes.")
 
+    metrics_path: str | None = field(
+        "Where the engine has its metrics for Prometheus, such as /metrics; unset means where the runtime has them.",
+        pattern=r"^/[^\s?#]*$",
+        max_length=1024,
+    )
     model_cache: ModelCache | None = field("Where pods keep the weights.")
 
     # How pods come and go
@@ -149,6 +154,7 @@ class InferenceServiceSpec:
     slo: SLO | None = field("Service level objective, for Pyrra.")
 
     # Where
+    multi_node: MultiNode | None = field("Serves one model over several nodes; refused: no runtime does.")
     endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
     api_key_secret_ref: APIKeySecretRef | None = field(
         "Secret with the API keys of clients: the engine answers only requests that show one of them."

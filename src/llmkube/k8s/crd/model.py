@@ -15,7 +15,7 @@ REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
 MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
 
 SOURCE_PATTERN: Final = (
-    r"^(https?|file|pvc|hf|s3|builtin)://.+$"  # a URL
+    r"^(https?|file|pvc|hf|s3|oci|builtin)://.+$"  # a URL
     r"|^/\S+$"  # an absolute path
     r"|^[a-zA-Z0-9][\w./-]+(@[\w./-]+)?$"  # org/repo, perhaps at a revision
 )
@@ -32,7 +32,7 @@ class ModelSpec:
         ),
     )
     source: str = field(
-        "Where the weights come from: a URL (http, https, file, pvc, hf, s3, builtin), an absolute path, "
+        "Where the weights come from: a URL (http, https, file, pvc, hf, s3, oci, builtin), an absolute path, "
         "or a Hugging Face repository as org/repo or org/repo@revision.",
         REQUIRED,
         pattern=SOURCE_PATTERN,

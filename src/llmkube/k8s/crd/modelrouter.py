@@ -98,11 +98,6 @@ class Backend:
             "an InferenceService is local",
             ".tier",
         ),
-        Rule(
-            "!has(self.external) || !has(self.tier) || self.tier == 'cloud' || has(self.external.url)",
-            "an external provider is local only at a url of yours",
-            ".tier",
-        ),
     )
     name: str = field("Name that rules refer to.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
     inference_service_ref: LocalObjectReference | None = field(
@@ -110,7 +105,8 @@ class Backend:
     )
     external: ExternalBackend | None = field("Provider outside the cluster.")
     tier: str | None = field(
-        "Where the data goes; unset means local for an InferenceService and cloud for an external provider.",
+        "Where the data goes. Unset means local for an InferenceService and cloud for an external provider; a provider "
+        "without a url is cloud whatever this says.",
         enum=TIERS,
     )
     display_name: str | None = field("Model id that clients see; unset means name.", min_length=1)
@@ -123,7 +119,12 @@ class Backend:
 
     @property
     def effective_tier(self) -> str:
-        """The tier as given, else what the kind of backend implies: what leaves the cluster is cloud."""
+        """The tier as given, else what the kind of backend implies: what leaves the cluster is cloud.
+
+        The Go implementation's schema filled in `local` for every backend: a stored router says it of OpenAI as well.
+        """
+        if self.external is not None and self.external.url is None:
+            return CLOUD
         return self.tier or (CLOUD if self.external else LOCAL)
 
 
@@ -316,7 +317,9 @@ _IS_SENSITIVE: Final = (
     "(has(r.match) && has(r.match.dataClassification) && r.match.dataClassification.exists(c,"
     f" {_SENSITIVE_CLASSES}.exists(s, s.lowerAscii() == c.lowerAscii())))"
 )
-_IS_LOCAL: Final = "(has(b.tier) ? b.tier == 'local' : has(b.inferenceServiceRef))"
+_IS_LOCAL: Final = (
+    "(has(b.inferenceServiceRef) || (has(b.tier) && b.tier == 'local' && has(b.external) && has(b.external.url)))"
+)
 
 
 @attrs.frozen(kw_only=True)

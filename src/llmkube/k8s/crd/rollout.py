@@ -32,6 +32,45 @@ class ModelCache:
 
 
 @attrs.frozen(kw_only=True)
+class Fabric:
+    """How one member of a group over several nodes reaches the others."""
+
+    address: str | None = field("Address of the member in the fabric.", min_length=1, max_length=NAME_BYTES)
+    socket_interface: str | None = field("Network interface for the first contact.", min_length=1)
+    ib_hca: str | None = field("RDMA devices, as NCCL names them.", min_length=1, name="ibHCA")
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class MemberCache:
+    """Where one member of a group keeps the weights."""
+
+    claim_name: str | None = field("PersistentVolumeClaim of the member.", min_length=1, max_length=NAME_BYTES)
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class Member:
+    """One node of a group over several nodes."""
+
+    node: str = field("Name of the node.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    fabric: Fabric | None = field("How it reaches the others.")
+    model_cache: MemberCache | None = field("Where it keeps the weights.")
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class MultiNode:
+    """One model over several nodes, as the Go implementation writes it; no program of ours runs such a group."""
+
+    members: tuple[Member, ...] = field("The nodes, the first of which answers.", REQUIRED, min_items=1, max_items=64)
+    rdma_resource: str | None = field("Extended resource that each member requests.", min_length=1)
+    ib_gid_index: int | None = field("Index of the RoCE address, as NCCL counts.", minimum=0, name="ibGIDIndex")
+    rendezvous_port: int | None = field("Port of the first contact.", minimum=1, maximum=65535)
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
 class RolloutPolicy:
     """When a change may replace running pods."""
 

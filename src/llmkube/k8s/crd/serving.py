@@ -88,6 +88,7 @@ class VLLMConfig:
     dtype: str | None = field("Type of weights and activations.", enum=("auto", "float16", "bfloat16"))
     quantization: str | None = field("Quantization method of the weights.", enum=VLLM_QUANTIZATIONS)
     tensor_parallel_size: int | None = field("GPUs that share each layer; unset means all of the replica's.", minimum=1)
+    pipeline_parallel_size: int | None = field("GPUs that hold one layer after the other.", minimum=1)
     gpu_memory_utilization: float | None = field(
         "Share of GPU memory to take.", minimum=0.1, maximum=0.99, rules=_NOT_NOTHING
     )

@@ -87,6 +87,15 @@ SERVICE_PORT: Final = 8080
 AGENT_MANAGER: Final = "llmkube-agent"
 """Value of `MANAGED_BY_LABEL` on the slices that agents write."""
 
+PREDECESSOR_LABEL: Final = "llmkube.ai/managed-by"
+"""Label on the Services, slices and Endpoints of the Go implementation's agent; its value is `PREDECESSOR`."""
+
+PREDECESSOR: Final = "metal-agent"
+"""Value of `PREDECESSOR_LABEL`."""
+
+PREDECESSOR_SERVICE_LABEL: Final = "llmkube.ai/inference-service"
+"""Label on the same objects: the InferenceService's name."""
+
 CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
 """Field manager of everything that the controller applies."""
 

@@ -328,6 +328,9 @@ class ContainerBuilder:
             self.line.argv += spec.extra_args
         if not self.fetches:
             self.honour(*(f"Model.spec.{path}" for path in _FETCHED))
+        if spec.metrics_path:
+            self.honour("spec.metricsPath")
+            metrics_port_name, further = metrics_port_name or PORT_NAME, {**further, "metrics_path": spec.metrics_path}
         stack = stack_of(self.model.spec) if self.resources.on_gpu else ""
         return ContainerPlan(
             runtime=self.runtime.name,

@@ -118,15 +118,22 @@ def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
     count, gpu = builder.resources.gpu_count, builder.model.spec.hardware.gpu
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
     size, path = config.tensor_parallel_size, f"{_PATH}.tensorParallelSize"
+    stages, stages_path = config.pipeline_parallel_size, f"{_PATH}.pipelineParallelSize"
     if size is not None:
-        check_parallel(size, builder.resources, path)
+        check_parallel(size * (stages or 1), builder.resources, path)
         builder.line.add(path, "--tensor-parallel-size", size)
+    elif stages is not None:
+        check_parallel(stages, builder.resources, stages_path)
+        if count // stages > 1:
+            builder.line.default("--tensor-parallel-size", "-tp", value=count // stages)
     elif count > 1 and strategy not in ("pipeline", "none"):
         builder.line.default("--tensor-parallel-size", "-tp", value=count)
+    if stages is not None:
+        builder.line.add(stages_path, "--pipeline-parallel-size", stages)
     if count > 1:
         builder.honour(_STRATEGY)
-        if strategy == "pipeline" and (stages := count // (size or 1)) > 1:
-            builder.line.default("--pipeline-parallel-size", "-pp", value=stages)
+        if stages is None and strategy == "pipeline" and (left := count // (size or 1)) > 1:
+            builder.line.default("--pipeline-parallel-size", "-pp", value=left)
 
 
 def _add_cache_type(builder: ContainerBuilder, config: VLLMConfig) -> None:

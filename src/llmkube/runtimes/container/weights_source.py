@@ -5,7 +5,7 @@ from typing import Final
 
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.errors import SourceError
-from llmkube.weights.source import HubRepository, LocalFile, Source, VolumeSource, WebFile, parse_source
+from llmkube.weights.source import HubRepository, ImageSource, LocalFile, Source, VolumeSource, WebFile, parse_source
 
 SOURCE: Final = "Model.spec.source"
 
@@ -37,8 +37,8 @@ def hub_repository(source: str) -> HubRepository | None:
 
 
 def is_mounted(source: Source) -> bool:
-    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, or a path of the node."""
-    return isinstance(source, LocalFile | VolumeSource)
+    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, an image, a node's path."""
+    return isinstance(source, ImageSource | LocalFile | VolumeSource)
 
 
 def parsed_source(source: str) -> Source:

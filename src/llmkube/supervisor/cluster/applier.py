@@ -21,8 +21,9 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.wire.names import SERVICE_LABEL, service_name
+from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL, service_name
 from llmkube.k8s.workqueue import WorkQueue, run_workers
+from llmkube.supervisor.cluster.predecessor import adopt_service, clear_endpoints, is_predecessors, names_service
 from llmkube.supervisor.nouns.slot import Slot
 
 log = structlog.get_logger(__name__)
@@ -81,6 +82,7 @@ class Applier:
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _records: dict[Slot, _Record] = attrs.field(factory=dict, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _alone: set[Slot] = attrs.field(factory=set, init=False)  # slices beside which no earlier agent's stands
 
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
@@ -166,6 +168,12 @@ class Applier:
             record.again = True
             self._queue.add_nowait(slot)
 
+    def _reapply_behind(self, service: Slot) -> None:
+        for slot in self._records:
+            behind = Key(slot.key.namespace, slot.key.name.partition(".")[0])
+            if slot.kind is EndpointSlice and behind == service.key:
+                self.reapply_nowait(slot)
+
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
         """The newest manifest of a slot; None while the API server has not answered it."""
         record = self._records.get(slot)
@@ -218,7 +226,14 @@ class Applier:
 
     async def _write(self, client: Client, field_manager: str, slot: Slot, wanted: _Wanted) -> str | None:
         """Write, and return the version that the object has then; None when it is deleted."""
-        ours = slot.kind not in _NAMED_BY_USERS or await _may_be_ours(client, slot)
+        ours = True
+        if slot.kind in _NAMED_BY_USERS and (stands := await _stands(client, slot)) is not None:
+            ours = _is_ours(slot, stands)
+            if not ours and _can_be_adopted(slot, stands, wanted):
+                assert wanted.manifest is not None
+                await adopt_service(client, stands, wanted.manifest, field_manager=field_manager)
+                ours = True
+                self._reapply_behind(slot)  # a policy may have refused a slice behind a Service that was not ours
         if wanted.manifest is None:
             if ours:
                 await client.delete(slot.kind, slot.key)
@@ -230,6 +245,9 @@ class Applier:
         applied = await client.apply(
             slot.kind, wanted.manifest, field_manager=field_manager, subresource=slot.subresource
         )
+        if slot not in self._alone and _is_followed(slot, wanted.manifest):
+            await clear_endpoints(client, slot.key.namespace, wanted.manifest["metadata"]["labels"][SERVICE_NAME_LABEL])
+            self._alone.add(slot)
         return applied.metadata.resource_version
 
     def _tell(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
@@ -261,11 +279,29 @@ async def _versions(client: Client, kind: type[Object], namespace: str | None, l
     return {one.key: one.metadata.resource_version for one in listing.items}
 
 
-async def _may_be_ours(client: Client, slot: Slot) -> bool:
-    """Whether the object is ours or missing: an apply onto another owner's object is no conflict, but a merge."""
+async def _stands(client: Client, slot: Slot) -> Any:
+    """Return the object, which may be another owner's; None when there is none."""
     try:
-        owners = (await client.get(slot.kind, slot.key)).metadata.owner_references
+        return await client.get(slot.kind, slot.key)
     except NotFoundError:
-        return True
+        return None
+
+
+def _is_ours(slot: Slot, stands: Object) -> bool:
+    """Whether an object is ours: an apply onto another owner's object is no conflict, but a merge."""
+    owners = stands.metadata.owner_references
     ours = [service_name(owner.name) for owner in owners if owner.kind == InferenceService.RESOURCE.kind]
     return slot.key.name in ours
+
+
+def _can_be_adopted(slot: Slot, stands: Object, wanted: _Wanted) -> bool:
+    """Whether an object is the Service that the Go implementation's agent has made for this very InferenceService."""
+    if slot.kind is not Service or wanted.manifest is None or not is_predecessors(stands.metadata):
+        return False
+    return names_service(stands.metadata, wanted.manifest["metadata"]["ownerReferences"][0]["name"])
+
+
+def _is_followed(slot: Slot, manifest: Mapping[str, Any]) -> bool:
+    """Whether a slice leads clients to an engine that answers."""
+    ends = manifest.get("endpoints", ())
+    return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)

@@ -12,7 +12,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, GetAccess, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
-from llmkube.weights.source import Builtin, LocalFile, Source, VolumeSource
+from llmkube.weights.source import Builtin, ImageSource, LocalFile, Source, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.audience import PUBLIC
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
@@ -71,7 +71,7 @@ async def fetch(
         return await _copy_in(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
-    if isinstance(source, VolumeSource) or downloader is None:
+    if isinstance(source, VolumeSource | ImageSource) or downloader is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
         remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf:// or s3:// source, or {file}"
