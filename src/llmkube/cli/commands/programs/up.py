@@ -43,6 +43,7 @@ from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
 from llmkube.cli.commands.tools.files import Manifest, demo_manifests, load_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
+from llmkube.cli.complete import paths
 from llmkube.cli.config import UpConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import Followed, open_follow
@@ -110,7 +111,15 @@ class UpPlan:
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
-@click.option("-f", "--filename", "files", metavar="FILE", multiple=True, help="Manifests: a file, a folder, or -.")
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    shell_complete=paths,
+    help="Manifests: a file, a folder, or -.",
+)
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
 @settings_options(UpConfig)
 @guarded
