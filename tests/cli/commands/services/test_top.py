@@ -67,7 +67,8 @@ class Engine:
     async def request(self, method, url, *, headers):
         await trio.lowlevel.checkpoint()
         self.asked.append((url, headers.get("authorization")))
-        body = f"# TYPE x counter\nllamacpp:tokens_predicted_total {10 * len(self.asked)}\nllamacpp:requests_processing 1\n"
+        made = 10 * len(self.asked)
+        body = f"llamacpp:tokens_predicted_total {made}\nllamacpp:requests_processing 1\n"
         return Response(self.status, Headers.of({}), body.encode())
 
 

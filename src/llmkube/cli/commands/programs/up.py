@@ -31,6 +31,7 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.apiserver import open_server
+from llmkube.cli.commands.programs.background.up_commands import COMMANDS
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
@@ -107,7 +108,7 @@ class UpPlan:
         )
 
 
-@click.command("up", context_settings=HELP)
+@click.group("up", context_settings=HELP, invoke_without_command=True)
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
@@ -122,11 +123,25 @@ class UpPlan:
 )
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
 @settings_options(UpConfig)
+@click.pass_context
 @guarded
 def up(
-    *, demo: bool, question: str | None, timeout: float, files: tuple[str, ...], ephemeral: bool, **flags: Any
+    context: click.Context,
+    /,
+    *,
+    demo: bool,
+    question: str | None,
+    timeout: float,
+    files: tuple[str, ...],
+    ephemeral: bool,
+    **flags: Any,
 ) -> None:
-    """Serve models on this machine, with a Kubernetes API of its own."""
+    """Serve models on this machine, with a Kubernetes API of its own.
+
+    Stays until Ctrl-C. `llmkube up start` runs it in the background, `llmkube up install` at every login.
+    """
+    if context.invoked_subcommand is not None:
+        return
     if demo:
         ports = ("api_port", "gateway_port", "probe_port")
         flags |= {name: "0" for name in ports if flags[name] is None}
@@ -148,6 +163,10 @@ def up(
         outcome = trio.run(run_up, plan, Console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
+
+
+for each in COMMANDS:
+    up.add_command(each)
 
 
 async def run_up(plan: UpPlan, console: Console) -> Outcome:

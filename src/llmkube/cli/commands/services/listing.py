@@ -114,7 +114,8 @@ class _Page:
     async def fetch(self, cluster: Cluster) -> Objects:
         """Ask for the kinds that are listed, and for Models: how a service does is judged with its Model."""
         found: dict[type[Any], Sequence[Any]] = {}
-        for kind in dict.fromkeys((Model, *self.kinds)):
+        wanted: list[type[Any]] = [Model, *(kind for kind in self.kinds if kind is not Model)]
+        for kind in wanted:
             try:
                 found[kind] = (await cluster.client.list(kind, namespace=self.namespace)).items
             except ForbiddenError:
