@@ -35,14 +35,14 @@ from llmkube.cli.commands.programs.background.up_commands import COMMANDS
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
+from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps
 from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
-from llmkube.cli.commands.tools.files import Manifest, demo_manifests, load_manifests
+from llmkube.cli.commands.tools.files import Manifest, demo_manifests, demo_model, load_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
 from llmkube.cli.complete import paths
 from llmkube.cli.config import UpConfig, load
@@ -54,6 +54,7 @@ from llmkube.cli.program import (
     Stop,
     open_port,
     open_service_nursery,
+    process_age_seconds,
     raise_descriptor_limit,
     run_until_signal,
     settle_heap,
@@ -163,6 +164,8 @@ def up(
         outcome = trio.run(run_up, plan, Console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
+    if demo and question is not None:
+        output.say(f"\n{next_steps(*demo_model(), question)}")
 
 
 for each in COMMANDS:
@@ -183,6 +186,7 @@ class _Up:
     plan: UpPlan
     console: Console
     rng: random.Random = attrs.field(factory=random.Random)
+    began: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
     def tell(self, line: str) -> None:
         """Say something about the run, above a moving line if there is one; nowhere if the terminal is closed."""
@@ -215,7 +219,7 @@ class _Up:
             )
             self.tell(place.lines)
             self._tell_access(lan)
-            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow)
+            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow, self.began)
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
             target = await _asked(applied, followed) if self.plan.question is not None else None
             # Read now: whatever the objects say before the agent runs is about an earlier run.
