@@ -12,28 +12,48 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: non
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 30
 
-# What is installed is what requirements/dev.txt pins, by digest and as wheels alone; then this tree, with nothing fetched.
-PINNED := --require-hashes --only-binary :all: --requirement requirements/dev.txt
+# What is installed is what requirements/ pins, by digest and as wheels alone; then this tree, with nothing fetched.
+PINNED := --require-hashes --only-binary :all:
+SERVING := $(VENV)/.serving
+SERVES := --requirement requirements/llama.txt --requirement requirements/build.txt
 THIS := --no-deps --no-build-isolation --editable .
 
+define checked_python
+@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "$(PYTHON) is not Python 3.11 or later (macOS brings 3.9); name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; \
+	exit 1; \
+} >&2
+endef
+
+# $(1) is what of requirements/ is installed, $(2) how loud
+define installed
+@if command -v uv >/dev/null 2>&1; then \
+	test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+	uv pip install $(2) --python $(BIN)/python $(PINNED) $(1) && \
+	uv pip install --quiet --python $(BIN)/python $(THIS); \
+else \
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+	$(BIN)/python -m pip install $(2) --disable-pip-version-check $(PINNED) $(1) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(THIS); \
+fi
+endef
+
 $(STAMP): pyproject.toml requirements/dev.txt
-	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is not Python 3.11 or later (macOS brings 3.9); name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; \
-		exit 1; \
-	} >&2
-	@if command -v uv >/dev/null 2>&1; then \
-		test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
-		uv pip install --quiet --python $(BIN)/python $(PINNED) && \
-		uv pip install --quiet --python $(BIN)/python $(THIS); \
-	else \
-		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check $(THIS); \
-	fi
+	$(checked_python)
+	$(call installed,--requirement requirements/dev.txt,--quiet)
+	@touch $@ $(SERVING)  # what serving needs is in it, pinned alike
+
+$(SERVING): pyproject.toml requirements/llama.txt requirements/build.txt
+	$(checked_python)
+	@echo "Installing what serving needs into $(VENV), once: $$(grep -c '^[a-z].*==' requirements/llama.txt) packages."
+	$(call installed,$(SERVES),)
 	@touch $@
 
-demo: $(STAMP)  ## serve the built-in model through Kubernetes objects and ask it a question
-	@$(BIN)/llmkube up --demo --ask "What is LLMKube?"
+demo:  ## serve the built-in model through Kubernetes objects and ask it a question
+	@begin=$$(date +%s); \
+	$(MAKE) --no-print-directory $(SERVING) && \
+	$(BIN)/llmkube up --demo --ask "What is LLMKube?" && \
+	echo "make demo took $$(($$(date +%s) - begin)) s in all."
 
 test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run plays (tests/lengths.py)
 	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it

@@ -77,3 +77,26 @@ def test_each_shell_gets_its_script(run, shell):
     assert done.exit_code == 0
     assert "_LLMKUBE_COMPLETE" in done.output
     assert run("completion", "tcsh").exit_code == 2
+
+
+def test_files_are_completed_by_the_shell(live):
+    """U22: where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
+    assert [(each.value, each.type) for each in offered(complete.paths, "mod")] == [("mod", "file")]
+    assert offered(complete.paths, "https://x") == []
+    kinds = {each.type: each.value for each in offered(complete.files, "llama-3.1")}
+    assert kinds == {"plain": "llama-3.1-8b", "file": "llama-3.1"}
+    assert [each.type for each in offered(complete.files, "./m")] == ["file"]
+    assert offered(complete.catalog_or_services, "d")[0] == "demo"
+    assert "deepseek-r1-7b" in offered(complete.catalog_or_services, "d")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("deploy", "--source"), ("up", "-f"), ("up", "--llama-server"), ("convert", "-f"), ("agent", "--model-store")],
+)
+def test_options_that_take_a_path_complete_files(live, command, option):
+    """U22: each option that names a file or a folder has the shell offer them."""
+    found = cli.get_command(click.Context(cli), command)
+    ctx = click.Context(found)
+    param = next(each for each in found.params if option in each.opts)
+    assert [each.type for each in param.shell_complete(ctx, "mo")] in (["file"], ["dir"])

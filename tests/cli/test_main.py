@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube import __version__
-from llmkube.cli.main import COMMANDS, cli
+from llmkube.cli.main import COMMANDS, SUBJECTS, cli
 
 
 def run(*args, **kwargs):
@@ -63,11 +63,30 @@ def test_the_overview_lists_every_command():
         assert run(name, "--help").exit_code == 0, run(name, "--help").output
 
 
-def test_an_unknown_command_is_a_usage_error():
-    """A typing error in the command's name exits with 2."""
-    done = run("upp")
+@pytest.mark.parametrize(("typed", "meant"), [("upp", "up"), ("rnu", "run"), ("stauts", "status"), ("dploy", "deploy")])
+def test_a_mistyped_command_is_guessed(typed, meant):
+    """U18: a typing error in the command's name exits with 2 and says which one may have been meant."""
+    done = run(typed)
     assert done.exit_code == 2
-    assert "No such command 'upp'" in done.output
+    assert f"there is no command {typed}; did you mean {meant}" in done.output
+    strange = run("xyzzy")
+    assert (strange.exit_code, "No such command 'xyzzy'" in strange.output) == (2, True)
+
+
+def test_help_has_no_empty_default():
+    """U23: no option of any program shows a default that is nothing."""
+    for name in COMMANDS:
+        shown = " ".join(run(name, "--help").output.split())
+        assert "Default: ." not in shown
+        assert "Default:  " not in shown
+
+
+def test_the_overview_is_by_subject():
+    """Each command stands under one subject, in the overview as in the table."""
+    shown = run("--help").output
+    places = [shown.index(f"{subject}:") for subject in SUBJECTS]
+    assert places == sorted(places)
+    assert len(COMMANDS) == sum(map(len, SUBJECTS.values()))
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,14 @@ async def test_the_demo_answers_truly_and_leaves_nothing(tmp_path):
     async with open_up(tmp_path, "--demo", "--ask", "What is LLMKube?") as up:
         urls = await up.urls()
         assert await up.process.wait() == 0
-    assert up.out.splitlines()[1] == ANSWER
+    assert up.out.splitlines()[1:3] == ["> What is LLMKube?", ANSWER]
     for words in ("NAME  PHASE  SIZE", "demo  Ready  933.8 KiB  cpu", "STEP    TIME", "total   "):
         assert words in up.out
+    assert up.out.splitlines()[-3:] == [
+        "  llmkube up start",
+        "  llmkube deploy demo --source builtin://demo",
+        "  llmkube chat demo 'What is LLMKube?'",
+    ]
     for step in ("fetch", "load", "ready", "answer"):
         assert f"{step:<8}done in" in up.err
     assert "\x1b" not in up.out + up.err

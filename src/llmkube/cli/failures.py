@@ -10,6 +10,7 @@ import click
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import SettingError
+from llmkube.cli.view.program_name import runnable
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Why a file that a command prints into does not take it."""
@@ -31,6 +32,10 @@ class CommandError(click.ClickException):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click declares the default as a ClassVar, and reads the instance
+
+    def format_message(self) -> str:
+        """Return the sentence with commands that the reader can paste."""
+        return runnable(self.message)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,13 @@
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from llmkube.base.settings import Setting, settings_of
-from llmkube.cli.complete import contexts, namespaces
+from llmkube.cli.complete import contexts, namespaces, paths
 from llmkube.cli.failures import in_one_sentence
 from llmkube.cli.target_cluster import Where
 
@@ -107,7 +108,8 @@ def _option(each: Setting) -> Decorator:
     text = f"{each.help}{_default(each)}  [{each.variable}]"
     if each.type is bool:
         return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.name, default=None, help=text)
-    return click.option(*names, metavar=_metavar(each), multiple=each.type is tuple, help=text)
+    complete = paths if each.type is Path else None
+    return click.option(*names, metavar=_metavar(each), multiple=each.type is tuple, help=text, shell_complete=complete)
 
 
 def _metavar(each: Setting) -> str:
@@ -117,6 +119,6 @@ def _metavar(each: Setting) -> str:
 
 
 def _default(each: Setting) -> str:
-    if each.default in (None, ()):
+    if each.default in (None, (), ""):
         return ""
     return f" Default: {', '.join(each.default) if each.type is tuple else each.default}."

@@ -8,10 +8,12 @@ import contextlib
 import gc
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final, NoReturn, TypeVar
 
 import attrs
+import psutil
 import trio
 
 from llmkube.base.http.listen import open_listeners
@@ -78,6 +80,12 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_EVERY)
+
+
+def process_age_seconds() -> float:
+    """Return for how long this process has been there: what a user has waited, imports included."""
+    # Both by the wall clock, which may have been set meanwhile: the figure is shown and decides nothing.
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 async def run_signals(

@@ -12,6 +12,7 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_age
+from llmkube.cli.view.program_name import runnable
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
@@ -92,7 +93,7 @@ def flowing(text: str) -> str:
 
     What is broken goes on below the last column that the line has.
     """
-    text = printable(text)
+    text = runnable(printable(text))
     width = line_width()
     if width is None:
         return text

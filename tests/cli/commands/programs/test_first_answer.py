@@ -1,6 +1,7 @@
 import io
 import json
 import random
+import shlex
 
 import pytest
 import trio
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from cli.memory_cluster import NOW, open_cluster_client
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, times, usage
+from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps, times, usage
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.failures import ExitCode
@@ -38,7 +39,9 @@ class World:
     def __init__(self, client, followed):
         self.client = client
         self.progress = io.StringIO()
-        self.visit = Visit(PLACE, followed, Gateway(), Console(file=self.progress), {"cpu"}, lambda: NOW)
+        self.visit = Visit(
+            PLACE, followed, Gateway(), Console(file=self.progress), {"cpu"}, lambda: NOW, trio.current_time() - 2
+        )
 
     async def say(self, kind, *conditions, **status):
         keys = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -86,10 +89,11 @@ async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys
         "answer  done in 0 ms",
     ]
     answer, models, services, laps = capsys.readouterr().out.strip().split("\n\n")
-    assert answer == "to default/demo: yes"
+    assert answer == "> What?\nto default/demo: yes"
     assert "933.8 KiB" in models
     assert "1/1" in services
-    assert laps.splitlines()[-1].split() == ["total", "5.00", "s"]
+    assert laps.splitlines()[1].split() == ["start", "2.00", "s"]
+    assert laps.splitlines()[-1].split() == ["total", "7.00", "s"]  # U10: since the program was started
 
 
 async def test_a_failure_ends_the_wait(autojump_clock, world):
@@ -177,3 +181,14 @@ def test_the_times_add_up():
     """The table has a row per step and their sum."""
     watch = Stopwatch(0.0, {"fetch": 1.0, "answer": 2.5})
     assert times(watch).splitlines() == ["STEP    TIME", "fetch   1.00 s", "answer  2.50 s", "total   3.50 s"]
+
+
+def test_the_next_commands_can_be_pasted(monkeypatch):
+    """U10: three commands, with the path by which this program was called where it is not on PATH."""
+    monkeypatch.setattr("sys.argv", ["/a b/.venv/bin/llmkube"])
+    lines = next_steps("demo", "builtin://demo", 'What is "it"?').splitlines()
+    assert [shlex.split(line) for line in lines[1:]] == [
+        ["/a b/.venv/bin/llmkube", "up", "start"],
+        ["/a b/.venv/bin/llmkube", "deploy", "demo", "--source", "builtin://demo"],
+        ["/a b/.venv/bin/llmkube", "chat", "demo", 'What is "it"?'],
+    ]

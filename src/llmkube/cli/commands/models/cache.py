@@ -133,7 +133,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
 
 
 @cache.command("preload", context_settings=HELP)
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
 @settings_options(PreloadConfig)

@@ -19,6 +19,7 @@ from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
+from llmkube.cli.view.program_name import program_name
 from llmkube.cli.view.progress import Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.cli.view.readiness import DELETED, Readiness
@@ -78,6 +79,7 @@ class Visit:
         console: For progress; standard error.
         accelerators: What this host serves.
         utcnow: The wall clock, for ages in tables.
+        began: When this program was started, by Trio's clock.
     """
 
     place: Place
@@ -86,6 +88,7 @@ class Visit:
     console: Console
     accelerators: Collection[str]
     utcnow: Callable[[], datetime.datetime]
+    began: float
 
     def health_of(self, key: Key) -> Health | None:
         """Return how a service does, by what its objects say now; None if there is none of that name."""
@@ -93,14 +96,15 @@ class Visit:
         return self._judge(service, self.followed.model_of(service)) if service is not None else None
 
     async def answer(self, key: Key, question: str, *, before: Health | None = None) -> Outcome:
-        """Wait until a service is ready, ask it, and print the answer, the objects and how long each step took.
+        """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
 
         Args:
             key: The service.
             question: What to ask.
             before: What `health_of` said before the agent started: the same failure may be yesterday's.
         """
-        watch = Stopwatch(trio.current_time())
+        watch = Stopwatch(self.began)
+        watch.lap("start", trio.current_time())
         with open_display(self.console) as display:
             async with trio.open_nursery() as moving:
                 moving.start_soon(display.run)
@@ -117,7 +121,7 @@ class Visit:
                 moving.cancel_scope.cancel(reason="nothing moves any more")
         if problem:
             return Outcome(ExitCode.FAILED, problem)
-        output.say(f"\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
+        output.say(f"\n> {output.printable(question)}\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
         return Outcome()
 
     async def stay(self) -> None:
@@ -207,7 +211,20 @@ def usage(place: Place, model_id: str | None) -> str:
     )
 
 
+def next_steps(name: str, source: str, question: str) -> str:
+    """Return three commands that serve the same model for longer: this run keeps nothing."""
+    program = shlex.quote(program_name())
+    return "\n".join(
+        (
+            "All of this is gone now. To keep a model served, and to talk to it:",
+            f"  {program} up start",
+            f"  {program} deploy {shlex.quote(name)} --source {shlex.quote(source)}",
+            f"  {program} chat {shlex.quote(name)} {shlex.quote(question)}",
+        )
+    )
+
+
 def times(watch: Stopwatch) -> str:
-    """Return how long each step took, and all of them together."""
+    """Return how long each step took, and all of them together: since this program was started."""
     rows = [(step, format_duration(seconds)) for step, seconds in watch.laps.items()]
     return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(watch.laps.values())))])

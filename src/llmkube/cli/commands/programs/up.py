@@ -31,18 +31,20 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.apiserver import open_server
+from llmkube.cli.commands.programs.background.up_commands import COMMANDS
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
+from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps
 from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
-from llmkube.cli.commands.tools.files import Manifest, demo_manifests, load_manifests
+from llmkube.cli.commands.tools.files import Manifest, demo_manifests, demo_model, load_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
+from llmkube.cli.complete import paths
 from llmkube.cli.config import UpConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import Followed, open_follow
@@ -52,6 +54,7 @@ from llmkube.cli.program import (
     Stop,
     open_port,
     open_service_nursery,
+    process_age_seconds,
     raise_descriptor_limit,
     run_until_signal,
     settle_heap,
@@ -106,18 +109,40 @@ class UpPlan:
         )
 
 
-@click.command("up", context_settings=HELP)
+@click.group("up", context_settings=HELP, invoke_without_command=True)
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
-@click.option("-f", "--filename", "files", metavar="FILE", multiple=True, help="Manifests: a file, a folder, or -.")
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    shell_complete=paths,
+    help="Manifests: a file, a folder, or -.",
+)
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
 @settings_options(UpConfig)
+@click.pass_context
 @guarded
 def up(
-    *, demo: bool, question: str | None, timeout: float, files: tuple[str, ...], ephemeral: bool, **flags: Any
+    context: click.Context,
+    /,
+    *,
+    demo: bool,
+    question: str | None,
+    timeout: float,
+    files: tuple[str, ...],
+    ephemeral: bool,
+    **flags: Any,
 ) -> None:
-    """Serve models on this machine, with a Kubernetes API of its own."""
+    """Serve models on this machine, with a Kubernetes API of its own.
+
+    Stays until Ctrl-C. `llmkube up start` runs it in the background, `llmkube up install` at every login.
+    """
+    if context.invoked_subcommand is not None:
+        return
     if demo:
         ports = ("api_port", "gateway_port", "probe_port")
         flags |= {name: "0" for name in ports if flags[name] is None}
@@ -139,6 +164,12 @@ def up(
         outcome = trio.run(run_up, plan, Console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
+    if demo and question is not None:
+        output.say(f"\n{next_steps(*demo_model(), question)}")
+
+
+for each in COMMANDS:
+    up.add_command(each)
 
 
 async def run_up(plan: UpPlan, console: Console) -> Outcome:
@@ -155,6 +186,7 @@ class _Up:
     plan: UpPlan
     console: Console
     rng: random.Random = attrs.field(factory=random.Random)
+    began: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
     def tell(self, line: str) -> None:
         """Say something about the run, above a moving line if there is one; nowhere if the terminal is closed."""
@@ -187,7 +219,7 @@ class _Up:
             )
             self.tell(place.lines)
             self._tell_access(lan)
-            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow)
+            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow, self.began)
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
             target = await _asked(applied, followed) if self.plan.question is not None else None
             # Read now: whatever the objects say before the agent runs is about an earlier run.

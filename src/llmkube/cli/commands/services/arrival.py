@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import random
+import shlex
 from collections.abc import Collection, Iterator
 
 import attrs
@@ -17,6 +18,7 @@ from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.output import printable
+from llmkube.cli.view.program_name import program_name
 from llmkube.cli.view.progress_line import open_display
 from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -100,7 +102,9 @@ def is_stopped(service: InferenceService) -> bool:
 
 def command(verb: str, key: Key) -> str:
     """Return what to type about a service: `llmkube status chat -n team`."""
-    return f"llmkube {verb} {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
+    return f"{shlex.quote(program_name())} {verb} {key.name}" + (
+        "" if key.namespace == "default" else f" -n {key.namespace}"
+    )
 
 
 def _detail(service: InferenceService, model: Model | None, health: Health) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import click
-import trio
 
 from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.credential_note import tell_credential_problem
@@ -113,20 +112,15 @@ class _Page:
     form: str
 
     async def fetch(self, cluster: Cluster) -> Objects:
-        """Ask for both kinds at once: how a service does is judged with its Model."""
+        """Ask for the kinds that are listed, and for Models: how a service does is judged with its Model."""
         found: dict[type[Any], Sequence[Any]] = {}
-
-        async def ask(kind: Any) -> None:
+        wanted: list[type[Any]] = [Model, *(kind for kind in self.kinds if kind is not Model)]
+        for kind in wanted:
             try:
                 found[kind] = (await cluster.client.list(kind, namespace=self.namespace)).items
             except ForbiddenError:
                 if kind in self.kinds:
                     raise
-                found[kind] = ()
-
-        async with trio.open_nursery() as nursery:
-            for kind in dict.fromkeys((Model, *self.kinds)):
-                nursery.start_soon(ask, kind)
         return found
 
     def held(self, followed: Followed) -> Objects:

@@ -11,6 +11,7 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import apply_defaults, prune, validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
+from llmkube.cli.complete import paths
 from llmkube.cli.options import HELP, guarded
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.first_api import convert, is_old
@@ -18,7 +19,14 @@ from llmkube.k8s.crd.first_api import convert, is_old
 
 @click.command("convert", context_settings=HELP)
 @click.option(
-    "-f", "--filename", "names", multiple=True, required=True, metavar="FILE", help="A file, a folder, or - for stdin."
+    "-f",
+    "--filename",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    shell_complete=paths,
+    help="A file, a folder, or - for stdin.",
 )
 @guarded
 def convert_manifests(names: tuple[str, ...]) -> None:

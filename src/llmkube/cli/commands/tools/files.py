@@ -68,6 +68,12 @@ def demo_manifests() -> tuple[Manifest, ...]:
     return tuple(Manifest("--demo", body) for body in yaml.load_all(text, Loader=_Loader))
 
 
+def demo_model() -> tuple[str, str]:
+    """Return the name of the demo's Model, and its source."""
+    body = next(each.body for each in demo_manifests() if each.body["kind"] == "Model")
+    return body["metadata"]["name"], body["spec"]["source"]
+
+
 def _texts(name: str, read_stdin: Callable[[], str], problems: list[str]) -> Iterator[tuple[str, str]]:
     try:
         if name == "-":

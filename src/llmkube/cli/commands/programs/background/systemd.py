@@ -1,0 +1,85 @@
+"""A unit of the user's systemd that runs `llmkube up` at every login; what it says is a pure function.
+
+systemd.syntax(7) has the quoting, systemd.service(5) the settings.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from llmkube.base.errors import UserError
+
+UNIT: Final = "llmkube-up.service"
+_CALL_SECONDS: Final = 60.0
+
+
+def unit_text(argv: Sequence[str], environ: Mapping[str, str], log: Path, *, stop_seconds: float) -> str:
+    """Return the unit.
+
+    Args:
+        argv: The program and its arguments.
+        environ: Variables that it gets besides those of the user's session.
+        log: The file that both outputs are appended to.
+        stop_seconds: How long it may take to stop: its engines finish what they are asked.
+    """
+    variables = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in sorted(environ.items()))
+    return f"""\
+# Written by `llmkube up install`; `llmkube up uninstall` takes it away.
+[Unit]
+Description=LLMKube: models of this machine behind a Kubernetes API
+Documentation=man:llmkube-up(1)
+
+[Service]
+Type=exec
+ExecStart={" ".join(map(_quoted, argv))}
+{variables}StandardOutput=append:{_specifiers(str(log))}
+StandardError=inherit
+KillSignal=SIGINT
+KillMode=mixed
+TimeoutStopSec={stop_seconds:g}
+Restart=on-failure
+RestartSec=5
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the user's units are (systemd.unit(5))."""
+    config = environ.get("XDG_CONFIG_HOME") or ""
+    root = Path(config) if Path(config).is_absolute() else Path(environ.get("HOME") or Path.home()) / ".config"
+    return root / "systemd" / "user" / UNIT
+
+
+def systemctl(*args: str) -> str:
+    """Call the user's systemd, and return what it prints.
+
+    Raises:
+        UserError: There is none, or it refuses; the sentence has its words.
+    """
+    program = shutil.which("systemctl")
+    if program is None:
+        raise UserError("this machine has no systemd; `llmkube up start` runs it in the background")
+    command = [program, "--user", *args]
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, and the program that PATH names
+            command, check=False, capture_output=True, text=True, timeout=_CALL_SECONDS
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise UserError(f"`systemctl --user {' '.join(args)}` took more than {_CALL_SECONDS:g} s") from exc
+    if done.returncode:
+        raise UserError(f"`systemctl --user {' '.join(args)}`: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("$", "$$")
+    return f'"{_specifiers(escaped)}"'
+
+
+def _specifiers(text: str) -> str:
+    return text.replace("%", "%%")

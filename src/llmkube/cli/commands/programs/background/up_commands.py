@@ -1,0 +1,220 @@
+"""`llmkube up start`, `stop`, `status`, `logs`, `install` and `uninstall`."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.settings import settings_of
+from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
+from llmkube.cli.commands.programs.state_dir import held_state_dir
+from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.config import UpConfig, check_state_dir, load, local_state_dir
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
+from llmkube.cli.state_lock import up_on, wait_gone
+from llmkube.cli.view.output import printable
+
+LOG: Final = "up.log"
+"""Where both outputs go, in the state directory."""
+
+_ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", re.MULTILINE)
+_TAIL_LINES: Final = 10
+_STOP_MARGIN_SECONDS: Final = 30.0
+
+_state_dir_option = click.option(
+    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
+)
+
+
+@click.command("start", context_settings=HELP)
+@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait for its start. Default: 60.")
+@settings_options(UpConfig)
+@guarded
+def start(*, timeout: float, **flags: Any) -> None:
+    """Run `llmkube up` in the background, until `llmkube up stop` or the end of the session."""
+    config = load("up", UpConfig, flags)
+    folder = _folder(config.state_dir)
+    if (pid := up_on(folder)) is not None:
+        click.echo(f"llmkube up runs already (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
+        return
+    with held_state_dir(folder):  # made, ours alone, and free
+        pass
+    log = folder / LOG
+    with log.open("ab") as file:
+        begin = file.tell()
+        child = subprocess.Popen(  # noqa: S603 - this program
+            command_line(flags, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    trio.run(_wait_started, child, folder, begin, timeout)
+    click.echo(f"llmkube up runs in the background (pid {child.pid})\n{addresses_in(log, begin)}")
+
+
+@click.command("stop", context_settings=HELP)
+@_state_dir_option
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
+@guarded
+def stop(state_dir: Path | None, timeout: float) -> None:
+    """Stop `llmkube up` and every engine of it, and wait until they have ended."""
+    folder = _folder(state_dir)
+    pid = up_on(folder)
+    if pid is None:
+        raise CommandError(f"no llmkube up runs on the state directory {folder}", ExitCode.NOT_FOUND)
+    os.kill(pid, signal.SIGINT)
+    trio.run(wait_gone, folder, pid, timeout)
+    click.echo(f"llmkube up with pid {pid} has stopped")
+
+
+@click.command("status", context_settings=HELP)
+@_state_dir_option
+@guarded
+def up_status(state_dir: Path | None) -> None:
+    """Say whether `llmkube up` runs, at which addresses, and whether it is started at login. Exits with 3 if not."""
+    folder = _folder(state_dir)
+    pid = up_on(folder)
+    runs = "does not run" if pid is None else f"runs (pid {pid})"
+    click.echo(f"llmkube up {runs} on {folder}")
+    if pid is not None and (addresses := addresses_in(folder / LOG)):
+        click.echo(addresses)
+    at_login = unit_path()
+    click.echo(f"at login    {at_login}" if at_login.exists() else "at login    no; `llmkube up install` changes that")
+    if pid is None:
+        sys.exit(ExitCode.NOT_FOUND)
+
+
+@click.command("logs", context_settings=HELP)
+@click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
+@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@_state_dir_option
+@guarded
+def up_logs(follow: bool, lines: int | None, state_dir: Path | None) -> None:
+    """Print what `llmkube up` wrote in the background; `llmkube logs NAME` has what an engine writes."""
+    log = _folder(state_dir) / LOG
+    if not log.is_file():
+        raise CommandError(
+            f"there is no {log}: `llmkube up start` and `install` write it, and a terminal shows all else",
+            ExitCode.NOT_FOUND,
+        )
+
+    async def copy() -> None:
+        async with open_log(log, lines) as file:
+            while True:
+                piece = await trio.to_thread.run_sync(file.take)
+                if piece:
+                    click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
+                elif follow:
+                    await trio.sleep(POLL_SECONDS)
+                else:
+                    return
+
+    trio.run(copy)
+
+
+@click.command("install", context_settings=HELP)
+@settings_options(UpConfig)
+@guarded
+def install(**flags: Any) -> None:
+    """Have systemd run `llmkube up` now and at every login of this user, with these flags."""
+    if sys.platform == "darwin":
+        raise UserError("launchd jobs are not made yet; `llmkube up start` runs it in the background")
+    config = load("up", UpConfig, flags)
+    folder = _folder(config.state_dir)
+    systemctl("show-environment")  # whether it answers: before anything is written
+    with held_state_dir(folder):
+        pass
+    stop_seconds = config.drain_seconds + _STOP_MARGIN_SECONDS
+    text = unit_text(command_line(flags, folder), {}, folder / LOG, stop_seconds=stop_seconds)
+    file = unit_path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    systemctl("daemon-reload")
+    systemctl("enable", UNIT)
+    systemctl("restart", UNIT)
+    click.echo(f"{file} runs llmkube up now and at every login; `llmkube up status` shows it")
+    click.echo("without a login, after each boot: loginctl enable-linger", err=True)
+
+
+@click.command("uninstall", context_settings=HELP)
+@guarded
+def uninstall() -> None:
+    """Stop what `llmkube up install` began, and take it out of the logins; models and objects stay."""
+    file = unit_path()
+    if not file.exists():
+        raise CommandError(f"there is no {file}", ExitCode.NOT_FOUND)
+    systemctl("disable", "--now", UNIT)
+    file.unlink()
+    systemctl("daemon-reload")
+    click.echo(f"{file} is gone, and what it ran has stopped")
+
+
+def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return how `llmkube up` is run with these flags, by this Python, wherever the current folder is then."""
+    words = [sys.executable, "-m", "llmkube", "up", "--state-dir", str(folder)]
+    for each in settings_of(UpConfig):
+        value = flags.get(each.name)
+        if each.name == "state_dir" or value in {None, ()}:
+            continue
+        if each.type is bool:
+            words.append(each.flag if value else f"--no-{each.flag[2:]}")
+        else:
+            words += [
+                f"{each.flag}={_absolute(each.type, text)}" for text in (value if each.type is tuple else [value])
+            ]
+    return words
+
+
+def addresses_in(log: Path, begin: int = 0) -> str:
+    """Return the addresses that the newest run has written; "" when it has not yet."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin)
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = _ADDRESSES.findall(text)
+    return printable(found[-1]) if found else ""
+
+
+def _absolute(kind: type[Any], text: str) -> str:
+    return str(Path(text).absolute()) if kind is Path else text
+
+
+def _folder(chosen: Path | None) -> Path:
+    folder = chosen.absolute() if chosen is not None else local_state_dir()
+    check_state_dir(folder)
+    return folder
+
+
+async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, begin: int, seconds: float) -> None:
+    log = folder / LOG
+    with trio.move_on_after(seconds):
+        while child.poll() is None:
+            if up_on(folder) == child.pid and addresses_in(log, begin):
+                return
+            await trio.sleep(POLL_SECONDS)
+        raise CommandError(f"llmkube up has ended: {_last_lines(log, begin)}")
+    raise CommandError(
+        f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; `llmkube up logs` shows what it says",
+        ExitCode.TIMED_OUT,
+    )
+
+
+def _last_lines(log: Path, begin: int) -> str:
+    text = log.read_bytes()[begin:].decode("utf-8", "replace")
+    return printable("\n".join(text.strip().splitlines()[-_TAIL_LINES:]).removeprefix("Error: "))
+
+
+COMMANDS: Final[Sequence[click.Command]] = (start, stop, up_status, up_logs, install, uninstall)
+"""What `llmkube up` has besides itself."""

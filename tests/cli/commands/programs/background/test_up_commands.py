@@ -1,0 +1,77 @@
+"""`llmkube up start`, `stop`, `status` and `logs`, as far as they need no engine."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.programs.background.up_commands import LOG, addresses_in, command_line
+from llmkube.cli.commands.programs.state_dir import held_state_dir
+from llmkube.cli.main import cli
+from llmkube.cli.state_lock import ENGINES, SERVER
+
+ADDRESSES = "Kubernetes  https://127.0.0.1:1\ngateway     http://127.0.0.1:2\nprobes      http://127.0.0.1:3"
+
+
+def invoke(*args, state):
+    env = {"COLUMNS": "80", "NO_COLOR": "1", "LLMKUBE_STATE_DIR": str(state), "HOME": str(state.parent)}
+    return CliRunner().invoke(cli, ["up", *args], env=env)
+
+
+def test_what_runs_is_told_with_its_addresses(tmp_path):
+    """`status` has pid and addresses of what runs; `start` starts no second one, and says the same."""
+    state = tmp_path / "st ate"
+    with held_state_dir(state, ENGINES, SERVER):
+        (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
+        shown = invoke("status", state=state)
+        assert shown.exit_code == 0
+        assert f"llmkube up runs (pid {os.getpid()}) on {state}\n{ADDRESSES}\n" in shown.output
+        again = invoke("start", state=state)
+        assert (again.exit_code, again.output) == (0, f"llmkube up runs already (pid {os.getpid()})\n{ADDRESSES}\n")
+
+
+def test_what_does_not_run(tmp_path):
+    """`status`, `stop` and `logs` exit with 3 where there is nothing, and say what there would be."""
+    state = tmp_path / "state"
+    for command, words in (("status", "does not run"), ("stop", "no llmkube up runs"), ("logs", "there is no")):
+        done = invoke(command, state=state)
+        assert (done.exit_code, words in done.output) == (3, True), done.output
+
+
+def test_logs_are_those_of_the_background(tmp_path):
+    """The last lines of the file are printed, without what would steer a terminal."""
+    state = tmp_path / "state"
+    with held_state_dir(state):
+        (state / LOG).write_text("one\ntwo\x1b[2J\nthree\n")
+    assert invoke("logs", "--tail", "2", state=state).output == "two�[2J\nthree\n"
+
+
+def test_a_start_that_fails_says_why(tmp_path):
+    """What the program in the background said last is the error of `start`."""
+    done = invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=tmp_path / "state")
+    assert done.exit_code == 1
+    assert "llmkube up has ended: --llama-server" in done.output
+
+
+def test_flags_are_passed_on(tmp_path):
+    """Every flag that was given reaches the program that runs later, paths as seen from anywhere."""
+    flags = {"gateway_port": "9000", "accelerator": ("cpu", "metal"), "insecure_lan": True, "llama_server": "bin/x"}
+    words = command_line({**flags, "state_dir": "ignored", "listen": None}, tmp_path)
+    assert words[:6] == [sys.executable, "-m", "llmkube", "up", "--state-dir", str(tmp_path)]
+    assert set(words[6:]) == {
+        "--gateway-port=9000",
+        "--accelerator=cpu",
+        "--accelerator=metal",
+        "--insecure-lan",
+        f"--llama-server={Path.cwd()}/bin/x",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "Kubernetes x\n", "no"])
+def test_without_addresses_nothing_is_said(tmp_path, text):
+    """A program that has not got so far has no addresses."""
+    (tmp_path / LOG).write_text(text)
+    assert addresses_in(tmp_path / LOG) == ""
+    assert addresses_in(tmp_path / "nowhere") == ""

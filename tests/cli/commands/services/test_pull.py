@@ -1,0 +1,85 @@
+"""`llmkube pull`: a Model, and its file where it is served."""
+
+from functools import partial
+
+import pytest
+
+from cli.commands.services.test_deploy import announce
+from llmkube.cli.commands.services import pull as pull_module
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+SOURCE = "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf"
+
+
+@pytest.fixture
+def found():
+    return {}
+
+
+def look(found, name):
+    async def after(client):
+        found[name] = (await client.get(Model, Key("default", name))).spec
+
+    return after
+
+
+def test_up_on_this_machine_gets_the_file_into_its_store(run, monkeypatch, tmp_path, found):
+    """With an `llmkube up` here the file is fetched into the store that it serves from, with its digest."""
+    fetched = []
+    monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
+    monkeypatch.setattr(pull_module.preload, "callback", lambda **flags: fetched.append(flags))
+    done = run("pull", "llama-3.1-8b", prepare=partial(announce_cpu), after=look(found, "llama-3.1-8b"))
+    assert done.exit_code == 0, done.output
+    spec = found["llama-3.1-8b"]
+    assert (spec.prefetch, spec.hardware.accelerator, spec.quantization) == (None, "cpu", "Q4_K_M")
+    assert [(each["source"], each["sha256"], each["model_store"]) for each in fetched] == [
+        (spec.source, spec.sha256, str(tmp_path / "store"))
+    ]
+
+
+async def announce_cpu(client):
+    await announce(client, "cpu")
+
+
+def test_another_host_fetches_when_it_is_asked_to(run, monkeypatch, found):
+    """What a host elsewhere serves is not claimed to be fetched."""
+    monkeypatch.setattr(pull_module, "_local_up", lambda where: None)
+    done = run("pull", SOURCE, prepare=announce_cpu, after=look(found, "qwen3-8b"))
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "mac fetches it when a service asks for it: no file was fetched yet\n"
+    assert found["qwen3-8b"].source == SOURCE
+
+
+def test_pods_get_a_job_and_the_wait_ends_with_its_failure(run, found):
+    """Without a host that serves it the Model is prefetched, and what the Job says ends the command."""
+
+    async def failing(client):
+        body = {
+            "metadata": {"name": "m", "namespace": "default"},
+            "spec": {"source": SOURCE, "hardware": {"accelerator": "cuda"}, "prefetch": True},
+        }
+        await client.apply(Model, body, field_manager="llmkube-deploy")
+        condition = {"type": "Degraded", "status": "True", "reason": "AccessDenied", "message": "401 for this file"}
+        other = {"type": "Available", "status": "False", "reason": "AccessDenied", "message": "401 for this file"}
+        stamped = [each | {"lastTransitionTime": "2026-01-01T00:00:00Z"} for each in (condition, other)]
+        body = {"metadata": body["metadata"], "status": {"phase": "Failed", "conditions": stamped}}
+        await client.apply(Model, body, field_manager="llmkube-controller", subresource="status")
+
+    done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", prepare=failing, after=look(found, "m"))
+    assert done.exit_code == 1
+    assert "Model default/m cannot be fetched: AccessDenied: 401 for this file" in done.output
+    assert found["m"].prefetch is True
+
+
+def test_a_wait_that_is_too_long_says_what_goes_on(run):
+    """After --timeout the command ends with 4; the fetch does not."""
+    done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", "--timeout", "0.3")
+    assert done.exit_code == 4
+    assert "`llmkube status model/m --watch` shows how" in done.output
+
+
+def test_a_file_of_the_host_is_not_fetched(run, tmp_path):
+    """A path is read where it lies."""
+    done = run("pull", str(tmp_path / "m.gguf"), "--accelerator", "cpu")
+    assert (done.exit_code, "is read where it lies" in done.output) == (0, True)

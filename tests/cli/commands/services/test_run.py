@@ -1,0 +1,77 @@
+"""`llmkube run`: from a name to an answer, as people are used to."""
+
+import pytest
+
+from llmkube.cli.commands.services import run as run_module
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+
+DEMO = Key("default", "demo")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What `run` does, in order; nothing is deployed or asked in earnest."""
+    done = []
+    monkeypatch.setattr(
+        run_module.chat, "callback", lambda **flags: done.append(("chat", flags["name"], flags["prompt"]))
+    )
+    monkeypatch.setattr(
+        run_module.deploy, "callback", lambda **flags: done.append(("deploy", flags["name"], flags["source"]))
+    )
+
+    async def arrive(cluster, key, seconds):
+        done.append(("wait", key.name, (await cluster.client.get(InferenceService, key)).spec.replicas))
+
+    monkeypatch.setattr(run_module, "arrive", arrive)
+    return done
+
+
+def test_what_is_served_is_asked(run, steps):
+    """A service of the name is waited for and asked; nothing is deployed."""
+    assert run("run", "demo", "Hello?").exit_code == 0
+    assert steps == [("wait", "demo", 1), ("chat", "demo", "Hello?")]
+
+
+def test_what_is_stopped_is_started(run, steps):
+    """A service that was scaled to 0 is started first."""
+
+    async def stop(client):
+        await client.patch(InferenceService, DEMO, {"spec": {"replicas": 0}})
+
+    assert run("run", "demo", "Hello?", prepare=stop).exit_code == 0
+    assert steps == [("wait", "demo", 1), ("chat", "demo", "Hello?")]
+
+
+def test_a_name_of_the_catalog_is_deployed(run, steps):
+    """What no service is called is deployed from the catalog."""
+    assert run("run", "llama-3.1-8b", "Hello?").exit_code == 0
+    assert steps == [("deploy", "llama-3.1-8b", None), ("chat", "llama-3.1-8b", "Hello?")]
+
+
+def test_a_source_is_deployed_under_its_files_name(run, steps):
+    """A source names its service; a second run finds that service."""
+    assert run("run", "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", "Hello?").exit_code == 0
+    assert [step[:2] for step in steps] == [("deploy", "qwen3-8b"), ("chat", "qwen3-8b")]
+    steps.clear()
+    assert run("run", "builtin://demo", "Hello?").exit_code == 0
+    assert [step[:2] for step in steps] == [("wait", "demo"), ("chat", "demo")]
+
+
+def test_another_source_of_the_same_name_is_not_asked(run, steps):
+    """Where the name is taken by another source, nothing is asked, and the sentence says how to name the new one."""
+
+    async def other(client):
+        await client.patch(Model, DEMO, {"spec": {"source": "/models/other.gguf", "sha256": None}})
+
+    done = run("run", "builtin://demo", "Hello?", prepare=other)
+    assert (done.exit_code, steps) == (1, [])
+    assert "serves /models/other.gguf and not builtin://demo" in done.output
+
+
+def test_a_name_that_is_nowhere_is_guessed(run, steps):
+    """A mistyped name deploys nothing and says which one may have been meant."""
+    done = run("run", "lama-3.1-8b", "Hello?")
+    assert (done.exit_code, steps) == (3, [])
+    assert "did you mean llama-3.1-8b" in done.output
