@@ -15,6 +15,7 @@ from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
 from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, lan_judge, refuse_foreign_pages
+from llmkube.router.origin_policy import page_grant
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -85,7 +86,8 @@ async def world(nursery):
             for engine in by_port.values():
                 await nursery.start(run_server, engine.handle, [engine.listener])
             handler = gateway_handler(world.directory, upstream, lambda: BORN)
-            await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages))
+            serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant)
+            await nursery.start(serve)
             return world
 
         yield make
@@ -209,6 +211,70 @@ async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status)
     assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
     if status == 403:
         assert json.loads(answer.body)["error"]["code"] == "origin_refused"
+
+
+GRANT = "access-control-allow-origin"
+PAGES = ("http://localhost:3977", "app://obsidian.md", "vscode-webview://0cd1", "tauri://localhost")
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize("origin", PAGES)
+async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
+    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+
+    async def handler(exchange):
+        loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
+        if exchange.request.headers.get("x-stream"):
+            async with exchange.stream(200, loose) as send:
+                await send(b"x")
+        else:
+            await exchange.respond(Response.json(200, {}, headers=loose))
+
+    gateway = await world(ONE, port1=Engine(handler))
+    page = {"Origin": origin}
+    answers = {
+        200: await gateway.ask("POST", CHAT, {"model": "only"}, page),
+        404: await gateway.ask("POST", CHAT, {"model": "gone"}, page),
+        405: await gateway.ask("PUT", CHAT, {"model": "only"}, page),
+        417: await gateway.ask("POST", CHAT, {"model": "only"}, page | {"Expect": "miracles"}),
+    }
+    streamed = await gateway.ask("POST", CHAT, {"model": "only"}, page | {"X-Stream": "1"})
+    for status, answer in [*answers.items(), (200, streamed)]:
+        assert (answer.status, answer.headers.get_all(GRANT)) == (status, (origin,))
+        assert (answer.headers.get("vary"), "access-control-allow-credentials" in answer.headers) == ("Origin", False)
+    assert GRANT not in (await gateway.ask("POST", CHAT, {"model": "gone"})).headers
+
+
+async def test_an_engine_that_has_gone_is_told_to_a_page(world):
+    """The 502 in the place of an engine's answer is readable for the page that asked."""
+    gateway = await world(ONE)
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT)) == (502, PAGES[0])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
+async def test_a_preflight_allows_what_the_page_will_send(world, path):
+    """OPTIONS with a near Origin is answered without an engine: methods, the headers asked for, and nothing else."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT), engine.requests) == (204, PAGES[0], [])
+    assert answer.headers.get("access-control-allow-methods") == "GET, HEAD, POST"
+    assert answer.headers.get("access-control-allow-headers") == "authorization,x-stainless-os"
+    assert "access-control-allow-private-network" not in answer.headers
+    wishes = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
+    answer = await gateway.ask("OPTIONS", path, None, wishes | {"Access-Control-Request-Headers": "a b; c"})
+    assert answer.headers.get("access-control-allow-private-network") == "true"
+    assert "access-control-allow-headers" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "ftp://evil.example", "", "wss://evil.example"])
+async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
+    """A foreign page's preflight gets 403, as its request does, and no line that a browser would take for a grant."""
+    gateway = await world(ONE, port1=Engine())
+    for method, headers in (("OPTIONS", ASKED), ("POST", {}), ("GET", {})):
+        answer = await gateway.ask(method, CHAT, None, headers | {"Origin": origin})
+        assert (answer.status, [name for name, _ in answer.headers if name.lower().startswith("access")]) == (403, [])
 
 
 async def test_the_root_says_what_this_is(world):
@@ -395,11 +461,17 @@ async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
         ("/v1/models", "", 401),
         ("/", "", 401),
         ("/health", "Origin: https://evil.example\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\nAccess-Control-Request-Method: POST\r\n", None),
+        (CHAT, "OPTIONS Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\n", 401),
+        (CHAT, "OPTIONS Access-Control-Request-Method: POST\r\n", 401),
+        (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
     ],
 )
 def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
     """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
-    refusal = lan_judge(["right"])(head_of(path, lines), "192.168.1.7")
+    method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
+    refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
     assert (refusal and refusal.status) == status
 
 

@@ -19,7 +19,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.model_field import BodyError, read_model, replace_model
-from llmkube.router.origin_policy import is_foreign_origin
+from llmkube.router.origin_policy import is_foreign_origin, is_preflight, preflight_answer
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT = """LLMKube gateway: an OpenAI-compatible API.
@@ -126,7 +126,7 @@ def lan_judge(keys: Iterable[str]) -> Judge:
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := refuse_foreign_pages(head, peer)) is not None:
             return refusal
-        if (head.path == "/health" and only_reads(head)) or shows_key(head, digests):
+        if (head.path == "/health" and only_reads(head)) or is_preflight(head) or shows_key(head, digests):
             return None
         return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
 
@@ -137,6 +137,8 @@ def _answer_locally(head: RequestHead, directory: ModelDirectory, created: int) 
     """Answer what needs no engine; None for a request that does."""
     path, method = head.path.rstrip("/") or "/", head.method
     reading = method in ("GET", "HEAD")
+    if is_preflight(head):
+        return preflight_answer(head)
     if path == "/" and reading:
         return Response.text(200, _HINT)
     if path == "/health" and reading:
