@@ -14,7 +14,8 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
-from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, lan_judge, refuse_foreign_pages
+from llmkube.router.backends import Backend, State, UnavailableModel
+from llmkube.router.gateway import gateway_handler, lan_judge, refuse_foreign_pages
 from llmkube.router.origin_policy import page_grant
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
@@ -98,6 +99,8 @@ TWO = Models(
     embed=Backend("::1", 2, "embed-alias"),
     slow=UnavailableModel("Loading", "the engine loads its weights", retry_after_seconds=7),
 )
+OFF = UnavailableModel("ScaledToZero", "it was stopped", None, State.UNLOADED)
+TWO.entries |= {"talk": Backend("127.0.0.1", 3, "talk", mode="chat"), "off": OFF}
 ONE = Models(only=Backend("127.0.0.1", 1, "only"))
 NONE = Models()
 
@@ -125,7 +128,15 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
 @pytest.mark.parametrize(
     ("directory", "method", "path", "body", "status", "code", "words"),
     [
-        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; there is 'chat', 'embed', 'slow'"),
+        (
+            TWO,
+            "POST",
+            CHAT,
+            {"model": "gone"},
+            404,
+            "model_not_found",
+            "'gone'; there is 'chat', 'embed', 'slow', 'talk'",
+        ),
         (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
         (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),
@@ -143,7 +154,10 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
         (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
         (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
-        (TWO, "GET", "/v1", None, 404, "not_found", "/v1"),
+        (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/v1/embeddings", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: embedding"),
+        (TWO, "POST", "/v1/rerank", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: rerank"),
+        (TWO, "POST", CHAT, {"model": "off"}, 503, "model_not_ready", "(ScaledToZero): it was stopped"),
         (TWO, "GET", "/favicon.ico", None, 404, "not_found", "/v1"),
     ],
 )
@@ -158,7 +172,9 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert words in error["message"]
     assert set(error) == {"message", "type", "code"}
     assert (error["type"] == "invalid_request_error") is (status < 500)
-    assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
+    stopped = "ScaledToZero" in error["message"]
+    assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)
     assert ("allow" in answer.headers) is (status == 405)
 
 
@@ -169,7 +185,9 @@ async def test_models_are_listed_from_the_directory(world):
     listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["a", "ns/b"]
-    one = {"id": "ns/b", "object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    status = {"value": "loading", "reason": "Loading", "message": ""}
+    made = {"object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    one = {"id": "ns/b", **made, "status": status}
     assert json.loads((await gateway.ask("GET", "/v1/models/ns/b")).body) == one
     assert json.loads((await gateway.ask("GET", "/v1/models/ns%2Fb")).body) == one
 
@@ -211,6 +229,38 @@ async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status)
     assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
     if status == 403:
         assert json.loads(answer.body)["error"]["code"] == "origin_refused"
+
+
+FORM = (
+    '--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--c\r\n'
+    '--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n'
+)
+
+
+async def test_a_form_with_a_file_reaches_the_engine_that_its_model_names(world):
+    """OpenAI's clients send audio as a form: `model` is read and replaced in it, and every other byte stays."""
+    engine = Engine()
+    gateway = await world(TWO, port2=engine)
+    kind = {"Content-Type": 'multipart/form-data; boundary="b"'}
+    path = "/v1/audio/transcriptions"
+    assert (await gateway.ask("POST", path, (FORM % "embed").encode(), kind)).status == 200
+    assert engine.requests[0].body == (FORM % "embed-alias").encode()
+    assert engine.requests[0].headers.get("content-type") == kind["Content-Type"]
+    refused = await gateway.ask("POST", path, (FORM % "gone").encode(), kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")
+    refused = await gateway.ask("POST", path, b"--b\r\n", kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (400, "invalid_form")
+
+
+@pytest.mark.parametrize("path", ["/infill", "/tokenize", "/detokenize", "/apply-template"])
+async def test_what_editors_ask_of_llama_cpp_goes_through(world, path):
+    """The paths that llama.cpp's server has outside /v1 reach the only model without naming it, and by its name."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    assert (await gateway.ask("POST", path, {"content": "x"})).status == 200
+    assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
+    assert [request.target for request in engine.requests] == [path, path]
+    assert (await gateway.ask("GET", path)).status == 405
 
 
 GRANT = "access-control-allow-origin"
